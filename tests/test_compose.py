@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from topoalign.cli import health
-from topoalign.runtime import stores
+from topoalign.cli import health_check
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_server import find_nats_server
 
 ROOT = Path(__file__).parents[1]
@@ -77,13 +77,13 @@ def test_every_health_check_is_answered_without_the_command_line(
     services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every health check of a service is one that the probe answers without the command line. NATS' image has no probe."""
-    asked: list[health.Page] = []
+    asked: list[health_check.Page] = []
 
-    def check(page: health.Page) -> tuple[bool, list[str]]:
+    def check(page: health_check.Page) -> tuple[bool, list[str]]:
         asked.append(page)
         return True, ["ok"]
 
-    monkeypatch.setattr(health, "check", check)
+    monkeypatch.setattr(health_check, "check_page", check)
     monkeypatch.setenv("TOPOALIGN_HTTP_PORT", "8080")
     checks = {
         name: service["healthcheck"]["test"] for name, service in services.items() if "test" in service["healthcheck"]
@@ -92,7 +92,7 @@ def test_every_health_check_is_answered_without_the_command_line(
     assert ["CMD", "wget", "-q", "-O", "/dev/null", NATS_READY] == checks.pop("nats")
     assert {"discovery", "hinting", "allocator", "registry"} == checks.keys()
     assert {("CMD", "topoalign")} == {tuple(test[:2]) for test in checks.values()}
-    assert {0} == {health.quick(test[2:]) for test in checks.values()}
+    assert {0} == {health_check.quick(test[2:]) for test in checks.values()}
     assert 4 == len(asked)
 
 
@@ -122,7 +122,7 @@ def test_the_server_accepts_its_configuration_and_fits_our_stores() -> None:
     file = ROOT / "deploy" / "nats.conf"
     done = subprocess.run([find_nats_server(), "-t", "--config", file], capture_output=True, text=True, timeout=60)
     limit = re.search(r"max_file_store: (\d+)GB", file.read_text())
-    reserved = sum(store.max_bytes for store in stores.STORES)
+    reserved = sum(store.max_bytes for store in event_stores.STORES)
 
     assert 0 == done.returncode, done.stderr
     assert limit is not None

@@ -39,7 +39,7 @@ def test_the_examples_of_a_page_print_what_it_shows(
     printed = []
     for example in examples:
         command = example.partition("\n")[0]
-        root.run(command.split())
+        root.run_command_line(command.split())
         printed.append(f"{command}\n{capsys.readouterr().out}")
 
     assert examples == printed

@@ -16,7 +16,7 @@ from manifests_support import DEPLOY, ROOT, Manifest, containers, keys_of_nats, 
 from starlette.routing import Route
 
 from topoalign.allocator.settings import AllocatorSettings
-from topoalign.cli import health, root
+from topoalign.cli import health_check, root
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_RESOURCES
 from topoalign.discovery.settings import DiscoverySettings
@@ -25,7 +25,7 @@ from topoalign.registry.kubernetes import client, objects
 from topoalign.registry.scheduling.extender.server import DRAIN_SECONDS, READINESS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.http_server import GRACE_SECONDS
 from topoalign.runtime.nats_server import find_nats_server
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
@@ -195,13 +195,13 @@ def test_every_command_and_probe_is_one_that_topoalign_has(
     Probes are answered without the command line; a service is asked at the port that it is configured to listen on. NATS
     runs from its own image, which has `wget`: it fails for any status but a success.
     """
-    asked: list[health.Page] = []
+    asked: list[health_check.Page] = []
 
-    def check(page: health.Page) -> tuple[bool, list[str]]:
+    def check(page: health_check.Page) -> tuple[bool, list[str]]:
         asked.append(page)
         return True, ["ok"]
 
-    monkeypatch.setattr(health, "check", check)
+    monkeypatch.setattr(health_check, "check_page", check)
     for _, container in containers(rendered(variant[0], folder, *variant[1:])):
         if "command" not in container:
             assert container["args"][0] in root.topoalign.list_commands(click.Context(root.topoalign))
@@ -216,7 +216,7 @@ def test_every_command_and_probe_is_one_that_topoalign_has(
                     assert command[-1].startswith("http://127.0.0.1:8222/healthz?js-")
                     continue
                 assert ["topoalign", "health"] == command[:2]
-                assert 0 == health.quick(command[1:])
+                assert 0 == health_check.quick(command[1:])
                 assert str(asked[-1][1]) in ports
     assert len(asked) >= 6
 
@@ -366,7 +366,7 @@ def test_nats_accepts_its_configuration_and_fits_our_stores(
     shutil.copy(DEPLOY / place / "nats.conf", file)
     done = subprocess.run([find_nats_server(), "-t", "--config", file], capture_output=True, text=True, timeout=60)
     limit = re.search(r"max_file_store: (\d+)GB", file.read_text())
-    reserved = sum(store.max_bytes for store in stores.STORES)
+    reserved = sum(store.max_bytes for store in event_stores.STORES)
 
     assert 0 == done.returncode, done.stderr
     assert limit is not None

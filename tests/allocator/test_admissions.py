@@ -42,8 +42,8 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import Topology, VirtualFunction
 from topoalign.core.ports import Endpoint
 from topoalign.machines import load_machine
-from topoalign.runtime.answers import answering
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
 
@@ -87,7 +87,7 @@ class Node:
             asked.append(question)
             return reply or answer(request_of(question, self.topology))
 
-        endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answering(HintQuestion, hints))
+        endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answer_with(HintQuestion, hints))
         async with self.bus.serve("topoalign-hinting", [endpoint]):
             yield asked
 
@@ -163,7 +163,7 @@ async def test_a_service_that_never_answers_is_asked_once_for_a_pod() -> None:
         await anyio.sleep_forever()
         raise AssertionError("it slept for ever")
 
-    endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answering(HintQuestion, never))
+    endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answer_with(HintQuestion, never))
     async with bus.serve("topoalign-hinting", [endpoint]):
         for name in ("first", "second"):
             request = AllocateRequest(node=NODE, pod=msgspec.structs.replace(asked, name=PodName(name)))
@@ -370,7 +370,7 @@ async def test_a_health_report_that_comes_while_hints_are_awaited_is_heeded() ->
         node.ledger.hear(msgspec.structs.replace(node.health, revision=2, devices=devices))
         return answer(request_of(question, node.topology))
 
-    endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answering(HintQuestion, late))
+    endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answer_with(HintQuestion, late))
     async with node.serving(), node.bus.serve("topoalign-hinting", [endpoint]):
         decision = await allocate(node.bus, NODE, pod("train", gpus=2))
 

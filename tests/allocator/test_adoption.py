@@ -16,9 +16,9 @@ from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, DeviceID, Namespace, PodName
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import ask
+from topoalign.kubelet.grpc.kubelet_client import call_once
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
-from topoalign.kubelet.grpc.transport import Server, Servicer
+from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -63,10 +63,10 @@ class NvidiaPlugin(Servicer, v1beta1.DevicePluginBase):
 
     @asynccontextmanager
     async def running(self, directory: Path) -> AsyncIterator[None]:
-        server = Server(self, directory / "nvidia-gpu.sock", "directory")
+        server = GrpcServer(self, directory / "nvidia-gpu.sock", "directory")
         await server.listen()
         request = v1beta1.RegisterRequest(version=API_VERSION, endpoint="nvidia-gpu.sock", resource_name=GPU)
-        await ask(
+        await call_once(
             directory / KUBELET_SOCKET,
             lambda channel: v1beta1.RegistrationStub(channel).register(request),
             SystemClock(),

@@ -24,7 +24,7 @@ from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.discovery import main as discovery
 from topoalign.runtime.context import Context
-from topoalign.runtime.health import application
+from topoalign.runtime.health_pages import build_application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
@@ -65,7 +65,7 @@ async def call(path: Path, method: str, answer: type[Any]) -> Any:
 async def page(display: Display, path: str) -> httpx.Response:
     context = Context(bus=Node().bus, clock=ManualClock(), environment={})
     context.pages.update(display.pages())
-    transport = httpx.ASGITransport(application(context))
+    transport = httpx.ASGITransport(build_application(context))
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         return await client.get(path)
 

@@ -21,7 +21,7 @@ from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.ids import GPU, Namespace, PodName
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, ConfirmRequest
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -119,7 +119,7 @@ async def node(monkeypatch: pytest.MonkeyPatch, *, inotify: bool = False) -> Asy
         allocations = DeviceAllocations(ledger, clock, client, settle_seconds=0)
         files = KubeletFiles(config, directory, OWN, PATIENT_SECONDS)
         watch = CountedWatch(ledger, files, clock, client.devices, allocations.ended, changes)
-        kubelet = FakeKubelet(plugins, resources, MACHINE, configuration.load_configuration(config))
+        kubelet = FakeKubelet(plugins, resources, MACHINE, kubelet_configuration.load_configuration(config))
         predictions = Predictions(ledger, OWN, watch, kubelet_owns_devices=True)
         async with client, background() as tasks:
             await tasks.start(kubelet.run)

@@ -15,7 +15,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client
-from topoalign.client.fold import Counts
+from topoalign.client.node_folds import Counts
 from topoalign.client.verifying import Verifier
 from topoalign.core import wire
 from topoalign.core.model.events import (
@@ -40,8 +40,8 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.metrics import registry_of
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
@@ -155,7 +155,7 @@ async def test_a_forged_snapshot_with_a_large_number_is_healed_and_counted(world
         assert ({"GPU-1"}, {"GPU-0"}) == (believed, world.held())
         assert world.agrees()
         assert 1 == world.differences("allocations")
-        assert 1 == len([line for line in logs if line["event"].startswith("an allocator does not stand by")])
+        assert 1 == len([line for line in logs if line["event"].startswith("an allocator does not confirm")])
         world.grant("next", "GPU-1")
         await all_tasks_blocked()
         assert world.agrees(), "its next facts are received as ever"

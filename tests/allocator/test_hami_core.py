@@ -19,7 +19,7 @@ from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
-from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, install, missing
+from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, find_missing_file, install_library
 
 pytestmark = pytest.mark.anyio
 READER = Path(__file__).with_name("hami_core_reader.c")
@@ -154,11 +154,11 @@ async def test_a_root_that_another_user_has_closed_is_said_and_refused() -> None
 @pytest.mark.parametrize("lost", [LIBRARY, PRELOAD])
 def test_what_is_no_regular_file_is_missing(lost: str, tmp_path: Path) -> None:
     """Nobody waits for who writes to a pipe."""
-    install(b"library", tmp_path)
+    install_library(b"library", tmp_path)
     (tmp_path / lost).unlink()
     os.mkfifo(tmp_path / lost)
 
-    assert lost == missing(tmp_path)
+    assert lost == find_missing_file(tmp_path)
 
 
 async def test_a_root_that_cannot_be_written_is_said_and_refused() -> None:

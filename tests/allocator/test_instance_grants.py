@@ -18,7 +18,7 @@ from topoalign.allocator.mig.garbage_collection import PROBE_SECONDS, SWEEP_SECO
 from topoalign.allocator.mig.instance_log import AWAY_SECONDS
 from topoalign.allocator.mig.instances import InstanceInUse, InstancesNeedKubelet, check_no_instances, report_fault
 from topoalign.allocator.ports import Poll
-from topoalign.cli.divisions import document, holder_text
+from topoalign.cli.gpu_partitioning import holder_text, partitioning_document
 from topoalign.core import wire
 from topoalign.core.model.allocations import Displaced, Owner
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -29,8 +29,8 @@ from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.maintenance import DevicesRequest
 from topoalign.core.ports import Endpoint
 from topoalign.core.state.divisions import divisions
-from topoalign.runtime.answers import answering
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 
 pytestmark = pytest.mark.anyio
 
@@ -219,7 +219,7 @@ async def test_a_uuid_that_a_container_was_told_is_made_for_no_other() -> None:
         assert {"b": (*it.told("b"),), "c": (), "d": ()} == shown
         assert "containers whose MIG instances are gone: default/b c0; delete their pods" == lost_note(it.ledger.state)
         assert [True, False, False] == ["instance is gone" in holder_text(each) for each in divided.held]
-        assert {"lost": (*it.told("b"),)}.items() <= document(divided)["held"][0].items()  # type: ignore[index]  # a list
+        assert {"lost": (*it.told("b"),)}.items() <= partitioning_document(divided)["held"][0].items()  # type: ignore[index]  # a list
 
 
 async def test_a_kubelet_that_repeats_itself_gets_no_instance_of_anothers_making() -> None:
@@ -349,7 +349,7 @@ async def test_a_gpu_whose_driver_fails_is_reported_to_discovery() -> None:
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Refusal)
         await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)
         endpoint = Endpoint(
-            name="report", subject=wire.devices_subject(node, "report"), answer=answering(DevicesRequest, hear)
+            name="report", subject=wire.devices_subject(node, "report"), answer=answer_with(DevicesRequest, hear)
         )
         async with bus.serve("discovery", [endpoint]):
             await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)

@@ -34,7 +34,7 @@ from topoalign.core.model.requests import (
 )
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 from topoalign.testing.memory_journal import MemoryJournal
@@ -76,7 +76,7 @@ class Node:
 def root(tmp_path: Path) -> Path:
     """Where a kubelet holds 5 of 8 CPUs of NUMA node 0, and 60 of its 63 GiB, for a pod without devices."""
     (tmp_path / "config.yaml").write_text(CONFIG)
-    rules = configuration.load_configuration(tmp_path / "config.yaml")
+    rules = kubelet_configuration.load_configuration(tmp_path / "config.yaml")
     decision = admit(STATE, pod(container("main", cpus=5, gib=60), name="uid-1"), rules)
     assert isinstance(decision, Admission)
     write_files(tmp_path, STATE.holding(decision.allocations[0]), rules)
@@ -110,7 +110,7 @@ async def test_the_rules_are_those_of_the_kubelet_with_our_own_placement(root: P
     it = Node(root)
     known = await basis_from(it.files, it.ledger.state)
 
-    expected = configuration.load_configuration(root / "config.yaml")
+    expected = kubelet_configuration.load_configuration(root / "config.yaml")
     assert msgspec.structs.replace(expected, placement=Placement.SIMPLE, compat="gaia") == known.rules
     assert (Policy.SINGLE_NUMA_NODE, Scope.POD) == (known.rules.policy, known.rules.scope)
     three = pod(container("main", gpus=3))
@@ -178,7 +178,7 @@ async def test_a_confirmation_reads_files_that_have_changed_or_are_old(
         return decision.allocations[0].affinity, readings
 
     assert [((1,), 1), ((1,), 1)] == [await confirmed(), await confirmed()]
-    write_files(root, STATE, configuration.load_configuration(root / "config.yaml"))
+    write_files(root, STATE, kubelet_configuration.load_configuration(root / "config.yaml"))
     assert [((0,), 2), ((0,), 2)] == [await confirmed(), await confirmed()]
     await it.clock.advance(REREAD_SECONDS)
     assert ((0,), 3) == await confirmed()
@@ -196,13 +196,13 @@ class SlowDisk:
         return LOAD(path, placement)
 
 
-LOAD = configuration.load_configuration
+LOAD = kubelet_configuration.load_configuration
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
     slow = SlowDisk()
-    monkeypatch.setattr(configuration, "load_configuration", slow.load)
+    monkeypatch.setattr(kubelet_configuration, "load_configuration", slow.load)
     yield slow
     slow.answers.set()  # lets its thread go
 

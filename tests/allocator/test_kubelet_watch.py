@@ -19,8 +19,8 @@ from topoalign.core.model.decisions import Decision
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
-from topoalign.kubelet.files import configuration
-from topoalign.kubelet.grpc.client import KubeletAway
+from topoalign.kubelet.files import kubelet_configuration
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -105,7 +105,7 @@ async def node() -> AsyncIterator[Node]:
         client = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
         files = KubeletFiles(directory / "config.yaml", directory, OWN, 60.0)
         watch = CountedWatch(ledger, files, clock, client.devices)
-        rules = configuration.load_configuration(directory / "config.yaml")
+        rules = kubelet_configuration.load_configuration(directory / "config.yaml")
         kubelet, plugin = FakeKubelet(plugins, resources, MACHINE, rules), OtherPlugin(TWO)
         async with client, background() as tasks:
             await tasks.start(kubelet.run)
@@ -302,7 +302,7 @@ async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path
         nonlocal readings
         readings += 1
         if readings == 4:
-            changes.tell()
+            changes.wake()
         return ours
 
     clock, changes = ManualClock(1_700_000_000.2), DirectoryChanges()

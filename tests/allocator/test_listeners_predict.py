@@ -30,7 +30,7 @@ from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS, KubeletFi
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Placement
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock
@@ -66,7 +66,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
     files = KubeletFiles(config, directory, own, PATIENT_SECONDS)
     watch = KubeletWatch(ledger, files, clock, pod_resources.devices, allocator.ended)
     admissions = Admissions(ledger, MemoryBus(), own, kubelet_owns_devices=True, kubelet=watch)
-    kubelet = FakeKubelet(plugins, resources, machine, configuration.load_configuration(config, placement))
+    kubelet = FakeKubelet(plugins, resources, machine, kubelet_configuration.load_configuration(config, placement))
     last = machine.node_ids[-1]
     fpgas = OtherPlugin({f"f-{at}": (0 if at < 3 else last,) for at in range(6)})
     predicted: list[Predicted] = []

@@ -26,7 +26,7 @@ from topoalign.allocator.device_plugin.listing import Listing
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.cli import gpu
-from topoalign.cli.link import NodeStatus
+from topoalign.cli.link import AnnouncedNode
 from topoalign.core.admission.admit import admit
 from topoalign.core.hints.providers import answer, question, request_of
 from topoalign.core.model.decisions import Admission, Decision
@@ -224,7 +224,7 @@ def test_what_is_healthy_is_the_same_wherever_it_is_asked(case: Case) -> None:
         assert expected == list(state.healthy(resource))
         assert case.free(resource) == list(state.ownership.free(resource)) == list(seen.ownership.free(resource))
         assert expected == listed_healthy(state, resource)
-        status = NodeStatus(NODE, case.topology, tuple(state.allocations.values()), case.told)
+        status = AnnouncedNode(NODE, case.topology, tuple(state.allocations.values()), case.told)
         assert expected == [device for device in devices if status.health_of(device).usable]
         shown = views.detail(Member(state=state), ())
         assert expected == [device for device in devices if shown.health[device].usable]
@@ -254,7 +254,10 @@ def test_an_ill_instance_leaves_its_card_as_it_is() -> None:
 
     def listed(told: dict[DeviceID, DeviceHealth], offer: Offer) -> dict[str, str]:
         topology = msgspec.structs.replace(plain, gpus=(card,), offers=(offer,))
-        return {device: gpu.word(health) for device, health in gpu.every(NodeStatus(NODE, topology, (), told))}
+        return {
+            device: gpu.format_state(health)
+            for device, health in gpu.list_health(AnnouncedNode(NODE, topology, (), told))
+        }
 
     assert {"GPU-0": "healthy", "MIG-1": "unhealthy"} == listed({card.id: HEALTHY, instances[1].uuid: ill}, apart)
     assert {"GPU-0": "healthy, cordoned", "MIG-1": "unhealthy, cordoned"} == listed(

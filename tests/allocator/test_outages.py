@@ -15,7 +15,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Bus, Stream
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_bus import bus as nats_bus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.testing.manual_clock import ManualClock
@@ -200,8 +200,8 @@ async def test_a_fact_stored_again_is_told_to_nobody_twice(tmp_path: Path, monke
     C35: A fact stored again after the broker has forgotten its id is told to nobody twice. On a server that remembers ids
     for a tenth of a second, the least it can.
     """
-    short = msgspec.structs.replace(stores.ALLOCATIONS, duplicate_window=stores.SECOND // 10)
-    monkeypatch.setattr(stores, "STORES", (short, *stores.STORES[1:]))
+    short = msgspec.structs.replace(event_stores.ALLOCATIONS, duplicate_window=event_stores.SECOND // 10)
+    monkeypatch.setattr(event_stores, "STORES", (short, *event_stores.STORES[1:]))
     with opened(tmp_path / "state") as ledger:
         come_and_go(ledger, 4)
         said = [wire.encode(event, time) for event, time in ledger.pending]

@@ -27,8 +27,8 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, ExplainRequest
 from topoalign.core.state.fold import replay
 from topoalign.kubelet.files.pod_directories import PodDirectories
-from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.metrics import registry_of
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
 from topoalign.core.model.ids import ContainerName, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock
@@ -42,7 +42,7 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
     machine, placement = chance.choice(MACHINES), chance.choice(list(Placement)[:3])
     own, config = AdmissionRules(placement=placement), directory / "config.yaml"
     config.write_text(configured(chance))
-    rules = configuration.load_configuration(config, placement)
+    rules = kubelet_configuration.load_configuration(config, placement)
     clock, known = ManualClock(), MemoryAllocator(machine).state
     ledger = Ledger(NODE, MemoryJournal(), clock)
     assert known.topology is not None and known.health is not None

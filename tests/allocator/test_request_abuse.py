@@ -29,8 +29,8 @@ from topoalign.core.model.requests import AdmissionRules, AllocateRequest
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
-from topoalign.runtime.answers import answering as answers
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with as answers
 
 pytestmark = pytest.mark.anyio
 
@@ -337,5 +337,5 @@ def test_the_command_line_names_the_option_that_is_not_a_number(
     command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """C53: The command line refuses what is not a number by the name of the option. At once, without asking anybody."""
-    assert 2 == root.run([command, f"{option}={value}"])
+    assert 2 == root.run_command_line([command, f"{option}={value}"])
     assert option in capsys.readouterr().err

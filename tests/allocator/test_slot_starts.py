@@ -16,7 +16,7 @@ from topoalign.core.model.ids import GPU, PodName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.kubelet.grpc.client import FAILURES, KubeletAway, described
+from topoalign.kubelet.grpc.kubelet_client import FAILURES, KubeletAway, describe_call_error
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +42,7 @@ async def failure(it: SlotNode, name: str) -> str:
     try:
         await it.kubelet.start_containers(DEFAULT, PodName(name))
     except FAILURES as error:
-        return described(error)
+        return describe_call_error(error)
     return ""
 
 

@@ -20,7 +20,7 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import GPU
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.kubelet.grpc.client import KubeletAway
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
 
 pytestmark = pytest.mark.anyio
 

@@ -30,9 +30,9 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.discovery.announcer import Announcer
+from topoalign.runtime.fact_publisher import LOG_SECONDS, NOTE_SECONDS, FactPublisher
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
-from topoalign.runtime.speaker import LOG_SECONDS, NOTE_SECONDS, FactPublisher
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
 

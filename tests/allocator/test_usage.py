@@ -21,7 +21,7 @@ from topoalign.core.model.events import ContainerUsage, MemoryBlock, MemoryExces
 from topoalign.core.model.ids import GPU, MEMORY, AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Message, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.api import v1
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
@@ -254,7 +254,7 @@ async def test_a_prediction_without_checkpoints_counts_what_podresources_showed(
     if files == "damaged":
         for name in ("cpu_manager_state", "memory_manager_state"):
             (tmp_path / name).write_text("{")
-    rules = configuration.load_configuration(tmp_path / "config.yaml")
+    rules = kubelet_configuration.load_configuration(tmp_path / "config.yaml")
     state = node(machine())
     held = admit(state, pod(container("main", cpus=5, gib=60), name="uid-1"), rules)
     assert isinstance(held, Admission)
@@ -286,7 +286,7 @@ async def test_memory_in_podresources_leaves_free_what_the_configuration_keeps(t
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"
         "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 4Gi}}]\n"
     )
-    rules = configuration.load_configuration(tmp_path / "config.yaml")
+    rules = kubelet_configuration.load_configuration(tmp_path / "config.yaml")
     it = Node()
     it.kubelet.usage = (used("a", "", block(70 * GIB, 0, 1)),)
     await it.device_allocations.reconcile()

@@ -26,7 +26,7 @@ from topoalign.allocator.containers.vcuda.on_demand import LimiterOnDemand
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.ids import PodName
 from topoalign.core.state.fold import NodeState
-from topoalign.plugin_config.configuration import Flags, Sharing, Units
+from topoalign.plugin_config.configuration import Flags, SharingSection, Units
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
@@ -253,7 +253,7 @@ async def test_a_container_keeps_its_directory_when_the_limiter_is_switched_off(
     """It has the mount still, and starts again."""
     async with vcuda_node() as (it, tasks):
         await it.admit("p", (20, 4))
-        it.configuration = msgspec.structs.replace(it.configuration, sharing=Sharing(units=Units()))
+        it.configuration = msgspec.structs.replace(it.configuration, sharing=SharingSection(units=Units()))
         offers = tuple(msgspec.structs.replace(each, limiter="none") for each in it.machine.offered)
         await it.start_agent(tasks, msgspec.structs.replace(it.machine, offers=offers))
         await it.start("p")

@@ -13,7 +13,7 @@ from topoalign.core.model.ids import GPU, NIC
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.kubelet.files.manifest import Pod, request_of
+from topoalign.kubelet.files.manifest import PodManifest, request_from_pod
 from topoalign.tools.bench import filter as bench_filter
 from topoalign.tools.bench.device_plugin import agent
 from topoalign.tools.bench.device_plugin.agent import Agent
@@ -62,7 +62,7 @@ def test_nodes_differ_and_their_facts_agree_with_one_another() -> None:
 @pytest.mark.parametrize("number", range(4))
 def test_the_pod_of_the_benchmark_fits_on_half_full_nodes_alone(number: int) -> None:
     """And more fits where a container has ended."""
-    request = request_of(msgspec.json.decode(pod_json(0, Amounts(gpus=1)), type=Pod))
+    request = request_from_pod(msgspec.json.decode(pod_json(0, Amounts(gpus=1)), type=PodManifest))
     for held, fits in ((4, True), (8, False)):
         busy = BusyNode(number, held)
         state = replay(busy.node, list(busy.said()))

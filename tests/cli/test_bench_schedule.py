@@ -12,7 +12,7 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import ConfirmRequest
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.kubelet.files.manifest import Pod, request_of
+from topoalign.kubelet.files.manifest import PodManifest, request_from_pod
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.tools.bench import schedule as bench_schedule
@@ -24,7 +24,7 @@ from topoalign.tools.bench.schedule.control_plane import control_plane
 from topoalign.tools.bench.schedule.node import AT_ONCE, Admitted, Bound, Node
 from topoalign.tools.bench.schedule.real_like import burst
 
-POD = msgspec.json.decode(pod_json(0, Amounts(gpus=1)), type=Pod)
+POD = msgspec.json.decode(pod_json(0, Amounts(gpus=1)), type=PodManifest)
 
 
 def spoken(number: int) -> Node:
@@ -59,7 +59,7 @@ def test_all_pods_of_a_small_cluster_run(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_a_node_shows_what_it_gives_a_pod_as_it_confirmed(number: int) -> None:
     """What it publishes is folded without a gap, and is what the next decision stands on."""
     node, bus = spoken(number), MemoryBus()
-    request = ConfirmRequest(node=node.busy.node, pod=request_of(POD))
+    request = ConfirmRequest(node=node.busy.node, pod=request_from_pod(POD))
     confirmed, again = node.confirm(request), node.confirm(request)
     assert Admitted("u1", "") == await node.admit(bus, Bound(node.busy.node, "u1", POD))
 

@@ -43,9 +43,9 @@ from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import AllocateRequest, ExplainRequest, ReleaseRequest
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Endpoint
-from topoalign.runtime.answers import answering
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
+from topoalign.runtime.replies import answer_with
 
 NODE = NodeName("gpu.node-1")
 OWNER = Owner(namespace=Namespace("ml"), pod=PodName("train\x1b[2J"), container=ContainerName("main"))
@@ -116,11 +116,11 @@ class Node:
     async def serving(self, store: Path) -> AsyncIterator[str]:
         """The node on a NATS server of its own, which holds what the node has said. Yields its URL."""
         answers = {
-            "allocate": answering(AllocateRequest, self.allocate),
-            "what-if": answering(AllocateRequest, self.what_if),
-            "release": answering(ReleaseRequest, self.release),
-            "explain": answering(ExplainRequest, self.explain),
-            "trust": answering(TrustRequest, self.trust),
+            "allocate": answer_with(AllocateRequest, self.allocate),
+            "what-if": answer_with(AllocateRequest, self.what_if),
+            "release": answer_with(ReleaseRequest, self.release),
+            "explain": answer_with(ExplainRequest, self.explain),
+            "trust": answer_with(TrustRequest, self.trust),
         }
         endpoints = [
             Endpoint(name=verb, subject=wire.admission_subject(NODE, verb), answer=answer)
@@ -177,7 +177,7 @@ class Ran:
     """A command line that has been run, and what it printed."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], line: str) -> None:
-        self.status = root.run(line.split())
+        self.status = root.run_command_line(line.split())
         self.out, self.err = capsys.readouterr()
 
         assert {"\n"} >= {c for c in self.out + self.err if not c.isprintable()}, "foreign text is never obeyed"

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from serving_support import gpu, machine
 
-from topoalign.cli import config, errors, root
+from topoalign.cli import config, exit_codes, root
 from topoalign.machines import Machine, document
-from topoalign.runtime.installed import kinds
+from topoalign.runtime.installed import settings_by_service
 from topoalign.runtime.settings import RuntimeSettings
 
 SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, rename: small, devices: 2}]}}\n"
@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert 0 == root.run(["config", "show", "--json", *arguments])
+    assert 0 == root.run_command_line(["config", "show", "--json", *arguments])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -45,11 +45,11 @@ def test_every_setting_of_every_service_is_shown_with_where_it_is_from(
     monkeypatch.setenv("TOPOALIGN_SCOPE", "pod")
     found = {(each["service"], each["name"]): each for each in shown(capsys, "--scope", "container")["settings"]}
 
-    for service, kind in kinds().items():
+    for service, kind in settings_by_service().items():
         for field in msgspec.structs.fields(kind):
             if kind is RuntimeSettings or field.name != "node":
                 assert (service, f"TOPOALIGN_{field.name.upper()}") in found
-    assert ["every service", "discovery", "hinting", "allocator", "mps", "registry"] == list(kinds())
+    assert ["every service", "discovery", "hinting", "allocator", "mps", "registry"] == list(settings_by_service())
     assert ("3.0", "environment") == value_of(found[("discovery", "TOPOALIGN_READ_SECONDS")])
     assert ("container", "flag") == value_of(found[("allocator", "TOPOALIGN_SCOPE")])
     assert ("best-effort", "default") == value_of(found[("allocator", "TOPOALIGN_POLICY")])
@@ -74,9 +74,9 @@ def test_every_field_of_the_configuration_is_shown_with_where_it_is_from(
 
 
 def test_people_see_origins_where_they_ask_for_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == root.run(["config", "show"])
+    assert 0 == root.run_command_line(["config", "show"])
     short = capsys.readouterr().out
-    assert 0 == root.run(["config", "show", "--origin", "--log-level", "debug"])
+    assert 0 == root.run_command_line(["config", "show", "--origin", "--log-level", "debug"])
     long = capsys.readouterr().out
 
     assert "ORIGIN" not in short and "TOPOALIGN_LOG_LEVEL      info" in short
@@ -108,8 +108,8 @@ def test_a_variable_that_no_service_reads_is_named(
 )
 def test_credentials_in_addresses_are_not_shown(url: str, hosts: str) -> None:
     """C58: however they are written."""
-    assert hosts == config.shown("TOPOALIGN_NATS_URL", url)
-    assert "canary" not in config.shown("TOPOALIGN_NATS_URL", url)
+    assert hosts == config.hide_secrets("TOPOALIGN_NATS_URL", url)
+    assert "canary" not in config.hide_secrets("TOPOALIGN_NATS_URL", url)
 
 
 def test_no_secret_is_in_any_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,32 +117,32 @@ def test_no_secret_is_in_any_output(capsys: pytest.CaptureFixture[str], monkeypa
     monkeypatch.setenv("TOPOALIGN_NATS_URL", "nats://user:canary@hub:4222")
     monkeypatch.setenv("TOPOALIGN_NATS_NKEY", SEED)
     for arguments in (["--origin"], ["--json"], ["--log-level", "debug"]):
-        root.run(["config", "show", *arguments])
+        root.run_command_line(["config", "show", *arguments])
     printed = capsys.readouterr()
 
     assert "nats://[redacted]@hub:4222" in printed.out
     assert "canary" not in printed.out + printed.err
     assert SEED not in printed.out + printed.err
-    assert "[redacted]" == config.shown("TOPOALIGN_API_TOKEN", "canary")
+    assert "[redacted]" == config.hide_secrets("TOPOALIGN_API_TOKEN", "canary")
 
 
 @pytest.mark.parametrize("arguments", [("--policy", "restricted", "--config", "/nowhere/at/all")])
 def test_a_file_that_is_not_there_is_not_found(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert errors.NOT_FOUND == root.run(["config", "show", *arguments])
+    assert exit_codes.NOT_FOUND == root.run_command_line(["config", "show", *arguments])
     assert "/nowhere/at/all" in capsys.readouterr().err
 
 
 def test_a_wrong_setting_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPOALIGN_READ_SECONDS", "often")
 
-    assert errors.INVALID == root.run(["config", "show"])
+    assert exit_codes.INVALID == root.run_command_line(["config", "show"])
     assert "TOPOALIGN_READ_SECONDS" in capsys.readouterr().err
 
 
 def test_a_file_is_checked_against_a_machine(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    assert 0 == root.run(["config", "check", str(file), "--machine", "dgx-a100"])
+    assert 0 == root.run_command_line(["config", "check", str(file), "--machine", "dgx-a100"])
     table = capsys.readouterr().out
-    assert 0 == root.run(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
+    assert 0 == root.run_command_line(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
     found = json.loads(capsys.readouterr().out)
 
     assert "nvidia.com/small  GPU-0 GPU-1                             4       any   8" in table
@@ -169,7 +169,7 @@ def test_a_list_that_hides_gpus_of_another_resource_is_named(
 ) -> None:
     """It is a note: with topoalign's scheduler such containers see all of their GPUs."""
     file.write_text(f"flags: {{plugin: {{deviceListStrategy: {strategy}}}}}\nsharing: {{{sharing}}}\n")
-    assert 0 == root.run(["config", "check", str(file), "--machine", "dgx-a100", "--fail-on-findings"])
+    assert 0 == root.run_command_line(["config", "check", str(file), "--machine", "dgx-a100", "--fail-on-findings"])
     printed = capsys.readouterr().err
 
     assert is_named == ("note: flags.plugin.deviceListStrategy: under envvar a container" in printed)
@@ -177,7 +177,7 @@ def test_a_list_that_hides_gpus_of_another_resource_is_named(
 
 
 def test_a_file_is_checked_where_there_is_no_machine(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    assert 0 == root.run(["config", "check", str(file)])
+    assert 0 == root.run_command_line(["config", "check", str(file)])
     printed = capsys.readouterr()
 
     assert f"{file} is a valid configuration\n" == printed.out
@@ -188,10 +188,10 @@ def test_a_wrong_file_is_invalid_input_with_the_path_of_the_field(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
     file.write_text(SHARED.replace("replicas: 4", "replicas: 0"))
-    status = root.run(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
+    status = root.run_command_line(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
     printed = capsys.readouterr()
 
-    assert errors.INVALID == status
+    assert exit_codes.INVALID == status
     assert "sharing.timeSlicing.resources[0].replicas" in json.loads(printed.out)["error"]["finding"]
     assert "Traceback" not in printed.err
 
@@ -201,13 +201,13 @@ def test_what_cannot_be_offered_is_a_finding_that_can_be_a_gate(
 ) -> None:
     unlike = tmp_path / "unlike.json"
     unlike.write_bytes(
-        document.encode(Machine(name="unlike", topology=machine([gpu(0, ["1g.10gb"]), gpu(1)]), source=""))
+        document.encode_machine(Machine(name="unlike", topology=machine([gpu(0, ["1g.10gb"]), gpu(1)]), source=""))
     )
     file.write_text("flags: {migStrategy: single}")
     arguments = ["config", "check", str(file), "--machine", str(unlike)]
 
-    assert 0 == root.run(arguments)
-    assert errors.FINDINGS == root.run([*arguments, "--fail-on-findings"])
+    assert 0 == root.run_command_line(arguments)
+    assert exit_codes.FINDINGS == root.run_command_line([*arguments, "--fail-on-findings"])
     assert "error: flags.migStrategy: single needs all GPUs alike" in capsys.readouterr().err
 
 
@@ -215,12 +215,12 @@ def test_each_configuration_of_a_config_map_is_checked(capsys: pytest.CaptureFix
     """Of a ConfigMap each key is a file: the valid one has its offers, the other its error, and the check fails."""
     wrong = SHARED.replace("replicas: 4", "replicas: 16384")
     file.write_text(json.dumps({"kind": "ConfigMap", "data": {"any": SHARED, "wrong": wrong}}))
-    status = root.run(["config", "check", str(file), "--machine", "dgx-a100"])
+    status = root.run_command_line(["config", "check", str(file), "--machine", "dgx-a100"])
     printed = capsys.readouterr()
-    root.run(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
+    root.run_command_line(["config", "check", str(file), "--machine", "dgx-a100", "--json"])
     found = json.loads(capsys.readouterr().out)
 
-    assert errors.INVALID == status
+    assert exit_codes.INVALID == status
     assert f"{file}, data.any, is a valid configuration" in printed.out and "nvidia.com/small" in printed.out
     assert f"{file}, data.wrong, is no valid configuration" in printed.out
     assert "data.wrong.sharing.timeSlicing.resources[0].replicas" in printed.err

@@ -41,7 +41,7 @@ def bad(tmp_path: Path) -> Path:
 
 
 def test_all_passed_ends_with_0(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["conformance", "numbers/even", str(good)])
+    status = root.run_command_line(["conformance", "numbers/even", str(good)])
 
     assert (0, "2 passed, 0 failed\n") == (status, capsys.readouterr().out)
 
@@ -49,14 +49,14 @@ def test_all_passed_ends_with_0(good: Path, capsys: pytest.CaptureFixture[str]) 
 def test_each_failed_case_is_shown_and_the_sums_of_all_files_come_last(
     good: Path, bad: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = root.run(["conformance", "numbers/even", str(good), str(bad)])
+    status = root.run_command_line(["conformance", "numbers/even", str(good), str(bad)])
 
     assert 1 == status
     assert ["case-2: expected 0", "        got      1", "3 passed, 1 failed"] == capsys.readouterr().out.splitlines()
 
 
 def test_as_json_a_failed_case_is_an_object_and_so_are_the_sums(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root.run(["conformance", "--json", "numbers/even", str(bad)])
+    root.run_command_line(["conformance", "--json", "numbers/even", str(bad)])
 
     case, sums = map(json.loads, capsys.readouterr().out.splitlines())
     assert {"id": "case-2", "expected": "0", "got": "1"} == case
@@ -70,7 +70,8 @@ def test_a_file_that_is_no_case_file_is_invalid_input_and_never_passes(
     broken.write_text("2\nx\n")
 
     statuses = [
-        root.run(["conformance", "numbers/even", str(path)]) for path in (broken, tmp_path / "missing", tmp_path)
+        root.run_command_line(["conformance", "numbers/even", str(path)])
+        for path in (broken, tmp_path / "missing", tmp_path)
     ]
 
     out, err = capsys.readouterr()
@@ -80,7 +81,7 @@ def test_a_file_that_is_no_case_file_is_invalid_input_and_never_passes(
 
 
 def test_without_arguments_the_suites_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == root.run(["conformance"])
+    assert 0 == root.run_command_line(["conformance"])
     assert "numbers/even\n" == capsys.readouterr().out
 
 
@@ -98,7 +99,7 @@ def test_bench_prints_an_object_per_benchmark_or_a_table(
     )
     monkeypatch.setattr(bench, "__path__", [str(tmp_path)])
 
-    statuses = (root.run(["bench", "quick-one", "--json"]), root.run(["bench"]))
+    statuses = (root.run_command_line(["bench", "quick-one", "--json"]), root.run_command_line(["bench"]))
 
     as_json, *table = capsys.readouterr().out.splitlines()
     assert (0, 0) == statuses

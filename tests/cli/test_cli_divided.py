@@ -18,10 +18,10 @@ from topoalign.cli.draw.diagram import Diagram, diagram_of
 from topoalign.cli.draw.layout import scene_of
 from topoalign.cli.draw.scene import Box, Text
 from topoalign.cli.draw.svg import png, svg
-from topoalign.cli.draw.text import text
+from topoalign.cli.draw.text import render_text
 from topoalign.cli.explain import show_cards
 from topoalign.cli.formatting import brief, show_allocation
-from topoalign.cli.link import Link, NodeStatus
+from topoalign.cli.link import AnnouncedNode, NodeLink
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
@@ -45,18 +45,18 @@ def shared(gpus: int = 2, sharers: int = 5, in_all: int = 8) -> NodeState:
     return state
 
 
-def status(state: NodeState) -> NodeStatus:
+def status(state: NodeState) -> AnnouncedNode:
     assert state.health is not None
-    return NodeStatus(NODE, state.hardware, tuple(state.allocations.values()), state.health.devices)
+    return AnnouncedNode(NODE, state.hardware, tuple(state.allocations.values()), state.health.devices)
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.setattr(link, "discovered", lambda *_: status(shared(in_all=3)))
-    monkeypatch.setattr(link, "discovered_or_read", lambda *_: status(shared(in_all=3)))
+    monkeypatch.setattr(link, "discovered_topology", lambda *_: status(shared(in_all=3)))
+    monkeypatch.setattr(link, "discovered_or_read_topology", lambda *_: status(shared(in_all=3)))
 
     def command(*arguments: str) -> str:
-        assert 0 == root.run([*arguments])
+        assert 0 == root.run_command_line([*arguments])
         return capsys.readouterr().out
 
     return command
@@ -98,11 +98,11 @@ def test_the_list_tells_where_nothing_limits_or_that_is_not_known(
     said = {"sharing": "mps", "limiter": None} if limiter == "mps" else {"limiter": limiter}
     offers = tuple(msgspec.structs.replace(each, **said) for each in topology.offered)
     found = status(node(msgspec.structs.replace(topology, offers=offers)))
-    monkeypatch.setattr(link, "discovered_or_read", lambda *_: found)
+    monkeypatch.setattr(link, "discovered_or_read_topology", lambda *_: found)
 
-    assert 0 == root.run(["gpu", "list"])
+    assert 0 == root.run_command_line(["gpu", "list"])
     notes = capsys.readouterr().err
-    assert 0 == root.run(["gpu", "list", "--json"])
+    assert 0 == root.run_command_line(["gpu", "list", "--json"])
     first, *_ = json.loads(capsys.readouterr().out)["devices"]
 
     assert (expected in notes, bool(expected)) == (True, "imiter" in notes)
@@ -155,8 +155,8 @@ def in_slices(topology: Topology, replicas: int, sharing: Literal["time-slicing"
 def test_fragmentation_adds_up_what_is_left_of_each_way(
     state: NodeState, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(link, "discovered", lambda *_: status(state))
-    assert 0 == root.run(["fragmentation"])
+    monkeypatch.setattr(link, "discovered_topology", lambda *_: status(state))
+    assert 0 == root.run_command_line(["fragmentation"])
 
     assert [f"left of {expected}"] == [line for line in capsys.readouterr().out.splitlines() if "left of" in line]
 
@@ -167,7 +167,7 @@ def test_explain_shows_the_gpu_that_a_share_is_of(run: Any, capsys: pytest.Captu
     allocation = state.allocations[next(iter(state.allocations))]
     show_allocation(allocation, state.hardware)
     shown = capsys.readouterr().out
-    show_cards(Link("nats://nowhere", NODE, False), (allocation,), state.hardware)
+    show_cards(NodeLink("nats://nowhere", NODE, False), (allocation,), state.hardware)
     cards = capsys.readouterr().out
 
     assert 1 == shown.count("18 units of GPU-0") and 1 == shown.count("30 units of GPU-0")
@@ -183,7 +183,7 @@ def test_programs_read_it_in_what_explain_says(run: Any, monkeypatch: pytest.Mon
     divided = []
     for allocation in (first, last):
         explained = Explained(allocations=(allocation,), decision=None)
-        monkeypatch.setattr(Link, "ask", lambda *_, found=explained: (found, state.hardware))
+        monkeypatch.setattr(NodeLink, "ask", lambda *_, found=explained: (found, state.hardware))
         nobody = ("--node", NODE, "--nats", "nats://127.0.0.1:1")
         divided.append(json.loads(run("explain", "x/y", "--json", *nobody))["divided"])
 
@@ -195,11 +195,11 @@ def test_slots_are_shown_with_their_amounts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = slots_held(node(in_slots(DGX, gpus=2)), (0, 30, 8000), 0)
-    monkeypatch.setattr(link, "discovered_or_read", lambda *_: status(state))
-    assert 0 == root.run(["gpu", "list"])
+    monkeypatch.setattr(link, "discovered_or_read_topology", lambda *_: status(state))
+    assert 0 == root.run_command_line(["gpu", "list"])
     shown = capsys.readouterr()
     rows = [re.split(r" {2,}", line.strip()) for line in shown.out.splitlines()]
-    lines = text(drawn(state), 120).splitlines()
+    lines = render_text(drawn(state), 120).splitlines()
 
     assert ["slots", "default/held-0/main: 1 slot, 30 cores, 8000 MiB", "8 slots, 60 cores, 28864 MiB"] == rows[1][4:7]
     assert ["default/held-1/main: 1 slot, 10 cores, 4096 MiB"] == rows[2]
@@ -208,7 +208,7 @@ def test_slots_are_shown_with_their_amounts(
 
 
 def test_a_little_memory_is_not_drawn_as_none() -> None:
-    lines = text(drawn(slots_held(node(in_slots(DGX, gpus=1)), (0, 5, 64), (0, 5, 40832))), 120).splitlines()
+    lines = render_text(drawn(slots_held(node(in_slots(DGX, gpus=1)), (0, 5, 64), (0, 5, 40832))), 120).splitlines()
 
     assert "GPU0 slots, 8 left: 90% 64 MiB; A 5% 64 MiB; B 5% 39 GiB" in lines
 
@@ -224,7 +224,7 @@ def test_instances_beside_slices_of_others_are_not_called_slices() -> None:
     machine = msgspec.structs.replace(instances, gpus=instances.gpus[:1], offers=offers)
     state = holds(node(machine), "infer", {GPU: (DeviceID(f"{uuids[0]}::1"),)})
 
-    assert "GPU0 parts, left: 12 of 13; A 1 slice" in text(drawn(state), 120).splitlines()
+    assert "GPU0 parts, left: 12 of 13; A 1 slice" in render_text(drawn(state), 120).splitlines()
 
 
 def test_a_slot_of_an_allocation_is_shown_with_its_amount(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +274,7 @@ def test_how_a_gpu_in_mig_mode_is_shared_fits_into_its_box() -> None:
 
 
 def test_a_drawing_in_characters_has_a_line_for_each_divided_gpu() -> None:
-    lines = text(drawn(shared(gpus=1)), 120).splitlines()
+    lines = render_text(drawn(shared(gpus=1)), 120).splitlines()
 
     assert (
         "GPU0 units, left: 28% 2.5 GiB; A 18% 7.5 GiB; B 18% 7.5 GiB; C 18% 7.5 GiB; D 18% 7.5 GiB; E 7.5 GiB" in lines

@@ -11,9 +11,9 @@ from unit_support import DGX
 
 from topoalign.cli import link, root
 from topoalign.cli.draw.diagram import diagram_of
-from topoalign.cli.draw.text import text
+from topoalign.cli.draw.text import render_text
 from topoalign.cli.explain import show_cards
-from topoalign.cli.link import Link, NodeStatus
+from topoalign.cli.link import AnnouncedNode, NodeLink
 from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
@@ -44,9 +44,9 @@ def state(monkeypatch: pytest.MonkeyPatch) -> NodeState:
     """Two init containers and an app container: 60 cores, then 20, then 30."""
     found = holding(("prepare", 60, 20480), ("check", 20, 1024), ("main", 30, 10240))
     assert found.health is not None
-    shown = NodeStatus(NODE, found.hardware, tuple(found.allocations.values()), found.health.devices)
-    monkeypatch.setattr(link, "discovered", lambda *_: shown)
-    monkeypatch.setattr(link, "discovered_or_read", lambda *_: shown)
+    shown = AnnouncedNode(NODE, found.hardware, tuple(found.allocations.values()), found.health.devices)
+    monkeypatch.setattr(link, "discovered_topology", lambda *_: shown)
+    monkeypatch.setattr(link, "discovered_or_read_topology", lambda *_: shown)
     return found
 
 
@@ -60,9 +60,9 @@ LEFT = "9 slots, 40 cores, 20480 MiB"
 
 def test_tables_tell_what_an_init_container_has_alone(state: NodeState, capsys: pytest.CaptureFixture[str]) -> None:
     """30 cores of it, 30 of the app container and 40 that are left are the GPU."""
-    assert 0 == root.run(["gpu", "list"])
+    assert 0 == root.run_command_line(["gpu", "list"])
     listed = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
-    show_cards(Link("nats://nowhere", NODE, False), tuple(state.allocations.values()), state.hardware)
+    show_cards(NodeLink("nats://nowhere", NODE, False), tuple(state.allocations.values()), state.hardware)
     explained = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
 
     assert [[HELD[0], LEFT], [HELD[1]], [HELD[2]]] == [listed[1][5:7], *listed[2:4]]
@@ -71,7 +71,7 @@ def test_tables_tell_what_an_init_container_has_alone(state: NodeState, capsys: 
 
 def test_programs_can_add_up_what_containers_have(state: NodeState, capsys: pytest.CaptureFixture[str]) -> None:
     """`alone` where it is there, else all that a container has."""
-    assert 0 == root.run(["gpu", "list", "--json"])
+    assert 0 == root.run_command_line(["gpu", "list", "--json"])
     division: dict[str, Any] = json.loads(capsys.readouterr().out)["devices"][0]["division"]
     prepare, check, main = division["held"]
     counted = [each.get("alone", each) for each in (*division["held"], division["left"])]
@@ -86,4 +86,6 @@ def test_programs_can_add_up_what_containers_have(state: NodeState, capsys: pyte
 def test_the_rows_of_a_gpu_in_the_picture_add_up(state: NodeState) -> None:
     drawn = diagram_of("gpu-7", state.hardware, state.allocations.values(), None, divisions(state))
 
-    assert "GPU0 slots, 9 left: 40% 20 GiB; A 30% 10 GiB; B nothing; C 30% 10 GiB" in text(drawn, 120).splitlines()
+    assert (
+        "GPU0 slots, 9 left: 40% 20 GiB; A 30% 10 GiB; B nothing; C 30% 10 GiB" in render_text(drawn, 120).splitlines()
+    )

@@ -35,7 +35,7 @@ def short_dir() -> Iterator[Path]:
 
 def examined(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit code, and each finding by the name of its check."""
-    status = root.run(["doctor", "--json", *arguments])
+    status = root.run_command_line(["doctor", "--json", *arguments])
     return status, {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
 
 
@@ -135,7 +135,7 @@ def test_a_missing_nats_is_a_failure_with_its_address_without_password(
 
 
 def test_people_get_a_line_per_finding_and_the_remedy_below_it(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["doctor", "--node", "Upper"])
+    status = root.run_command_line(["doctor", "--node", "Upper"])
 
     out = capsys.readouterr().out
     assert 0 == status

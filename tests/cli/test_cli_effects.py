@@ -105,8 +105,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
             if closing is not None:
                 raise closing
 
-        monkeypatch.setattr(link, "connected", connected)
-        status = root.run(line.split())
+        monkeypatch.setattr(link, "connect_to_bus", connected)
+        status = root.run_command_line(line.split())
         return Ran(status, *capsys.readouterr(), bus)
 
     return command
@@ -235,7 +235,7 @@ def test_an_answer_that_cannot_be_printed_says_how_to_see_what_was_done(
     }
     full = Path("/dev/full").open("w")  # noqa: SIM115  # closing it fails again
     monkeypatch.setattr(sys, "stdout", full)
-    monkeypatch.setattr("topoalign.cli.errors.drop_unprinted", lambda: None)
+    monkeypatch.setattr("topoalign.cli.exit_codes.drop_unprinted", lambda: None)
 
     ran = run(line, answers)
 
@@ -269,7 +269,7 @@ def test_a_stream_lost_after_the_grant_is_no_failure(
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving()) as url:
         monkeypatch.setenv("TOPOALIGN_NATS_URL", url)
         monkeypatch.setenv("TOPOALIGN_NODE", NODE)
-        status = root.run(ALLOCATE.split())
+        status = root.run_command_line(ALLOCATE.split())
     out, err = capsys.readouterr()
 
     assert 0 == status, err

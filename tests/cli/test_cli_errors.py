@@ -7,7 +7,7 @@ import sys
 import click
 import pytest
 
-from topoalign.cli import errors, root
+from topoalign.cli import exit_codes, root
 from topoalign.core.model.errors import (
     BusUnavailable,
     DeviceInUse,
@@ -48,11 +48,11 @@ def remote(fault: str, code: str) -> Failure:
     ],
 )
 def test_the_exit_code_says_whose_fault_it_is(error: BaseException, status: int) -> None:
-    assert status == errors.report(error, as_json=False)
+    assert status == exit_codes.report(error, as_json=False)
 
 
 def test_an_error_is_what_failed_and_what_to_do_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.report(NotFound("machine", "dgx-x", "`topoalign topo --machine` takes names"), as_json=False)
+    exit_codes.report(NotFound("machine", "dgx-x", "`topoalign topo --machine` takes names"), as_json=False)
 
     out, err = capsys.readouterr()
     assert "" == out
@@ -60,7 +60,7 @@ def test_an_error_is_what_failed_and_what_to_do_on_stderr(capsys: pytest.Capture
 
 
 def test_with_json_the_error_is_an_object_on_stdout_too(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.report(RemoteBadRequest(remote("request", "PodAlreadyAllocated")), as_json=True)
+    exit_codes.report(RemoteBadRequest(remote("request", "PodAlreadyAllocated")), as_json=True)
 
     out, err = capsys.readouterr()
     assert {"code": "PodAlreadyAllocated", "finding": "found", "remedy": "do", "exit": 5} == json.loads(out)["error"]
@@ -75,7 +75,7 @@ def test_with_json_the_error_is_an_object_on_stdout_too(capsys: pytest.CaptureFi
     ],
 )
 def test_a_file_that_the_system_refuses_has_a_remedy(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert 3 == root.run(arguments)
+    assert 3 == root.run_command_line(arguments)
     assert "do: give a path that exists" in capsys.readouterr().err
 
 
@@ -98,16 +98,16 @@ def test_an_answer_that_cannot_be_printed_is_told_and_is_no_defect(
 
 
 def test_foreign_text_in_an_error_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.report(TopoalignError("pod \x1b[2J\x9b1m\nerror: forged", "\x07"), as_json=True)
+    exit_codes.report(TopoalignError("pod \x1b[2J\x9b1m\nerror: forged", "\x07"), as_json=True)
 
     assert {"\n"} == {c for c in "".join(capsys.readouterr()) if not c.isprintable()}
 
 
 def test_a_defect_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
-        errors.report(ZeroDivisionError(), as_json=False)
+        exit_codes.report(ZeroDivisionError(), as_json=False)
     with pytest.raises(ExceptionGroup):
-        errors.report(ExceptionGroup("tasks", [ZeroDivisionError(), ValueError()]), as_json=False)
+        exit_codes.report(ExceptionGroup("tasks", [ZeroDivisionError(), ValueError()]), as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_defect_is_not_hidden() -> None:
 def test_a_wrong_command_line_ends_with_2_and_says_what_was_meant(
     line: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = root.run(line.split())
+    status = root.run_command_line(line.split())
 
     out, err = capsys.readouterr()
     assert (2, "") == (status, out)
@@ -139,14 +139,14 @@ def test_a_wrong_command_line_ends_with_2_and_says_what_was_meant(
 
 
 def test_a_usage_error_with_json_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["version", "--json", "--nope"])
+    status = root.run_command_line(["version", "--json", "--nope"])
 
     assert 2 == status
     assert "Usage" == json.loads(capsys.readouterr().out)["error"]["code"]
 
 
 def test_a_list_of_choices_is_told_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["completion"])
+    status = root.run_command_line(["completion"])
 
     assert 2 == status
     assert "Choose from: bash, zsh, fish" in capsys.readouterr().err.splitlines()[0]

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from topoalign.cli import forget, root
-from topoalign.client.records import forget_node, has_published
+from topoalign.client.stored_records import forget_node, has_published
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName
@@ -25,7 +25,7 @@ async def no_answer(body: bytes) -> bytes:
 
 
 async def run(*arguments: str) -> int:
-    return await anyio.to_thread.run_sync(root.run, arguments)
+    return await anyio.to_thread.run_sync(root.run_command_line, arguments)
 
 
 async def test_a_node_that_is_gone_is_forgotten_and_one_that_lives_is_not(
@@ -74,7 +74,7 @@ async def test_a_node_whose_allocator_is_stopped_is_not_taken_for_gone(
 
 
 def test_a_node_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["forget", "", "--nats", "nats://127.0.0.1:1"])
+    status = root.run_command_line(["forget", "", "--nats", "nats://127.0.0.1:1"])
 
     assert 5 == status
     assert "NODE: it is empty" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from anyio.from_thread import start_blocking_portal
 from discovery_support import NODE, QUIET_SECONDS, discovery_with
 
 from topoalign.cli import root
-from topoalign.cli.link import NodeStatus
+from topoalign.cli.link import AnnouncedNode
 from topoalign.core import wire
 from topoalign.core.admission.prediction import kubelet_rules
 from topoalign.core.model.events import (
@@ -95,7 +95,7 @@ def run(node: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     monkeypatch.setenv("TOPOALIGN_NODE", NODE)
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        status = root.run(["gpu", *arguments])
+        status = root.run_command_line(["gpu", *arguments])
         return status, *capsys.readouterr()
 
     return command
@@ -161,7 +161,7 @@ def test_holders_of_a_part_are_listed_for_the_part_and_for_its_gpu() -> None:
         return Allocation(id=AllocationID(f"a-{number}"), owner=owner, devices={GPU: tuple(map(DeviceID, devices))})
 
     allocations = (held(1, "MIG-1"), held(2, "GPU-1::0", "GPU-1::1"), held(3, "GPU-1::2"))
-    status = NodeStatus(NODE, topology, allocations, {})
+    status = AnnouncedNode(NODE, topology, allocations, {})
 
     assert {"MIG-1": ("ml/pod-1",), "GPU-0": ("ml/pod-1",), "GPU-1": ("ml/pod-2", "ml/pod-3")} == status.holders
 

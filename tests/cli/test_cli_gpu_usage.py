@@ -15,7 +15,7 @@ from discovery_support import NODE, Hardware, discovery_with
 from process_support import mounts, pod_cgroup, put_namespace, put_process
 from use_support import GIB, MACHINE, SHARED, UIDS, held, owner, process, shares, state_of, use
 
-from topoalign.cli import root, usage
+from topoalign.cli import gpu_usage, root
 from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.events import AllocationGranted, AllocationsSnapshot
@@ -117,7 +117,7 @@ def run(node: str, hardware: Hardware, monkeypatch: pytest.MonkeyPatch, capsys: 
     hardware.use = BUSY
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        status = root.run(["gpu", "usage", *arguments])
+        status = root.run_command_line(["gpu", "usage", *arguments])
         return status, *capsys.readouterr()
 
     return command
@@ -184,7 +184,7 @@ def test_what_is_held_is_said_in_words(cores: int | None, memory: int | None, de
         use=Use(memory=None, utilization=None, processes=()),
     )
 
-    assert text == usage.held(holder, 10 * GIB)
+    assert text == gpu_usage.describe_use(holder, 10 * GIB)
 
 
 @pytest.mark.parametrize(("sharing", "text"), [("mps", "2 MPS shares"), ("time-slicing", "2 time slices")])
@@ -194,7 +194,7 @@ def test_what_is_no_amount_is_called_by_its_way(sharing: Literal["mps", "time-sl
     state = state_of(held(2, "GPU-1::0", "GPU-1::3", of=INFER, uid=UIDS[1], resource=SHARED), machine=machine)
     row = shares(state, use("GPU-1"))["GPU-1"]
 
-    assert [text] == [cells[3] for cells in usage.rows(row, machine)][1:]
+    assert [text] == [cells[3] for cells in gpu_usage.list_use_rows(row, machine)][1:]
 
 
 def test_what_the_library_counts_stands_in_the_row_of_its_container() -> None:
@@ -218,9 +218,9 @@ def test_what_the_library_counts_stands_in_the_row_of_its_container() -> None:
         others=(other,),
     )
 
-    assert ["", "6 GiB, 40%", "", "0 B, ?", ""] == usage.library_cells(device)
-    assert len([*usage.rows(device, MACHINE)]) == len(usage.library_cells(device))
+    assert ["", "6 GiB, 40%", "", "0 B, ?", ""] == gpu_usage.library_cells(device)
+    assert len([*gpu_usage.list_use_rows(device, MACHINE)]) == len(gpu_usage.library_cells(device))
 
 
 def test_processes_without_name_are_told_by_their_ids() -> None:
-    assert "7, 8" == usage.pids([GpuProcess(pid=7, kinds=("compute",)), GpuProcess(pid=8, kinds=("mps",))])
+    assert "7, 8" == gpu_usage.pids([GpuProcess(pid=7, kinds=("compute",)), GpuProcess(pid=8, kinds=("mps",))])

@@ -16,7 +16,15 @@ import pytest
 from disk_support import syncs_and_renames
 
 from topoalign.cli import root
-from topoalign.plugin_config.hook_files import LIBRARY, MACHINES, PRELOAD, NoLibrary, check_library, install, missing
+from topoalign.plugin_config.hook_files import (
+    LIBRARY,
+    MACHINES,
+    PRELOAD,
+    NoLibrary,
+    check_library,
+    find_missing_file,
+    install_library,
+)
 
 LIBRARY_FILE = Path(str(msgspec._core.__file__))  # a shared object that is there wherever this runs
 MACHINE = platform.machine()
@@ -25,7 +33,7 @@ CALLS = ("mkdir", "open", "write", "fsync", "fchmod", "replace")
 
 
 def run(library: Path, to: Path, *more: str) -> int:
-    return root.run(["hook", "install", "--library", str(library), "--to", str(to), *more])
+    return root.run_command_line(["hook", "install", "--library", str(library), "--to", str(to), *more])
 
 
 def test_library_and_list_are_put_into_place_and_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,17 +94,17 @@ def test_killed_at_any_step_the_former_or_the_new_one_is_there(tmp_path: Path) -
     """SIGKILL, one step later each time, until an installation comes to its end; the next one always does."""
     former, seen = WHOLE + b"former", set()
     for steps in range(1, 100):
-        install(former, tmp_path)
+        install_library(former, tmp_path)
         if not (child := os.fork()):
             armed(steps)
-            install(WHOLE, tmp_path)
+            install_library(WHOLE, tmp_path)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         found = (tmp_path / LIBRARY).read_bytes()
         assert found in (former, WHOLE)
-        assert missing(tmp_path) is None
+        assert find_missing_file(tmp_path) is None
         seen.add(found)
-        install(WHOLE, tmp_path)
+        install_library(WHOLE, tmp_path)
         assert {LIBRARY, PRELOAD} == {each.name for each in tmp_path.iterdir()}
         if not status:
             break
@@ -108,7 +116,7 @@ def test_killed_at_any_step_the_former_or_the_new_one_is_there(tmp_path: Path) -
 def test_both_files_are_on_the_disk_when_they_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The content of each before its name: after a power cut a file is the former one or the new one."""
     calls = syncs_and_renames(monkeypatch)
-    install(WHOLE, tmp_path)
+    install_library(WHOLE, tmp_path)
     expected = [each for name in (LIBRARY, PRELOAD) for each in (f"sync .{name}.new", f"rename to {name}")]
 
     assert [*expected, "sync directory"] == calls
@@ -132,7 +140,7 @@ def armed(steps: int) -> None:
 def test_a_full_disk_leaves_the_former_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(WHOLE + b"former", tmp_path)
+    install_library(WHOLE + b"former", tmp_path)
     capsys.readouterr()
     written = os.write
     calls = iter(range(1))
@@ -158,12 +166,12 @@ def test_links_are_replaced_and_never_written_through(tmp_path: Path) -> None:
     (to / LIBRARY).symlink_to(other)
     (to / f".{PRELOAD}.new").write_bytes(b"left by one that was killed")
 
-    install(WHOLE, to)
+    install_library(WHOLE, to)
 
     assert b"of somebody else" == other.read_bytes()
     assert WHOLE == (to / LIBRARY).read_bytes()
     assert not (to / LIBRARY).is_symlink()
-    assert missing(to) is None
+    assert find_missing_file(to) is None
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, lambda draft: draft.symlink_to("/dev/null"), Path.touch])
@@ -171,7 +179,7 @@ def test_whatever_has_the_name_of_a_draft_makes_room(put: Callable[[Path], objec
     """A pipe is waited for by who opens it, and a link leads elsewhere."""
     put(tmp_path / f".{LIBRARY}.new")
 
-    install(WHOLE, tmp_path)
+    install_library(WHOLE, tmp_path)
 
     assert WHOLE == (tmp_path / LIBRARY).read_bytes()
     assert {LIBRARY, PRELOAD} == {each.name for each in tmp_path.iterdir()}

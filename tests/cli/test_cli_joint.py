@@ -23,7 +23,7 @@ def no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answered(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, Any]:
-    status = root.run([*ASKED, "--json", *more])
+    status = root.run_command_line([*ASKED, "--json", *more])
     return status, json.loads(capsys.readouterr().out)["decision"]
 
 
@@ -48,14 +48,14 @@ def test_annotations_of_the_command_line_decide_as_those_of_a_pod_do(capsys: pyt
     ],
 )
 def test_what_cannot_be_meant_is_said_by_name(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert root.run([*ASKED, *more]) not in (0, 4)
+    assert root.run_command_line([*ASKED, *more]) not in (0, 4)
     assert said in capsys.readouterr().err
 
 
 def test_annotations_do_not_go_with_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("pod.yaml").write_text("{}")
 
-    assert 0 != root.run(["what-if", "--pod-file", "pod.yaml", "--annotation", "a=b", "--machine", "dgx2"])
+    assert 0 != root.run_command_line(["what-if", "--pod-file", "pod.yaml", "--annotation", "a=b", "--machine", "dgx2"])
     assert "--annotation" in capsys.readouterr().err
 
 
@@ -79,5 +79,7 @@ def test_annotations_count_as_ours_where_gpu_manager_chooses(capsys: pytest.Capt
 
     assert answered(capsys, *named) == answered(capsys, *named, "--compat", "gaia")
     lenient = ("--annotation", lax, "--compat")
-    assert [True, False] == [root.run([*ASKED, *lenient, word]) in (0, 4) for word in ("koordinator", "gaia")]
+    assert [True, False] == [
+        root.run_command_line([*ASKED, *lenient, word]) in (0, 4) for word in ("koordinator", "gaia")
+    ]
     assert "DeviceJointAllocate" in capsys.readouterr().err

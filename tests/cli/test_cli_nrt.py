@@ -25,7 +25,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    status = root.run(line.split())
+    status = root.run_command_line(line.split())
     said = capsys.readouterr()
     return status, said.out, said.err
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from topoalign.cli.formatting import MOST, Count, Size, binary
 from topoalign.core.model.requests import LARGEST_QUANTITY
-from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files.resource_quantities import whole
 
 UNITS = {
     "": "1",

@@ -119,8 +119,8 @@ def test_only_what_the_policy_refuses_is_said_to_be_refused_by_it(capsys: pytest
 
 
 def test_json_is_whole_and_holds_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
-    output.document({"pod": HOSTILE})
-    output.line({"pod": HOSTILE})
+    output.print_json({"pod": HOSTILE})
+    output.print_json_line({"pod": HOSTILE})
 
     document, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
     assert {"\n"} == unprintable(document + "\n" + line)

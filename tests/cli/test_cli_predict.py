@@ -17,7 +17,7 @@ from topoalign.cli.predict import Described
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import PluginDevice
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.machines import load_machine
 
 CONFIG = """
@@ -55,7 +55,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hold(gpus: int, cpus: int) -> None:
     """A kubelet of the machine that holds a pod with so much, in the folder `kubelet`."""
-    rules = configuration.load_configuration(Path("config.yaml"))
+    rules = kubelet_configuration.load_configuration(Path("config.yaml"))
     state = Described(MACHINE, None, None).node(load_machine(MACHINE), rules).state
     for allocation in admitted(
         admit(state, pod(container("main", gpus=gpus, cpus=cpus, gib=8), name="uid"), rules)
@@ -66,7 +66,7 @@ def hold(gpus: int, cpus: int) -> None:
 
 
 def asked(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, Any]:
-    status = root.run(["what-if", "--machine", MACHINE, "--json", *more])
+    status = root.run_command_line(["what-if", "--machine", MACHINE, "--json", *more])
     return status, json.loads(capsys.readouterr().out)
 
 
@@ -114,7 +114,7 @@ def test_what_the_answer_does_not_cover_comes_first(spec: str, first: str, capsy
     Path("pod.yaml").write_text(POD.replace("spec:", f"spec:\n  {spec}"))
     (said,) = asked(capsys, "--pod-file", "pod.yaml")[1]["decision"]["explanation"]["not_covered"]
 
-    assert 0 == root.run(["what-if", "--machine", MACHINE, "--pod-file", "pod.yaml"])
+    assert 0 == root.run_command_line(["what-if", "--machine", MACHINE, "--pod-file", "pod.yaml"])
     lines = capsys.readouterr().out.splitlines()
 
     assert f"not covered: {said}" == lines[0]
@@ -124,7 +124,7 @@ def test_what_the_answer_does_not_cover_comes_first(spec: str, first: str, capsy
 
 def test_cpus_without_memory_are_not_covered(capsys: pytest.CaptureFixture[str]) -> None:
     """`--cpus 8` alone makes no Guaranteed pod."""
-    assert 0 == root.run(["what-if", "--machine", MACHINE, "--cpus", "8", "--pod", "train"])
+    assert 0 == root.run_command_line(["what-if", "--machine", MACHINE, "--cpus", "8", "--pod", "train"])
 
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("not covered: exclusive CPUs for 'main': the pod is Burstable")
@@ -180,7 +180,7 @@ def test_a_missing_root_directory_is_an_error_not_an_empty_machine(
 def test_people_are_told_on_stderr_what_was_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     Path("kubelet").mkdir()
 
-    assert 0 == root.run(["what-if", "--machine", MACHINE, *FROM_FILES, "--gpus", "1"])
+    assert 0 == root.run_command_line(["what-if", "--machine", MACHINE, *FROM_FILES, "--gpus", "1"])
 
     said = capsys.readouterr()
     assert "would get" in said.out and "note" not in said.out
@@ -288,7 +288,7 @@ def test_shares_are_asked_of_a_described_machine_by_its_configuration(
 def test_slots_in_the_kubelets_files_count_as_equal_parts_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     """A container has 30,000 MiB of a GPU by its slot; the kubelet's checkpoint has the slot alone."""
     plugin = written("topoalign.json", SLOTS)
-    rules = configuration.load_configuration(Path("config.yaml"))
+    rules = kubelet_configuration.load_configuration(Path("config.yaml"))
     described = Described(MACHINE, None, None, Path(plugin))
     state = described.node(described.offering_machine()[0], rules).state
     share = container("main", others={GPU: 1, ResourceName("nvidia.com/gpumem"): 30_000})
@@ -364,7 +364,7 @@ def test_a_pod_is_predicted_with_what_the_webhook_fills_in(capsys: pytest.Captur
 def test_a_name_that_nobody_serves_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     """With exit code 6, whoever decides, and not what else the pod would get."""
     for mode in ("kubelet", "best"):
-        assert 6 == root.run(
+        assert 6 == root.run_command_line(
             ["what-if", "--machine", MACHINE, "--pod-file", asking({"nvidia.com/gpus": 2}), "--mode", mode]
         )
 
@@ -382,7 +382,7 @@ def test_what_another_plugin_serves_is_no_finding(capsys: pytest.CaptureFixture[
     other = PluginDevice(id=DeviceID("f0"), resource=ResourceName("example.com/fpga"), nodes=(0,))
     Path("fpga.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(hardware, others=(other,))))
 
-    status = root.run(["what-if", "--machine", "fpga.json", "--pod-file", asking({"example.com/fpga": 1})])
+    status = root.run_command_line(["what-if", "--machine", "fpga.json", "--pod-file", asking({"example.com/fpga": 1})])
 
     assert 0 == status
 
@@ -422,7 +422,7 @@ def test_an_annotation_without_quotes_names_the_remedy(capsys: pytest.CaptureFix
 def test_options_that_do_not_go_together_are_a_usage_error(
     capsys: pytest.CaptureFixture[str], arguments: list[str], finding: str
 ) -> None:
-    assert 2 == root.run(["what-if", *arguments])
+    assert 2 == root.run_command_line(["what-if", *arguments])
     assert finding in capsys.readouterr().err
 
 
@@ -440,9 +440,9 @@ def test_gpus_in_slots_are_chosen_as_hami_does_where_that_is_asked_for(
     asked = ["what-if", "--machine", str(machine), "--json"]
     found = []
     for more in (["--gpus", "1"], ["--gpus", "1", "--compat", "hami"], ["--pod-file", str(file), "--compat", "hami"]):
-        assert 0 == root.run([*asked, *more])
+        assert 0 == root.run_command_line([*asked, *more])
         found += json.loads(capsys.readouterr().out)["decision"]["allocations"][0]["devices"][GPU]
 
     assert ["GPU-0::0", "GPU-5::0", "GPU-5::0"] == found
-    assert 0 != root.run([*asked, "--pod-file", str(file)])
+    assert 0 != root.run_command_line([*asked, "--pod-file", str(file)])
     assert "InvalidShare" in capsys.readouterr().out

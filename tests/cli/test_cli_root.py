@@ -19,8 +19,8 @@ def imported(*arguments: str) -> set[str]:
     """Top-level modules that a process has imported after running this command line."""
     script = (
         "import sys, json\n"
-        "from topoalign.cli.root import run\n"
-        f"status = run({list(arguments)!r})\n"
+        "from topoalign.cli.root import run_command_line\n"
+        f"status = run_command_line({list(arguments)!r})\n"
         "json.dump([status, sorted({name.split('.')[0] for name in sys.modules})], sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
@@ -48,7 +48,7 @@ def test_every_command_of_the_table_exists_and_has_an_example() -> None:
 
 
 def test_the_help_lists_every_command_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["--help"])
+    status = root.run_command_line(["--help"])
 
     out = capsys.readouterr().out
     assert 0 == status
@@ -57,7 +57,7 @@ def test_the_help_lists_every_command_with_what_it_does(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_for_the_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["completion", shell])
+    status = root.run_command_line(["completion", shell])
 
     assert 0 == status
     assert "_TOPOALIGN_COMPLETE" in capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_commands_are_completed_without_importing_them(monkeypatch: pytest.Monke
 
 
 def test_version_names_what_the_program_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["version", "--json"])
+    status = root.run_command_line(["version", "--json"])
 
     shown = json.loads(capsys.readouterr().out)
     assert 0 == status
@@ -93,7 +93,11 @@ def test_a_package_adds_commands_by_entry_point_and_replaces_none(
     )
     monkeypatch.syspath_prepend(tmp_path)
 
-    statuses = (root.run(["hello"]), root.run(["topo", "--help"]), root.run(["--help"]))
+    statuses = (
+        root.run_command_line(["hello"]),
+        root.run_command_line(["topo", "--help"]),
+        root.run_command_line(["--help"]),
+    )
 
     out = capsys.readouterr().out
     assert (0, 0, 0) == statuses

@@ -70,12 +70,12 @@ def beside_it(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
 
 def topoalign(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
     """Exit code and the JSON that a command answers."""
-    status = root.run([*arguments, "--json"])
+    status = root.run_command_line([*arguments, "--json"])
     return status, json.loads(capsys.readouterr().out)
 
 
 def http(path: str) -> Any:
-    found = running.find(os.environ)
+    found = running.find_running(os.environ)
     assert found is not None
     with urlopen(found.http + path, timeout=5) as answer:
         return json.load(answer) if path.startswith("/v1") else answer.read().decode()
@@ -90,7 +90,7 @@ def test_a_pod_is_admitted_explained_seen_and_released(capsys: pytest.CaptureFix
     _, explained = topoalign(capsys, "explain", "ml/train")
     _, topology = topoalign(capsys, "topo")
     released, names = topoalign(capsys, "release", "ml/train")
-    root.run(["watch", "--since", "0", "--count", "3", "--json"])
+    root.run_command_line(["watch", "--since", "0", "--count", "3", "--json"])
     events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
 
     assert (0, 0, 0) == (predicted, status, released)
@@ -193,7 +193,7 @@ def test_flags_are_settings_that_go_before_the_environment(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("address", ["8470", ":8470", "localhost", "localhost:x", "localhost:99999", "localhost:٣"])
 def test_an_address_is_a_host_and_a_port(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["registry", "--http", address])
+    status = root.run_command_line(["registry", "--http", address])
 
     assert 2 == status
     assert "'--http'" in capsys.readouterr().err

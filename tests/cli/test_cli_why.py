@@ -55,7 +55,7 @@ def write(name: str, record: ClusterRecord) -> None:
 
 
 def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    status = root.run(line.split())
+    status = root.run_command_line(line.split())
     said = capsys.readouterr()
     return status, said.out, said.err
 
@@ -250,7 +250,7 @@ def pod_with(gpus: int, **spec: Any) -> dict[str, Any]:
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """A running cluster whose streams have the nodes of `some_cluster`."""
-    monkeypatch.setattr("topoalign.cli.cluster.from_streams", lambda nats: some_cluster())
+    monkeypatch.setattr("topoalign.cli.whole_cluster.from_streams", lambda nats: some_cluster())
 
 
 @pytest.mark.usefixtures("streams")
@@ -327,7 +327,7 @@ def test_an_answer_of_kubectl_about_the_nodes_is_bounded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_kubectl(tmp_path, pod_with(2), NODES)
-    monkeypatch.setattr("topoalign.cli.cluster.LARGEST_NODES", 100)
+    monkeypatch.setattr("topoalign.cli.whole_cluster.LARGEST_NODES", 100)
 
     assert "not looked at: kubectl printed more than" in run("why --pod-file pod", capsys)[2]
 

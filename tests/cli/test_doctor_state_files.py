@@ -19,7 +19,7 @@ NO_MEMORY_TABLES = '{"policyName":"Static","machineState":{},"entries":{},"check
 def cpu_file(shared: str, policy: str = "static") -> str:
     """The file of a kubelet that has given nothing away, with its checksum."""
     state = cpu_checkpoint.CpuManagerState(policy_name=policy, default_cpu_set=shared, entries=None)
-    text = next(cpu_checkpoint.printed(state)).replace(
+    text = next(cpu_checkpoint.spew_cpu_state(state)).replace(
         "Entries:(map[string]map[string]string)<nil>", "Entries:(map[string]map[string]string)map[]"
     )
     return json.dumps(
@@ -28,7 +28,7 @@ def cpu_file(shared: str, policy: str = "static") -> str:
 
 
 def examined(capsys: pytest.CaptureFixture[str], kubelet: Path) -> dict[str, Any]:
-    root.run(["doctor", "--json", "--kubelet-dir", str(kubelet / "device-plugins")])
+    root.run_command_line(["doctor", "--json", "--kubelet-dir", str(kubelet / "device-plugins")])
     return {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
 
 

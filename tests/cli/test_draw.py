@@ -28,12 +28,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from topoalign.cli.draw import scene as palette
-from topoalign.cli.draw.device import key
+from topoalign.cli.draw.device import holder_letter
 from topoalign.cli.draw.diagram import diagram_of
 from topoalign.cli.draw.layout import scene_of
-from topoalign.cli.draw.scene import Box, Line, Text, fitted, text_width, wrapped
+from topoalign.cli.draw.scene import Box, DrawnLine, Text, fitted, text_width, wrap_text
 from topoalign.cli.draw.svg import SCALE, png, svg
-from topoalign.cli.draw.text import MARKS, text
+from topoalign.cli.draw.text import MARKS, render_text
 from topoalign.core.model.events import DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.links import Link
@@ -126,10 +126,10 @@ def test_what_is_wrong_with_a_device_is_told_by_more_than_colour(health: DeviceH
         for one in (DeviceHealth(state=HealthState.HEALTHY), health)
     )
 
-    lines = [sum(isinstance(item, Line) for item in scene_of(diagram).items) for diagram in (sound, hurt)]
+    lines = [sum(isinstance(item, DrawnLine) for item in scene_of(diagram).items) for diagram in (sound, hurt)]
     assert 0 == lines[0] < lines[1]
     assert mark in [item.text for item in scene_of(hurt).items if isinstance(item, Text)]
-    assert f"[GPU0 {MARKS[mark]}]" in text(hurt, 100)
+    assert f"[GPU0 {MARKS[mark]}]" in render_text(hurt, 100)
 
 
 @pytest.mark.parametrize("name", ["hgx-b200-gpu0-off", "hgx-b200-gpu0-half"])
@@ -141,7 +141,11 @@ def test_the_box_of_a_degraded_gpu_alone_has_the_word(name: str) -> None:
     words = [item for item in scene.items if isinstance(item, Text) and item.text == "degraded"]
     assert ["GPU0"] == [gpu for gpu, box in boxes.items() for word in words if inside(word, box)]
     assert 1 == len(words) and words[0].bold
-    assert "[GPU0 *]" in text(diagram, 100) and "[GPU1]" in text(diagram, 100) and "* degraded" in text(diagram, 100)
+    assert (
+        "[GPU0 *]" in render_text(diagram, 100)
+        and "[GPU1]" in render_text(diagram, 100)
+        and "* degraded" in render_text(diagram, 100)
+    )
 
 
 def test_the_legend_names_the_seam_of_whole_gpus_over_all_allocations() -> None:
@@ -152,7 +156,9 @@ def test_the_legend_names_the_seam_of_whole_gpus_over_all_allocations() -> None:
     diagram = diagram_of("x", topology, held)
 
     assert ["ml/a/main: 2 GPUs, 18 NVLinks", "ml/b/main"] == diagram.legend
-    assert [f"[{key(i)}] {entry}" for i, entry in enumerate(diagram.legend)] == text(diagram, 100).splitlines()[-2:]
+    assert [f"[{holder_letter(i)}] {entry}" for i, entry in enumerate(diagram.legend)] == render_text(
+        diagram, 100
+    ).splitlines()[-2:]
     assert {*diagram.legend} <= {item.text for item in scene_of(diagram).items if isinstance(item, Text)}
 
 
@@ -166,12 +172,12 @@ def test_parts_of_a_device_show_all_their_holders() -> None:
 
     (device,) = diagram.devices
     assert ("ml/a/main", "ml/b/main") == tuple(diagram.holders[holder] for holder in device.holders)
-    assert "[GPU0 AB]" in text(diagram, 100)
+    assert "[GPU0 AB]" in render_text(diagram, 100)
     assert {"A B"} <= {item.text for item in scene_of(diagram).items if isinstance(item, Text)}
 
 
 def test_letters_of_many_holders_differ() -> None:
-    assert ["A", "Z", "A1", "Z1", "A2"] == [key(holder) for holder in (0, 25, 26, 51, 52)]
+    assert ["A", "Z", "A1", "Z1", "A2"] == [holder_letter(holder) for holder in (0, 25, 26, 51, 52)]
 
 
 def test_pcie_is_drawn_without_the_bridges_on_which_nothing_branches() -> None:
@@ -240,7 +246,7 @@ def test_what_is_hostile_in_names_is_text_and_nothing_else() -> None:
     }
     assert png(scene).startswith(b"\x89PNG")
     for ascii_only in (True, False):
-        lines = text(diagram, 80, ascii_only).splitlines()
+        lines = render_text(diagram, 80, ascii_only).splitlines()
         assert [] == [line for line in lines if len(line) > 80 or not line.isprintable()]
 
 
@@ -248,7 +254,7 @@ def test_texts_are_cut_and_wrapped_to_a_width() -> None:
     assert "abc" == fitted("abc", 100, 10)
     assert fitted("a" * 100, 50, 10).endswith("…")
     assert text_width(fitted("a" * 100, 50, 10), 10) <= 50
-    assert ["aa aa", "aa"] == wrapped("aa aa aa", text_width("aa aa", 10) + 1, 10)
+    assert ["aa aa", "aa"] == wrap_text("aa aa aa", text_width("aa aa", 10) + 1, 10)
 
 
 @st.composite
@@ -291,5 +297,5 @@ def test_any_machine_is_drawn_whole(topology: Topology) -> None:
     diagram = diagram_of("any", topology, ALLOCATIONS, HEALTH)
 
     check_scene(scene_of(diagram), topology)
-    found = re.findall(r"\[((?:GPU|NIC)[0-9]+)[ \]]", text(diagram, 72))
+    found = re.findall(r"\[((?:GPU|NIC)[0-9]+)[ \]]", render_text(diagram, 72))
     assert names(topology) == sorted(found)

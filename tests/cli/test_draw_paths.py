@@ -7,16 +7,16 @@ from draw_support import cpus, nodes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.cli.draw.device import Device
+from topoalign.cli.draw.device import DrawnDevice
 from topoalign.cli.draw.diagram import Diagram, diagram_of
 from topoalign.cli.draw.layout import scene_of
+from topoalign.cli.draw.pci_bridges import Bridge, Child, devices_in
 from topoalign.cli.draw.scene import Box, Text
-from topoalign.cli.draw.text import text
-from topoalign.cli.draw.tree import Bridge, Child, devices_in
+from topoalign.cli.draw.text import render_text
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 
 FARTHEST_FIRST = ["SYS", "NODE", "PHB", "PXB", "PIX"]
 PAIRS = """
@@ -33,7 +33,7 @@ Legend:
 
 def test_a_pasted_matrix_is_drawn_by_path_groups_without_sockets() -> None:
     """A pasted matrix is drawn in groups by its PCIe paths, and without sockets."""
-    drawn = text(diagram_of("pasted", read(PAIRS)), 60, ascii_only=True)
+    drawn = render_text(diagram_of("pasted", read_pasted_matrix(PAIRS)), 60, ascii_only=True)
 
     assert "\n".join(line.rstrip("| ") for line in drawn.splitlines()) == PICTURE
 
@@ -63,7 +63,7 @@ PHB: between these devices is the PCIe host bridge"""
 
 
 def test_a_picture_shows_the_same_groups_as_the_drawing_in_characters() -> None:
-    scene = scene_of(diagram_of("pasted", read(PAIRS)))
+    scene = scene_of(diagram_of("pasted", read_pasted_matrix(PAIRS)))
 
     bars = [(box.role, box.story[:3]) for box in scene.items if isinstance(box, Box) and box.role in ("host", "switch")]
     assert [("host", "PHB"), ("switch", "PXB"), ("switch", "PIX")] == bars
@@ -75,7 +75,7 @@ def test_without_the_column_of_numa_nodes_no_node_is_named() -> None:
         line.replace("\tNUMA Affinity\tGPU NUMA ID", "").replace("\t0\t\tN/A", "").replace("\t5\t\tN/A", "")
         for line in PAIRS.splitlines()
     ]
-    diagram = diagram_of("pasted", read("\n".join(lines)))
+    diagram = diagram_of("pasted", read_pasted_matrix("\n".join(lines)))
 
     assert ("CPUs 0-7, 4 GPUs, 1 NIC",) == diagram.facts
     assert ["near these CPUs"] * 2 == [place.title for group in diagram.groups for place in group.places]
@@ -99,7 +99,7 @@ NIC1	NODE	NODE	NODE	 X
 
 Legend:
 """
-    assert [(1,), (0,)] == [nic.numa_affinity for nic in read(matrix).nics]
+    assert [(1,), (0,)] == [nic.numa_affinity for nic in read_pasted_matrix(matrix).nics]
 
 
 def machine(count: int, links: dict[tuple[int, int], str | None]) -> Diagram:
@@ -166,10 +166,10 @@ def test_no_group_says_of_two_devices_what_their_cell_denies(count: int, data: s
         for a, b in combinations(sorted(group), 2):
             cell = links[a, b]
             assert cell is None or FARTHEST_FIRST.index(cell) >= FARTHEST_FIRST.index(path), (group, path, a, b, cell)
-    assert all(isinstance(device, Device) for device in diagram.devices)
+    assert all(isinstance(device, DrawnDevice) for device in diagram.devices)
 
 
 def test_the_matrix_of_a_paste_without_numa_nodes_has_no_column_of_them() -> None:
     paste = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-3\nGPU1\tSYS\t X \t4-7\n"
 
-    assert "\tGPU0\tGPU1\tCPU Affinity\tGPU NUMA ID" == print_matrix(read(paste)).splitlines()[0]
+    assert "\tGPU0\tGPU1\tCPU Affinity\tGPU NUMA ID" == print_matrix(read_pasted_matrix(paste)).splitlines()[0]

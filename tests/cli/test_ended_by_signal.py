@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from kubelet_support import short_directory
 
-from topoalign.cli.errors import INTERRUPTED
+from topoalign.cli.exit_codes import INTERRUPTED
 
 SECONDS = 60
 """Far above what any of them takes to end."""

@@ -64,13 +64,13 @@ from topoalign.core.model.requests import AllocateRequest, ExplainRequest, Relea
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, PciBridge, PluginDevice, Topology
 from topoalign.core.ports import Endpoint
 from topoalign.registry.main import serve
-from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
-from topoalign.runtime.health import serve_http
+from topoalign.runtime.health_pages import serve_http
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
+from topoalign.runtime.replies import answer_with
 from topoalign.runtime.tasks import background
 
 SPLIT = "INJECTED-LINE"
@@ -205,10 +205,10 @@ async def release(request: ReleaseRequest) -> tuple[AllocationID, ...]:
 async def serving(folder: Path) -> AsyncIterator[tuple[str, str]]:
     """The node and a registry; yields the URLs of NATS and of the registry."""
     answers = {
-        "allocate": answering(AllocateRequest, refuse),
-        "what-if": answering(AllocateRequest, refuse),
-        "explain": answering(ExplainRequest, explain),
-        "release": answering(ReleaseRequest, release),
+        "allocate": answer_with(AllocateRequest, refuse),
+        "what-if": answer_with(AllocateRequest, refuse),
+        "explain": answer_with(ExplainRequest, explain),
+        "release": answer_with(ReleaseRequest, release),
     }
     endpoints = [
         Endpoint(name=verb, subject=wire.admission_subject(NODE, verb), answer=answer)
@@ -270,7 +270,7 @@ def test_what_people_are_shown_holds_no_command_and_no_line_of_its_own(
     environment: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """C59: stdout and stderr of each command."""
-    status = root.run(line.split())
+    status = root.run_command_line(line.split())
     out, err = capsys.readouterr()
 
     assert status in (0, 4), err
@@ -296,7 +296,7 @@ def test_json_on_a_terminal_is_whole_and_plain(
     environment: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """C59: every name is in it, none of it as a character that a terminal obeys."""
-    root.run(line.split())
+    root.run_command_line(line.split())
     out, err = capsys.readouterr()
 
     assert {"\n"} >= {c for c in out + err if not c.isprintable()}
@@ -321,7 +321,7 @@ def test_a_name_given_on_the_command_line_is_not_obeyed_when_it_comes_back(
         ["explain", text],
         ["doctor", "--node", text, "--state-dir", f"/{text[:200]}"],
     ):
-        root.run(arguments)
+        root.run_command_line(arguments)
         out, err = capsys.readouterr()
         assert_obeys_nothing(out)
         assert_obeys_nothing(err)
@@ -359,7 +359,7 @@ def test_a_picture_holds_names_as_text_and_nothing_else(
     environment: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """C59: an SVG is a document that browsers run."""
-    assert 0 == root.run(["topo", "draw", "--out", str(tmp_path / "node.svg")])
+    assert 0 == root.run_command_line(["topo", "draw", "--out", str(tmp_path / "node.svg")])
     drawn = (tmp_path / "node.svg").read_text("utf-8")
     picture = fromstring(drawn)
 

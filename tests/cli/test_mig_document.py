@@ -2,7 +2,7 @@
 
 import msgspec
 
-from topoalign.cli.divisions import mig_document
+from topoalign.cli.gpu_partitioning import mig_document
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile, occupied
 from topoalign.core.model.topology.model import Gpu

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from topoalign.cli import errors, root
+from topoalign.cli import exit_codes, root
 
 CPUS = ("--cpus", "2", "--memory", "1Gi")
 
@@ -20,7 +20,7 @@ def reports(vectors: Path) -> Path:
 
 def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """The exit code and all that is printed."""
-    status = root.run(arguments)
+    status = root.run_command_line(arguments)
     printed = capsys.readouterr()
     return status, printed.out + printed.err
 
@@ -29,8 +29,8 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     ("name", "status", "words"),
     [
         ("configmap.yaml", 0, ["data.any, is a valid configuration", "nvidia.com/gpu.shared"]),
-        ("misplaced-keys.yaml", errors.INVALID, ["renameByDefault and failRequests", "sharing.timeSlicing"]),
-        ("replicas-16384.yaml", errors.INVALID, ["from 1 to 2500"]),
+        ("misplaced-keys.yaml", exit_codes.INVALID, ["renameByDefault and failRequests", "sharing.timeSlicing"]),
+        ("replicas-16384.yaml", exit_codes.INVALID, ["from 1 to 2500"]),
     ],
 )
 def test_configurations_of_reports(
@@ -47,7 +47,7 @@ def test_configurations_of_reports(
     [
         ("z_configz.json", 0, ["taken from kubeletconfig", "aligned to  NUMA 0"]),
         ("kubeadm-configmap.yaml", 0, ["taken from data.kubelet"]),
-        ("talos.yaml", errors.INVALID, ["machine.kubelet.extraConfig.cpuManagerPolicy", "/configz"]),
+        ("talos.yaml", exit_codes.INVALID, ["machine.kubelet.extraConfig.cpuManagerPolicy", "/configz"]),
     ],
 )
 def test_kubelet_configurations_of_reports(
@@ -76,7 +76,7 @@ def test_other_output_of_reports_is_recognised(
 ) -> None:
     code, text = answered(capsys, "topo", "--machine", str(reports / "machines" / name))
 
-    assert errors.INVALID == code
+    assert exit_codes.INVALID == code
     assert words in text and "nvidia-smi topo -m" in text
 
 
@@ -112,7 +112,7 @@ def test_sparse_numa_ids_are_refused(capsys: pytest.CaptureFixture[str], reports
     )
     code, text = answered(capsys, "what-if", *where, *CPUS)
 
-    assert errors.REFUSED == code
+    assert exit_codes.REFUSED == code
     assert "NumaIdsSparse" in text and "panic" in text
 
 

@@ -9,7 +9,7 @@ from kubelet_support import short_directory
 
 from topoalign.cli import root
 from topoalign.core.model.errors import InvalidField
-from topoalign.runtime.nats_bus.access import content
+from topoalign.runtime.nats_bus.access import read_setting_file
 
 COMMANDS = {
     "topo": ("topo", "--machine", "{}"),
@@ -42,7 +42,7 @@ def special(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_a_command_refuses_what_is_no_file_and_says_what_to_do(
     name: str, special: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = root.run([word.format(special) for word in COMMANDS[name]])
+    status = root.run_command_line([word.format(special) for word in COMMANDS[name]])
     said = capsys.readouterr()
 
     assert status != 0
@@ -52,4 +52,4 @@ def test_a_command_refuses_what_is_no_file_and_says_what_to_do(
 
 def test_the_files_of_credentials_are_regular_files(special: str) -> None:
     with pytest.raises(InvalidField, match="TOPOALIGN_NATS_TLS_CA"):
-        content("TOPOALIGN_NATS_TLS_CA", special)
+        read_setting_file("TOPOALIGN_NATS_TLS_CA", special)

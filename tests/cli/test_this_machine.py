@@ -29,9 +29,9 @@ def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_topo_prints_this_machine_where_no_node_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["topo"])
+    status = root.run_command_line(["topo"])
     here = capsys.readouterr()
-    root.run(["topo", "--machine", "dgx-a100"])
+    root.run_command_line(["topo", "--machine", "dgx-a100"])
 
     assert 0 == status
     assert capsys.readouterr().out == here.out
@@ -44,7 +44,7 @@ def test_what_the_hardware_says_is_not_told_of_a_described_machine(
 ) -> None:
     monkeypatch.setenv("TOPOALIGN_MACHINE", "dgx-a100")  # of which the driver `sysfs` takes no notice
     monkeypatch.setenv("TOPOALIGN_SYSFS_ROOT", str(host_tree(tmp_path / "real", gpus=0, nics=2)))
-    status = root.run(["topo"])
+    status = root.run_command_line(["topo"])
 
     assert 0 == status
     assert "the hardware of this machine" in capsys.readouterr().err
@@ -52,7 +52,7 @@ def test_what_the_hardware_says_is_not_told_of_a_described_machine(
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_topo_draw_draws_this_machine_where_no_node_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["topo", "draw"])
+    status = root.run_command_line(["topo", "draw"])
 
     assert 0 == status
     assert "GPU7" in capsys.readouterr().out
@@ -60,9 +60,9 @@ def test_topo_draw_draws_this_machine_where_no_node_runs(capsys: pytest.CaptureF
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_gpu_list_says_that_the_holders_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["gpu", "list"])
+    status = root.run_command_line(["gpu", "list"])
     shown = capsys.readouterr().out.splitlines()
-    root.run(["gpu", "list", "--json"])
+    root.run_command_line(["gpu", "list", "--json"])
     devices = json.loads(capsys.readouterr().out)["devices"]
 
     assert 0 == status
@@ -76,7 +76,7 @@ def test_a_machine_without_devices_is_reported_with_what_to_name(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If the machine has no devices, the error says so and suggests a described machine."""
-    status = root.run(command)
+    status = root.run_command_line(command)
 
     error = capsys.readouterr().err
     assert 3 == status
@@ -85,7 +85,7 @@ def test_a_machine_without_devices_is_reported_with_what_to_name(
 
 
 def test_who_names_a_node_wants_that_node_and_not_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["topo", "--node", "gpu-7"])
+    status = root.run_command_line(["topo", "--node", "gpu-7"])
 
     error = capsys.readouterr().err
     assert 69 == status
@@ -95,7 +95,7 @@ def test_who_names_a_node_wants_that_node_and_not_this_machine(capsys: pytest.Ca
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_doctor_says_what_hardware_it_finds(capsys: pytest.CaptureFixture[str]) -> None:
-    root.run(["doctor", "--json"])
+    root.run_command_line(["doctor", "--json"])
     found = hardware(capsys)
 
     detail = "2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs (described by TOPOALIGN_MACHINE: dgx-a100)"
@@ -103,7 +103,7 @@ def test_doctor_says_what_hardware_it_finds(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_doctor_names_the_remedy_where_there_is_no_hardware(capsys: pytest.CaptureFixture[str]) -> None:
-    root.run(["doctor", "--json"])
+    root.run_command_line(["doctor", "--json"])
     found = hardware(capsys)
 
     assert "warning" == found["verdict"]
@@ -124,9 +124,9 @@ def degraded_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("degraded_gpu")
 def test_gpu_list_names_a_degraded_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    root.run(["gpu", "list"])
+    root.run_command_line(["gpu", "list"])
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    root.run(["gpu", "list", "--json"])
+    root.run_command_line(["gpu", "list", "--json"])
     devices = json.loads(capsys.readouterr().out)["devices"]
 
     assert "degraded: 9 of 18 NVLinks are up" in rows["GPU0"]
@@ -137,11 +137,11 @@ def test_gpu_list_names_a_degraded_gpu(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_topo_names_a_degraded_gpu_on_stderr_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    root.run(["topo", "--machine", "hgx-b200-gpu0-half"])
+    root.run_command_line(["topo", "--machine", "hgx-b200-gpu0-half"])
     half = capsys.readouterr()
-    root.run(["topo", "--machine", "hgx-b200"])
+    root.run_command_line(["topo", "--machine", "hgx-b200"])
     whole = capsys.readouterr()
-    root.run(["topo", "draw", "--machine", "hgx-b200-gpu0-half"])
+    root.run_command_line(["topo", "draw", "--machine", "hgx-b200-gpu0-half"])
     drawn = capsys.readouterr().out
 
     assert "GPU0 is degraded: 9 of 18 NVLinks are up\n" == half.err

@@ -2,7 +2,7 @@
 
 from fact_support import Writer
 
-from topoalign.client.fold import Counts, Fold
+from topoalign.client.node_folds import Counts, Fold
 from topoalign.core.model.ids import NodeName
 
 NODE = NodeName("node-1")
@@ -99,10 +99,10 @@ def test_an_allocator_that_begins_anew_in_a_doubt_ends_it_in_its_new_epoch() -> 
     """Nothing of the epoch that it confirmed before comes any more."""
     fold, before, after = Fold(Counts()), Writer(epoch=7), Writer(epoch=8)
     fold.apply(before.snapshot())
-    fold.doubt(NODE, (7, 1))
+    fold.mark_unconfirmed(NODE, (7, 1))
     fold.promise(NODE, 8, 1)
 
-    assert (True, False) == (fold.apply(after.snapshot()), fold.is_in_doubt(NODE))
+    assert (True, False) == (fold.apply(after.snapshot()), fold.is_unconfirmed(NODE))
 
 
 def test_only_a_snapshot_of_the_confirmed_place_ends_a_doubt() -> None:
@@ -115,7 +115,7 @@ def test_only_a_snapshot_of_the_confirmed_place_ends_a_doubt() -> None:
     for name in ("x", "y", "z"):
         fold.apply(liar.grant(name, f"GPU-{name}"))
     writer.grant("a", "GPU-0")
-    fold.doubt(NODE, (writer.epoch, 2))
+    fold.mark_unconfirmed(NODE, (writer.epoch, 2))
     refused = [fold.apply(event) for event in (old, other.snapshot())]
     accepted = fold.apply(writer.snapshot())
 
@@ -129,14 +129,14 @@ def test_a_new_fact_of_an_older_epoch_comes_from_a_twin() -> None:
     former, present = Writer(epoch=1), Writer(epoch=2)
     for fact in (former.snapshot(), former.grant("a", "GPU-0"), present.snapshot()):
         fold.apply(fact)
-    alone = dict(fold.twins)
+    alone = dict(fold.duplicate_agents)
     fold.apply(former.grant("b", "GPU-1"))
-    found = NODE in fold.twins
-    fold.agree(NODE)
-    once = NODE in fold.twins
-    fold.agree(NODE)
+    found = NODE in fold.duplicate_agents
+    fold.count_agreement(NODE)
+    once = NODE in fold.duplicate_agents
+    fold.count_agreement(NODE)
 
-    assert ({}, True, True, False) == (alone, found, once, NODE in fold.twins)
+    assert ({}, True, True, False) == (alone, found, once, NODE in fold.duplicate_agents)
 
 
 def test_a_twin_that_goes_on_speaking_is_not_forgotten() -> None:
@@ -144,11 +144,11 @@ def test_a_twin_that_goes_on_speaking_is_not_forgotten() -> None:
     former, present = Writer(epoch=1), Writer(epoch=2)
     for fact in (former.snapshot(), present.snapshot(), former.grant("a", "GPU-0")):
         fold.apply(fact)
-    fold.agree(NODE)
+    fold.count_agreement(NODE)
     fold.apply(former.grant("b", "GPU-1"))
-    fold.agree(NODE)
+    fold.count_agreement(NODE)
 
-    assert NODE in fold.twins
+    assert NODE in fold.duplicate_agents
 
 
 def test_what_an_epoch_said_before_it_ended_is_no_sign_of_a_twin() -> None:
@@ -160,4 +160,4 @@ def test_what_an_epoch_said_before_it_ended_is_no_sign_of_a_twin() -> None:
     for fact in (*old, present.snapshot(), *old):
         fold.apply(fact)
 
-    assert ({}, 0) == (fold.twins, counts.twins)
+    assert ({}, 0) == (fold.duplicate_agents, counts.duplicate_agents)

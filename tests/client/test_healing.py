@@ -5,8 +5,8 @@ import pytest
 from fact_support import Writer
 
 from topoalign.client import healing
-from topoalign.client.fold import Counts, Fold
 from topoalign.client.healing import ASK_AGAIN_SECONDS, MOST_ASKS, Healer
+from topoalign.client.node_folds import Counts, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName
@@ -65,7 +65,7 @@ async def test_an_allocator_is_asked_for_as_long_as_its_node_is_broken() -> None
     for _ in range(3):
         for _ in range(MOST_ASKS + 5):
             break_nodes(fold, "n")
-            fold.doubt(NodeName("n"), None)
+            fold.mark_unconfirmed(NodeName("n"), None)
             await healer.heal(fold)
         asked.append(len(bus.nodes))
         await clock.advance(ASK_AGAIN_SECONDS)
@@ -162,7 +162,7 @@ async def test_a_node_that_is_doubted_again_is_asked_at_once(monkeypatch: pytest
     break_nodes(fold, "a", "b")
     await healer.heal(fold)
     bus.nodes.clear()
-    fold.doubt(NodeName("a"), None)
+    fold.mark_unconfirmed(NodeName("a"), None)
     await healer.heal(fold)
 
     assert ["a"] == bus.nodes

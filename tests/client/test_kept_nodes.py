@@ -17,7 +17,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import WriterPosition
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
@@ -28,7 +28,7 @@ INVENTED = [f"invented-{number}" for number in range(10 * MOST)]
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superseded, "MOST_STRANGERS", MOST)
+    monkeypatch.setattr(superseded, "MOST_UNKNOWN_NODES", MOST)
 
 
 def test_the_stranger_is_forgotten_that_was_silent_for_longest() -> None:
@@ -36,7 +36,7 @@ def test_the_stranger_is_forgotten_that_was_silent_for_longest() -> None:
     kept = KeptNodes(forgotten.append)
     names = [NodeName(f"n{number}") for number in range(MOST + 2)]
     for name in (*names[:MOST], names[0], *names[MOST:]):
-        kept.hear(name)
+        kept.note(name)
 
     assert (names[1:3], 2) == (forgotten, kept.dropped)
 
@@ -46,11 +46,11 @@ def test_a_node_that_has_answered_is_kept_until_it_is_doubted() -> None:
     forgotten = list[NodeName]()
     kept = KeptNodes(forgotten.append)
     for name in (REAL, *map(NodeName, INVENTED[:MOST])):
-        kept.hear(name)
+        kept.note(name)
         if name == REAL:
             kept.confirm(name)
     before = list(forgotten)
-    kept.doubt(REAL)
+    kept.unconfirm(REAL)
     kept.forget(REAL)
 
     assert ([], [NodeName(INVENTED[0]), REAL]) == (before, forgotten)
@@ -60,7 +60,7 @@ def test_that_there_are_too_many_is_logged_once() -> None:
     kept = KeptNodes()
     with capture_logs() as logs:
         for name in INVENTED:
-            kept.hear(NodeName(name))
+            kept.note(NodeName(name))
 
     assert (1, len(INVENTED) - MOST) == (len(logs), kept.dropped)
 
@@ -109,7 +109,7 @@ class World:
             "nodes": len(fold._nodes),
             "broken": len(fold.broken),
             "behind": len(fold.behind),
-            "twins": len(fold.twins),
+            "duplicate_agents": len(fold.duplicate_agents),
             "readings": len(known),
             "asked": len(self.client._healer._asked),
             "verified": len(verifier._behind) + len(verifier._conflicts) + len(verifier._questions),
@@ -138,7 +138,7 @@ async def test_of_invented_nodes_a_client_keeps_few_whatever_they_say() -> None:
         fold = world.client._verifier._folds[0]
 
         assert [] == [name for name, size in sizes.items() if size > MOST + 1], sizes
-        assert {"broken": MOST, "twins": MOST, "asked": MOST}.items() <= sizes.items()
+        assert {"broken": MOST, "duplicate_agents": MOST, "asked": MOST}.items() <= sizes.items()
         assert (world.writer.state.seq, False) == (fold.of(REAL).state.seq, REAL in fold.broken)
 
 
@@ -148,7 +148,7 @@ async def test_invented_nodes_of_the_past_are_not_kept_either() -> None:
     for name in INVENTED:
         await world.say(Writer(name).snapshot())
     async with world.bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(None, "snapshot")) as messages:
-        newest = await newest_snapshots(messages, len(INVENTED), 1.0, Turns(world.clock))
+        newest = await newest_snapshots(messages, len(INVENTED), 1.0, TaskTurns(world.clock))
     delivery = []
     async with aclosing(world.client.allocations(superseded=False)) as events:
         for _ in range(MOST):

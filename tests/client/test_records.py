@@ -5,7 +5,7 @@ import pytest
 from decision_support import container, machine, pod
 from diagnosis_support import machines, node_with
 
-from topoalign.client.records import foreign_nodes, read_cluster
+from topoalign.client.stored_records import read_cluster, read_foreign_nodes
 from topoalign.core import wire
 from topoalign.core.diagnosis.foreign import ForeignPage
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord
@@ -88,7 +88,7 @@ async def test_a_registry_that_repeats_a_page_is_asked_no_more() -> None:
 
     bus = MemoryBus()
     async with bus.serve("registry", [Endpoint(name="foreign", subject=wire.foreign_subject(), answer=page)]):
-        assert {"h": "ManagedByHami"} == await foreign_nodes(bus)
+        assert {"h": "ManagedByHami"} == await read_foreign_nodes(bus)
 
 
 async def test_allocators_that_may_not_be_asked_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:

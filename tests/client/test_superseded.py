@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.client import Client, Delivery, subscriber
-from topoalign.client.superseded import Superseded, newest_snapshots, place_of
+from topoalign.client.superseded import Superseded, message_position, newest_snapshots
 from topoalign.core import wire
 from topoalign.core.model.events import LARGEST_NUMBER, AllocationBound, AllocationsSnapshot, LedgerEvent
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock
 
@@ -186,9 +186,9 @@ async def test_snapshots_of_a_stream_that_ends_early_supersede_nothing() -> None
         await anyio.sleep_forever()
 
     async with aclosing(following()) as messages:
-        whole = await newest_snapshots(messages, 2, 0, Turns(ManualClock()))
+        whole = await newest_snapshots(messages, 2, 0, TaskTurns(ManualClock()))
     async with aclosing(following()) as messages:
-        early = await newest_snapshots(messages, 3, 0, Turns(ManualClock()))
+        early = await newest_snapshots(messages, 3, 0, TaskTurns(ManualClock()))
 
     assert ({writer.node: 2}, {}) == (whole, early)
 
@@ -202,7 +202,7 @@ async def test_snapshots_of_a_stream_that_went_back_supersede_nothing() -> None:
         for received in stored:
             yield received
 
-    assert {} == await newest_snapshots(following(), 3, 1.0, Turns(ManualClock()))
+    assert {} == await newest_snapshots(following(), 3, 1.0, TaskTurns(ManualClock()))
 
 
 def test_nothing_is_superseded_in_another_stream() -> None:
@@ -230,8 +230,8 @@ def test_a_place_is_read_from_the_id_and_highest_where_it_has_none() -> None:
         msgspec.structs.replace(message, headers={"Nats-Msg-Id": "allocator.a.b.c"}),
     ]
 
-    assert [(7, 1), (7, 1)] == [place_of(message), place_of(wire.renamed(message, "5f0c2a9e8b7d6431"))]
-    assert [(LARGEST_NUMBER, LARGEST_NUMBER)] * 2 == [place_of(each) for each in odd]
+    assert [(7, 1), (7, 1)] == [message_position(message), message_position(wire.renamed(message, "5f0c2a9e8b7d6431"))]
+    assert [(LARGEST_NUMBER, LARGEST_NUMBER)] * 2 == [message_position(each) for each in odd]
 
 
 class Losing(MemoryBus):
@@ -321,8 +321,8 @@ async def test_the_past_is_taken_in_pieces_of_a_few_megabytes(monkeypatch: pytes
     for event in (writer.snapshot(), writer.grant("1", "GPU-0"), writer.snapshot()):
         await bus.publish(wire.encode(event, 1.0))
     client = Client(bus, ManualClock())
-    some = client._some
-    monkeypatch.setattr(client, "_some", lambda *args, **more: noted(taken, some(*args, **more)))
+    some = client._take_some
+    monkeypatch.setattr(client, "_take_some", lambda *args, **more: noted(taken, some(*args, **more)))
     async with aclosing(client.allocations(0)) as events:
         delivery = [await anext(events) for _ in writer.said]
 
@@ -359,6 +359,6 @@ async def test_other_tasks_run_while_the_newest_snapshots_are_looked_for() -> No
 
     async with background() as tasks:
         tasks.start_soon(run)
-        await newest_snapshots(at_hand(), 3, 1.0, Turns(Racing()))
+        await newest_snapshots(at_hand(), 3, 1.0, TaskTurns(Racing()))
 
     assert next(turns) >= 3

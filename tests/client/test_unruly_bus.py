@@ -16,8 +16,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Endpoint, Message
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.runtime.answers import answering
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 300)]
 
@@ -87,7 +87,7 @@ async def announcing(bus: Bus, writer: Writer) -> AsyncIterator[list[int]]:
         return snapshot.epoch, snapshot.seq
 
     endpoint = Endpoint(
-        name="snapshot", subject=wire.admission_subject(NODE, "snapshot"), answer=answering(SnapshotRequest, announce)
+        name="snapshot", subject=wire.admission_subject(NODE, "snapshot"), answer=answer_with(SnapshotRequest, announce)
     )
     async with bus.serve("topoalign-allocator", [endpoint]):
         yield asked

@@ -2,7 +2,7 @@
 
 import pytest
 
-from topoalign.client.fold import Counts, Delivery, Fold
+from topoalign.client.node_folds import Counts, Delivery, Fold
 from topoalign.client.verifying import Known, Verifier
 from topoalign.core import wire
 from topoalign.core.model.events import TopologyDiscovered

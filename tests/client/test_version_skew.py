@@ -59,11 +59,11 @@ async def test_fields_of_a_later_version_are_handed_on_byte_for_byte() -> None:
     async with aclosing(client.allocations(since=0)) as events:
         delivery = [await anext(events) for _ in said]
     async with aclosing(client.allocations()) as events:
-        made_up = await anext(events)
+        current_snapshot = await anext(events)
 
     assert writer.said == [one.event for one in delivery]
     assert [message.body for message in said] == [one.body for one in delivery]
-    assert made_up.event == msgspec.json.decode(made_up.body, type=Event)
+    assert current_snapshot.event == msgspec.json.decode(current_snapshot.body, type=Event)
     assert (0, 0) == (client.counts.unknown, client.counts.undecodable)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.kubelet.files.manifest import limits_of
+from topoalign.kubelet.files.manifest import read_quota_limits
 from topoalign.tools.conformance.hami_cases import Share
 from topoalign.tools.conformance.hami_decision_cases import Quota, QuotaExpected, QuotaInput
 from topoalign.tools.conformance.hami_decisions import quota_fit
@@ -64,4 +64,4 @@ def test_a_quota_of_another_namespace_limits_nothing() -> None:
     ],
 )
 def test_limits_are_those_of_extended_resources(hard: dict[str, int | str], expected: dict[str, int]) -> None:
-    assert expected == limits_of(hard)
+    assert expected == read_quota_limits(hard)

@@ -11,7 +11,7 @@ from kubelet_files_support import write_files
 from topoalign.cli.predict import Described
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.machines import load_machine
 from topoalign.tools.conformance import suites
 from topoalign.tools.conformance.suite import CaseResult
@@ -47,7 +47,7 @@ def case(tmp_path: Path) -> dict[str, Any]:
     config, root = tmp_path / "config.json", tmp_path / "root"
     config.write_text(json.dumps(CONFIG))
     root.mkdir()
-    rules = configuration.load_configuration(config)
+    rules = kubelet_configuration.load_configuration(config)
     state = Described(MACHINE, None, None).node(load_machine(MACHINE), rules).state
     decision = admit(state, pod(container("main", gpus=2, cpus=4, gib=8), name="uid"), rules)
     assert isinstance(decision, Admission)

@@ -17,7 +17,7 @@ def written(folder: Path, slow: float = 10.0, sets: int | None = None, name: str
     """A file about eight GPUs in linked pairs: two GPUs that are no pair have `slow` GB/s, all other sets 40."""
     machine = load_machine("8x-nvlink-pairs")
     (folder / "machines").mkdir(exist_ok=True)
-    (folder / "machines" / f"{name}.json").write_bytes(document.encode(machine))
+    (folder / "machines" / f"{name}.json").write_bytes(document.encode_machine(machine))
     members = [each for size in (2, 3, 4) for each in combinations(range(8), size)]
     linked = {(a, a + 1) for a in range(0, 8, 2)}
     lines = [
@@ -82,7 +82,7 @@ def test_two_containers_are_compared_with_the_best_sum(tmp_path: Path) -> None:
 
 
 def test_ratios_are_summed_up_before_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run(["conformance", "nccl", str(written(tmp_path, slow=60.0))])
+    status = root.run_command_line(["conformance", "nccl", str(written(tmp_path, slow=60.0))])
 
     *_, titles, row, last = capsys.readouterr().out.splitlines()
     assert "WITHIN 1 %  WITHIN 10 %" in titles

@@ -49,7 +49,7 @@ def test_empty_lines_are_skipped_and_lines_without_a_case_fail(
         "\n".join([good, "", "{", "[" * 5_000, '"x"', json.dumps(negative), json.dumps(strange), good, "\r"])
     )
 
-    status = root.run(["conformance", "--json", "kubelet/merge", str(file)])
+    status = root.run_command_line(["conformance", "--json", "kubelet/merge", str(file)])
 
     *failed, sums = map(json.loads, capsys.readouterr().out.splitlines())
     assert (1, 2, 5) == (status, sums["passed"], sums["failed"])

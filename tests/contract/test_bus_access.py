@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, InvalidField
 from topoalign.core.ports import Stream
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.fact_publisher import FactPublisher
 from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus, follower
-from topoalign.runtime.speaker import FactPublisher
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -45,7 +45,7 @@ async def test_publishing_without_permission_is_refused_with_the_subject(tmp_pat
                 with pytest.raises(BusRefused, match=f"no permission on {GRANTED}"):
                     await bus.publish(said(1))
             with pytest.raises(BusRefused, match=f"no permission on {GRANTED}"):
-                async with connect_bus(url, speaks=[GRANTED]):
+                async with connect_bus(url, publishes=[GRANTED]):
                     raise AssertionError
 
 
@@ -210,7 +210,7 @@ async def test_replaced_certificates_of_a_hub_are_taken_up(tmp_path: Path) -> No
         second.issue(served, "expired", over)
         server.kill()
         await server.start()
-        while "expired" not in (bus.trouble or ""):
+        while "expired" not in (bus.reason_not_connected or ""):
             await anyio.lowlevel.checkpoint()
         assert not bus.connected
         second.issue(served, "nats", valid)

@@ -21,9 +21,9 @@ from scripted_nats import ScriptedNats, listening
 
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Endpoint, Stream
-from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, connection
-from topoalign.runtime.nats_bus.connection import Connection, open_connection
-from topoalign.runtime.nats_bus.library import CancelledInside, contained
+from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, nats_connection
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
+from topoalign.runtime.nats_bus.nats_library import CancelledInside, contain_cancellation
 from topoalign.runtime.tasks import StoppedUnasked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900 if THOROUGH else 300)]
@@ -33,7 +33,7 @@ UNREAD = b"PING\r\n" + b"x" * 20_000_000
 """More than the buffers of a socket hold: as long as the server does not read it, the socket does not close."""
 
 
-async def reconnecting(opened: Connection, server: ScriptedNats) -> None:
+async def reconnecting(opened: NatsConnection, server: ScriptedNats) -> None:
     """Until the library has begun to reconnect, and waits for a socket that does not close."""
     server.stalls = True
     transport = opened.client._transport
@@ -56,7 +56,7 @@ async def test_closing_while_the_library_reconnects_does_not_end_who_closes() ->
 
 async def test_a_bus_whose_poll_finds_the_library_reconnecting_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's end with exit code 0, forced: the connection was closed in this moment, and nothing was said."""
-    monkeypatch.setattr(connection, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(nats_connection, "PING_SECONDS", 0.05)
     monkeypatch.setattr(bus, "FIRST_PAUSE", 0.0)
     async with listening(ScriptedNats(repeat(None))) as server, connect_bus(server.url) as connected:
         first = connected.live()
@@ -92,7 +92,7 @@ async def test_each_call_that_waits_for_the_library_bears_a_cancellation_inside(
                 await call()
         monkeypatch.setattr(client, "flush", lambda *args: refuse())
         await opened.close()
-        fresh = Connection("x", "_INBOX_x")
+        fresh = NatsConnection("x", "_INBOX_x")
         monkeypatch.setattr(fresh.client, "connect", lambda *args, **kwargs: refuse())
         with pytest.raises(BusUnavailable, match="cancelled the operation"):
             await fresh.open("nats://127.0.0.1:9", "x", {}, None)
@@ -110,7 +110,7 @@ async def test_a_cancellation_that_is_meant_for_the_task_passes() -> None:
     async def wait(future: "asyncio.Future[None]") -> None:
         nonlocal passed
         try:
-            with contained():
+            with contain_cancellation():
                 await future
         except asyncio.CancelledError:
             passed += 1
@@ -133,7 +133,7 @@ async def test_a_cancellation_that_is_meant_for_the_task_passes() -> None:
         assert task.cancelled()
     assert 4 == passed
 
-    with anyio.CancelScope() as scope, pytest.raises(CancelledInside), contained():
+    with anyio.CancelScope() as scope, pytest.raises(CancelledInside), contain_cancellation():
         await refuse()
     assert not scope.cancelled_caught
 
@@ -146,7 +146,7 @@ async def test_an_inner_cancellation_is_told_from_an_earlier_outer_one() -> None
             scope.cancel()
             await anyio.sleep_forever()
         finally:
-            with anyio.CancelScope(shield=True), pytest.raises(CancelledInside), contained():
+            with anyio.CancelScope(shield=True), pytest.raises(CancelledInside), contain_cancellation():
                 await refuse()
             closed = True
 
@@ -156,7 +156,7 @@ async def test_an_inner_cancellation_is_told_from_an_earlier_outer_one() -> None
 
 async def test_a_bus_whose_own_task_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should a cancellation get through all the same, it is an error and not the end of the block."""
-    monkeypatch.setattr(Connection, "until_lost", lambda self: refuse())
+    monkeypatch.setattr(NatsConnection, "until_lost", lambda self: refuse())
     async with listening(ScriptedNats(repeat(None))) as server:
         with pytest.raises(StoppedUnasked, match="the connection to NATS stopped although nothing asked it to"):
             async with connect_bus(server.url):
@@ -169,8 +169,8 @@ async def test_a_bus_survives_connections_that_are_dropped_at_random_moments(
     """During the handshake, the checks and afterwards; each way a connection ends, with what polls and asks beside it."""
     monkeypatch.setattr(bus, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(bus, "LONGEST_PAUSE", 0.001)
-    monkeypatch.setattr(connection, "PING_SECONDS", 0.002)
-    monkeypatch.setattr(connection, "PINGS_MISSED", 1_000)  # the server drops connections, not a busy machine
+    monkeypatch.setattr(nats_connection, "PING_SECONDS", 0.002)
+    monkeypatch.setattr(nats_connection, "PINGS_MISSED", 1_000)  # the server drops connections, not a busy machine
     chance = Random(1)
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
@@ -184,7 +184,7 @@ async def test_a_bus_survives_connections_that_are_dropped_at_random_moments(
     ):
         tasks.start_soon(asking, connected)
         await server.patient.wait()
-        monkeypatch.setattr(connection, "PING_SECONDS", 1)
+        monkeypatch.setattr(nats_connection, "PING_SECONDS", 1)
         await connected.up()
         tasks.cancel_scope.cancel()
     while len(asyncio.all_tasks()) > before or open_files() > files:  # the library's last tasks end by themselves

@@ -13,9 +13,9 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime.nats_bus import connect_bus, follower
-from topoalign.runtime.nats_bus.connection import Connection
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.follower import Follower, Reading
+from topoalign.runtime.nats_bus.follower import FollowerReading, NatsFollower
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 
 HEAD = (
     b"NATS/1.0\r\nNats-Stream: TOPOALIGN_ALLOCATIONS\r\nNats-Subject: x\r\nNats-Sequence: %d\r\nNats-Num-Pending: 0\r\n"
@@ -36,14 +36,14 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
     """
     monkeypatch.setattr(follower, "BATCH", 4)
     monkeypatch.setattr(follower, "LARGEST_BATCH", 4)
-    arrive = Reading.hear
+    arrive = FollowerReading.receive
     losses = chain([False] * before, [True], repeat(False))
 
-    def lose(self: Reading, delivered: Delivered) -> None:
+    def lose(self: FollowerReading, delivered: Delivered) -> None:
         if not delivered.is_of_a_store or not next(losses):
             arrive(self, delivered)
 
-    monkeypatch.setattr(Reading, "hear", lose)
+    monkeypatch.setattr(FollowerReading, "receive", lose)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:
         for number in range(10):
             await bus.publish(said(number))
@@ -56,7 +56,7 @@ async def test_a_message_that_got_lost_on_its_way_is_fetched_again(
 
 async def test_at_most_one_batch_is_requested_beyond_the_one_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next is requested when this one has arrived, however little of it was read."""
-    connection = Connection("x", "_INBOX_x")
+    connection = NatsConnection("x", "_INBOX_x")
     requests: list[dict[str, object]] = []
     replies: list[bytes] = []
 
@@ -65,14 +65,14 @@ async def test_at_most_one_batch_is_requested_beyond_the_one_that_is_read(monkey
         replies.append(reply.encode())
 
     monkeypatch.setattr(connection, "send", note)
-    reading = Reading(connection, Stream.ALLOCATIONS, "topoalign.v1.allocation.>", 0)
+    reading = FollowerReading(connection, Stream.ALLOCATIONS, "topoalign.v1.allocation.>", 0)
 
     def arrive(*positions: int, waiting: int) -> None:
         before = 0
         for position in positions:
-            reading.hear(Delivered(replies[-1], b"", b"{}", HEAD % (position, before)))
+            reading.receive(Delivered(replies[-1], b"", b"{}", HEAD % (position, before)))
             before = position
-        reading.hear(Delivered(replies[-1], b"", b"", END % (waiting, before)))
+        reading.receive(Delivered(replies[-1], b"", b"", END % (waiting, before)))
 
     await reading.read()
     arrive(1, 2, waiting=4)
@@ -114,7 +114,7 @@ async def test_at_most_one_batch_is_requested_beyond_the_one_that_is_read(monkey
 def test_a_store_is_read_without_a_filter_where_each_of_its_messages_fits(
     subject: str, filtered: dict[str, str]
 ) -> None:
-    assert filtered == Reading(Connection("x", "_INBOX_x"), Stream.ALLOCATIONS, subject, 0)._filter
+    assert filtered == FollowerReading(NatsConnection("x", "_INBOX_x"), Stream.ALLOCATIONS, subject, 0)._filter
 
 
 async def test_follow_retries_slow_down_and_start_over_after_a_message(
@@ -125,19 +125,19 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
     outcomes = chain([away] * 10, [None, away, None], [refused] * 11, [None])
     pauses: list[list[float]] = [[]]
 
-    class Scripted(Follower):
-        async def begin(self, connection: Connection) -> Reading:
+    class Scripted(NatsFollower):
+        async def begin(self, connection: NatsConnection) -> FollowerReading:
             outcome = next(outcomes)
             if outcome is not None:
                 raise outcome
             return OneMessage(connection, Stream.NODES, "x", 0)
 
-    class OneMessage(Reading):
+    class OneMessage(FollowerReading):
         async def next(self) -> Received:
             return Received(message=Message(subject="x", headers={}, body=b""), position=1)
 
-    async def connected() -> Connection:
-        return Connection("x", "_INBOX_x")
+    async def connected() -> NatsConnection:
+        return NatsConnection("x", "_INBOX_x")
 
     async def note(seconds: float) -> None:
         pauses[-1].append(seconds)
@@ -156,7 +156,7 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
 async def test_a_message_is_read_although_its_news_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where another server of a cluster has taken over: the store is looked at."""
     monkeypatch.setattr(follower, "LOOK", 0.1)
-    monkeypatch.setattr(Reading, "take_stored", lambda self, delivered: None)
+    monkeypatch.setattr(FollowerReading, "take_stored", lambda self, delivered: None)
     async with (
         killable(tmp_path) as server,
         connect_bus(server.url) as bus,
@@ -174,21 +174,21 @@ async def test_a_follower_that_falls_behind_receives_no_news_until_it_has_caught
     """Any news is more than this follower has had; it reads each message from the store."""
     steps: list[str] = []
     send, waits = anyio.create_memory_object_stream[None](10)
-    wait = Reading.wait_for_news
-    end = Reading.end_news
+    wait = FollowerReading.wait_for_news
+    end = FollowerReading.end_news
 
-    async def wait_for_news(self: Reading) -> None:
+    async def wait_for_news(self: FollowerReading) -> None:
         steps.append("wait")
         send.send_nowait(None)
         await wait(self)
 
-    async def end_news(self: Reading) -> None:
+    async def end_news(self: FollowerReading) -> None:
         steps.append("end")
         await end(self)
 
     monkeypatch.setattr(follower, "NEWS_BYTES", 0)
-    monkeypatch.setattr(Reading, "wait_for_news", wait_for_news)
-    monkeypatch.setattr(Reading, "end_news", end_news)
+    monkeypatch.setattr(FollowerReading, "wait_for_news", wait_for_news)
+    monkeypatch.setattr(FollowerReading, "end_news", end_news)
     received: list[Received] = []
 
     async def read(messages: AsyncIterator[Received]) -> None:
@@ -219,13 +219,13 @@ async def test_of_facts_of_nodes_the_news_is_a_position_and_the_store_is_read(
 ) -> None:
     """They are large: a follower that is slow would be sent more than the server keeps for it."""
     news: list[bytes] = []
-    take_stored = Reading.take_stored
+    take_stored = FollowerReading.take_stored
 
-    def noted(self: Reading, delivered: Delivered) -> None:
+    def noted(self: FollowerReading, delivered: Delivered) -> None:
         news.append(delivered.body)
         take_stored(self, delivered)
 
-    monkeypatch.setattr(Reading, "take_stored", noted)
+    monkeypatch.setattr(FollowerReading, "take_stored", noted)
     facts = [
         Message(subject=f"topoalign.v1.usage.node-{each}", headers={"Nats-Msg-Id": f"{each}"}, body=b"{}")
         for each in range(3)
@@ -247,7 +247,7 @@ async def test_of_facts_of_nodes_the_news_is_a_position_and_the_store_is_read(
 async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "FIRST_PAUSE", 0.001)
     async with killable(tmp_path) as server, connect_bus(server.url) as bus:
-        reading = await Follower(bus.up, Stream.ALLOCATIONS, "topoalign.v1.>", 0).begin(bus.live())
+        reading = await NatsFollower(bus.up, Stream.ALLOCATIONS, "topoalign.v1.>", 0).begin(bus.live())
         reading._newest = 5
         reads: list[int] = []
         read = reading.read
@@ -267,7 +267,7 @@ async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, mo
 
 def test_reads_in_vain_are_counted_from_the_last_message_on() -> None:
     """A server that lags again has all its tries again: what was announced is not taken for deleted."""
-    reading = Reading(Connection("x", "_INBOX_x"), Stream.ALLOCATIONS, "topoalign.v1.>", 0)
+    reading = FollowerReading(NatsConnection("x", "_INBOX_x"), Stream.ALLOCATIONS, "topoalign.v1.>", 0)
     reading._newest = 7
     head = b"NATS/1.0\r\nNats-Stream: TOPOALIGN_ALLOCATIONS\r\nNats-Subject: x\r\nNats-Sequence: 5\r\n\r\n"
 

@@ -17,7 +17,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime.nats_bus import Access, NatsBus, apply_stores, bus, connect_bus, follower
-from topoalign.runtime.nats_bus.connection import Connection, open_connection
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -342,14 +342,14 @@ async def test_a_bus_away_for_long_is_logged_once_for_each_reason(
     tries = 0
 
     class Unlucky(NatsBus):
-        async def connection(self) -> Connection:
+        async def connection(self) -> NatsConnection:
             nonlocal tries
             tries += 1
             if tries % 20:
                 raise BusUnavailable(f"no way to {tries % 2}")
             return await super().connection()
 
-    unlucky = Unlucky(server.url, "test", Access(), node=None, speaks=())
+    unlucky = Unlucky(server.url, "test", Access(), node=None, publishes=())
     with capture_logs() as logs:
         for outage in (1, 2):
             async with anyio.create_task_group() as tasks:
@@ -369,13 +369,13 @@ async def test_a_server_that_refuses_us_later_on_is_tried_again(monkeypatch: pyt
     stays = 0
 
     class Refused(NatsBus):
-        async def connection(self) -> Connection:
+        async def connection(self) -> NatsConnection:
             outcome = next(outcomes)
             if outcome is not None:
                 raise outcome
-            return Connection("x", "_INBOX_x")
+            return NatsConnection("x", "_INBOX_x")
 
-        async def stay(self, connection: Connection) -> None:
+        async def stay(self, connection: NatsConnection) -> None:
             nonlocal stays
             stays += 1
             if stays == 2:

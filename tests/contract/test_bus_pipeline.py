@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime.nats_bus import connect_bus, publication
-from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 from topoalign.runtime.nats_bus.publication import Acknowledgements
 
 pytestmark = pytest.mark.anyio
@@ -26,9 +26,9 @@ async def test_acknowledgements_in_any_order_find_their_messages() -> None:
     """One that cannot be read, as of a subject that no store takes, is none; all have to be received."""
     answers = Acknowledgements(4)
     for number, body in ((2, b'{"seq": 12}'), (0, b'{"seq": 10}'), (3, b"")):
-        await answers.hear(answered(number, body))
+        await answers.receive(answered(number, body))
     before = answers.complete.is_set()
-    await answers.hear(answered(1, b'{"seq": 11, "duplicate": true}'))
+    await answers.receive(answered(1, b'{"seq": 11, "duplicate": true}'))
 
     assert (False, True) == (before, answers.complete.is_set())
     assert [10, 11, 12, None] == [each.seq if each is not None else None for each in answers.acknowledgements]
@@ -79,7 +79,7 @@ async def test_nothing_is_compared_behind_the_first_that_cannot_be(
     """After lost acknowledgements hundreds of messages are repetitions, and each look may take seconds."""
     looks: list[int] = []
 
-    async def compare(connection: Connection, stream: Stream, position: int, message: Message) -> None:
+    async def compare(connection: NatsConnection, stream: Stream, position: int, message: Message) -> None:
         looks.append(position)
         if position == 2:
             raise BusUnavailable("no answer")

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BusRefused
 from topoalign.core.ports import Stream
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_bus import connect_bus
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -35,7 +35,7 @@ async def test_a_self_test_is_not_stored_and_no_news(tmp_path: Path) -> None:
     async with killable(tmp_path) as server, connect_bus(server.url) as admin:
         await admin.live().subscribe("topoalign.>", note)
         with capture_logs() as logs:
-            async with connect_bus(server.url, speaks=SPOKEN) as bus:
+            async with connect_bus(server.url, publishes=SPOKEN) as bus:
                 first = bus.live()
                 first.lose()
                 while bus._connection in (None, first):
@@ -45,7 +45,7 @@ async def test_a_self_test_is_not_stored_and_no_news(tmp_path: Path) -> None:
             await anyio.lowlevel.checkpoint()
         positions = [await admin.last_position(stream) for stream in (Stream.ALLOCATIONS, Stream.NODES)]
 
-    assert [*SPOKEN, *SPOKEN, GRANTED] == [subject for subject in received if not subject.startswith(stores.NEWS)]
+    assert [*SPOKEN, *SPOKEN, GRANTED] == [subject for subject in received if not subject.startswith(event_stores.NEWS)]
     assert [1, 0] == positions
     assert ["bus lost"] == [line["event"] for line in logs if line["log_level"] == "warning"]
 
@@ -54,7 +54,7 @@ async def test_a_missing_permission_to_read_what_is_stored_is_logged_once(tmp_pa
     rules = users('publish: { deny: ["$JS.API.DIRECT.GET.>"] }')
     async with killable(tmp_path, rules, administrator="admin:x") as server:
         with capture_logs() as logs:
-            async with connect_bus(as_user(server.url, "node:x"), speaks=SPOKEN) as bus:
+            async with connect_bus(as_user(server.url, "node:x"), publishes=SPOKEN) as bus:
                 first = bus.live()
                 first.lose()
                 while bus._connection in (None, first):
@@ -67,6 +67,6 @@ async def test_a_missing_permission_to_read_what_is_stored_is_logged_once(tmp_pa
 @pytest.mark.parametrize("subject", SPOKEN)
 async def test_each_subject_on_which_we_may_not_publish_is_named(tmp_path: Path, subject: str) -> None:
     async with killable(tmp_path, users(f'publish: {{ deny: [ "{subject}" ] }}'), administrator="admin:x") as server:
-        with pytest.raises(BusRefused, match=f"no permission on {re.escape(subject)}: NATS says"):
-            async with connect_bus(as_user(server.url, "node:x"), speaks=SPOKEN):
+        with pytest.raises(BusRefused, match=f"no permission on {re.escape(subject)}: NATS reports"):
+            async with connect_bus(as_user(server.url, "node:x"), publishes=SPOKEN):
                 raise AssertionError

@@ -8,7 +8,7 @@ import pytest
 
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.inbox import Inbox, anything
-from topoalign.runtime.nats_bus.library import TolerantClient
+from topoalign.runtime.nats_bus.nats_library import TolerantClient
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint, Stream
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_accounts import (
     ADMIN,
     EVERY_NODE,
@@ -35,7 +35,7 @@ from topoalign.runtime.nats_accounts import (
     PURGE,
     STORES,
     account_of,
-    accounts,
+    format_accounts,
 )
 from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus
 
@@ -288,15 +288,18 @@ async def test_nobody_publishes_or_requests_in_the_name_of_a_node(hub: Hub, role
     own = await hub.client("node")
     await own.request(OWN["node"], FORGED, timeout=60)  # what a store could be made to send elsewhere
     received = await everything(victim)
-    before = [await stores.stream_info(requester(admin), store.name) for store in stores.STORES]
+    before = [await event_stores.stream_info(requester(admin), store.name) for store in event_stores.STORES]
     names = (await admin.request("$JS.API.STREAM.NAMES", b"")).data
 
     await attack(attacker, role)
     await settled(admin)
     await victim.flush()
-    infos = [await stores.stream_info(requester(admin), store.name) for store in stores.STORES]
+    infos = [await event_stores.stream_info(requester(admin), store.name) for store in event_stores.STORES]
     forged = [
-        subject for store in stores.STORES for subject in await subjects_in(admin, store.name) if VICTIM in subject
+        subject
+        for store in event_stores.STORES
+        for subject in await subjects_in(admin, store.name)
+        if VICTIM in subject
     ]
 
     # A registry sends these; an answer that it has sent there keeps the subject that the server made for it.
@@ -321,7 +324,7 @@ async def test_what_is_tried_is_real(hub: Hub) -> None:
     await attack(owner, "node")
     await settled(owner)
     await victim.flush()
-    forged = {name for store in stores.STORES for name in await subjects_in(owner, store.name) if VICTIM in name}
+    forged = {name for store in event_stores.STORES for name in await subjects_in(owner, store.name) if VICTIM in name}
     for client in (admin, owner, victim):
         await client.close()
 
@@ -365,7 +368,7 @@ async def test_nobody_reads_requests_and_answers_of_another(hub: Hub, role: str)
     await eavesdropper.close()
 
     assert {wire.answer("secret")} == answers
-    assert [] == [each for each in received if not each[0].startswith(stores.NEWS)]
+    assert [] == [each for each in received if not each[0].startswith(event_stores.NEWS)]
     assert role == "reader" or [] == received
 
 
@@ -377,7 +380,7 @@ async def test_a_stolen_key_opens_no_other_account_and_no_leaf(hub: Hub, tmp_pat
             async with connect_bus(hub.server.url, access=access):
                 raise AssertionError
 
-    assert not {"leafnodes", "gateway", "cluster"} & {*accounts({NODE: "U"}, "U", "U", "U", "U").split()}
+    assert not {"leafnodes", "gateway", "cluster"} & {*format_accounts({NODE: "U"}, "U", "U", "U", "U").split()}
 
 
 def test_keys_are_kept_and_private(tmp_path: Path) -> None:
@@ -401,7 +404,7 @@ def test_keys_are_kept_and_private(tmp_path: Path) -> None:
         pytest.param("# only a comment\n", "names no node", id="comment"),
         pytest.param("node 1\n", "'node 1' is no name of a node", id="two words"),
         pytest.param("node/node-1\n", "'node/node-1' is no name of a node", id="kubectl's own form"),
-        pytest.param("*\nnode-1\n", "`\\*` stands beside names", id="both forms"),
+        pytest.param("*\nnode-1\n", "there are names in addition to `\\*`", id="both forms"),
     ],
 )
 def test_a_file_of_nodes_that_cannot_be_meant_is_refused(tmp_path: Path, lines: str, finding: str) -> None:
@@ -421,14 +424,14 @@ def block_of(account: str, text: str) -> list[str]:
 
 def test_a_node_receives_the_news_of_itself_alone() -> None:
     """Those of all nodes would be megabytes for each of thousands, and their containers are none of its business."""
-    block = block_of(account_of(NODE), accounts({NODE: "UN", VICTIM: "UV"}, "UR", "UE", "UA", "US"))
-    news = {line.partition(f"{stores.NEWS}.")[2].partition('"')[0] for line in block if stores.NEWS in line}
+    block = block_of(account_of(NODE), format_accounts({NODE: "UN", VICTIM: "UV"}, "UR", "UE", "UA", "US"))
+    news = {line.partition(f"{event_stores.NEWS}.")[2].partition('"')[0] for line in block if event_stores.NEWS in line}
 
     assert {f"{kind}.{NODE}" for kind in (*wire.READINGS, "reservation")} == news
 
 
 def test_deletions_are_exported_to_the_administrator_alone() -> None:
-    block = block_of(STORES, accounts({NODE: "UN"}, "UR", "UE", "UA", "US"))
+    block = block_of(STORES, format_accounts({NODE: "UN"}, "UR", "UE", "UA", "US"))
 
     assert [f'{{ service: "{PURGE}", accounts: ["{ADMIN}"] }}'] == [line for line in block if PURGE in line]
 
@@ -443,7 +446,7 @@ def test_nodes_may_share_one_account(tmp_path: Path) -> None:
     shutil.rmtree(keys)
 
 
-def requester(client: Client) -> stores.Request:
+def requester(client: Client) -> event_stores.Request:
     async def request(subject: str, body: bytes) -> bytes:
         return bytes((await client.request(subject, body, timeout=60)).data)
 
@@ -460,7 +463,7 @@ async def settled(admin: Client) -> None:
     last: object = None
     while True:
         await admin.flush()
-        now = [(await stores.stream_info(requester(admin), store.name)).state for store in stores.STORES]
+        now = [(await event_stores.stream_info(requester(admin), store.name)).state for store in event_stores.STORES]
         if now == last:
             return
         last = now

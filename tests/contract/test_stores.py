@@ -13,33 +13,33 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Stream
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus
-from topoalign.runtime.nats_bus.connection import open_connection
+from topoalign.runtime.nats_bus.nats_connection import open_connection
 
 NODE = NodeName("node-1")
 OF_NODES = ("topoalign.v1.topology.>", "topoalign.v1.health.>", "topoalign.v1.usage.>")
 OF_ALLOCATIONS = ("topoalign.v1.allocation.>",)
 HEALTH, LATER = "topoalign.v1.health.node-1", "topoalign.v1.later.node-1"
-WIDE = msgspec.structs.replace(stores.NODES, subjects=(*stores.NODES.subjects, "topoalign.v1.later.>"))
+WIDE = msgspec.structs.replace(event_stores.NODES, subjects=(*event_stores.NODES.subjects, "topoalign.v1.later.>"))
 
 
 def test_only_reservations_are_stored_in_batches() -> None:
     """Registries write them: a node that may not begin a batch cannot use up the batches that a server has at once."""
-    assert [stores.RESERVATIONS] == [store for store in stores.STORES if store.allow_atomic]
+    assert [event_stores.RESERVATIONS] == [store for store in event_stores.STORES if store.allow_atomic]
 
 
 def test_each_subject_of_the_table_has_exactly_one_store() -> None:
     """The store is that of the event's base."""
     for event, (pattern, _) in wire.SUBJECTS.items():
         subject = f"{wire.PREFIX}.{pattern.format(node='node-1')}"
-        taken = [store.name for store in stores.STORES if stores.takes(store.subjects, subject)]
+        taken = [store.name for store in event_stores.STORES if event_stores.takes_subject(store.subjects, subject)]
         assert [wire.STORED[event]] == taken, subject
 
 
 def test_entries_of_the_journal_have_subjects_that_every_store_takes() -> None:
     """They are published in order: one that a store of an older version refuses would hold back all that follow."""
-    later = [subject for subject in stores.ALLOCATIONS.subjects if subject not in OF_ALLOCATIONS]
+    later = [subject for subject in event_stores.ALLOCATIONS.subjects if subject not in OF_ALLOCATIONS]
 
     assert [] == later, "begin the subject of a LedgerFact with `allocation.{node}.`"
 
@@ -50,14 +50,14 @@ def test_entries_of_the_journal_have_subjects_that_every_store_takes() -> None:
         (503, 10008, True),
         (408, 0, True),
         (503, 10023, False),
-        (503, stores.NO_JETSTREAM, False),
+        (503, event_stores.NO_JETSTREAM, False),
         (400, 10047, False),
         (500, 0, False),
     ],
 )
 def test_a_server_that_elects_is_waited_for_and_one_without_room_is_not(code: int, err_code: int, passes: bool) -> None:
     """NATS answers 503 for both."""
-    error = stores.refused("store", stores.Refusal(code=code, err_code=err_code))
+    error = event_stores.store_error("store", event_stores.StoreRefusal(code=code, err_code=err_code))
 
     assert passes == isinstance(error, BusUnavailable)
     assert (err_code in (10023, 10047)) == ("more room" in error.remedy)
@@ -72,11 +72,16 @@ def test_no_store_takes_a_request_or_news() -> None:
         wire.announce_subject(NODE),
         wire.devices_subject(NODE, "heal"),
         wire.foreign_subject(),
-        f"{stores.NEWS}.allocation.node-1.granted",
+        f"{event_stores.NEWS}.allocation.node-1.granted",
     ]
 
-    assert [] == [subject for subject in asked for store in stores.STORES if stores.takes(store.subjects, subject)]
-    assert {*stores.ANSWERED} == {subject.split(".")[2] for subject in asked}
+    assert [] == [
+        subject
+        for subject in asked
+        for store in event_stores.STORES
+        if event_stores.takes_subject(store.subjects, subject)
+    ]
+    assert {*event_stores.ANSWERED} == {subject.split(".")[2] for subject in asked}
 
 
 @pytest.fixture
@@ -87,8 +92,10 @@ async def server(tmp_path: Path) -> AsyncIterator[KillableServer]:
 
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on there is a reading on `later.<node>`."""
-    monkeypatch.setattr(stores, "NODES", WIDE)
-    monkeypatch.setattr(stores, "STORES", (stores.ALLOCATIONS, stores.RESERVATIONS, WIDE, stores.DEADLETTERS))
+    monkeypatch.setattr(event_stores, "NODES", WIDE)
+    monkeypatch.setattr(
+        event_stores, "STORES", (event_stores.ALLOCATIONS, event_stores.RESERVATIONS, WIDE, event_stores.DEADLETTERS)
+    )
 
 
 @pytest.mark.anyio
@@ -101,7 +108,7 @@ async def test_a_store_of_an_older_version_takes_what_it_did(
     """
     upgrade(monkeypatch)
     with capture_logs() as logs:
-        async with connect_bus(server.url, speaks=[HEALTH, LATER]) as bus:
+        async with connect_bus(server.url, publishes=[HEALTH, LATER]) as bus:
             await bus.publish(said(1, HEALTH))
             with pytest.raises(BusUnavailable, match=r"no store took topoalign\.v1\.later\.node-1.*stores apply"):
                 await bus.publish(said(2, LATER))
@@ -122,7 +129,7 @@ async def test_a_store_of_a_newer_version_is_used(server: KillableServer, monkey
         async with connect_bus(server.url) as bus:
             await bus.publish(said(1, LATER))
     with capture_logs() as logs:
-        async with connect_bus(server.url, speaks=[HEALTH]) as bus:
+        async with connect_bus(server.url, publishes=[HEALTH]) as bus:
             assert 2 == await bus.publish(said(2, HEALTH))
 
     assert [] == [line["event"] for line in logs if line["log_level"] == "warning"]
@@ -130,7 +137,7 @@ async def test_a_store_of_a_newer_version_is_used(server: KillableServer, monkey
 
 async def config_of(url: str, name: str) -> dict[str, object]:
     connection = await open_connection([url], "operator", Access())
-    info = await stores.stream_info(connection.api, name)
+    info = await event_stores.stream_info(connection.api, name)
     await connection.close()
     return info.config
 
@@ -150,7 +157,7 @@ async def test_apply_creates_what_is_missing_and_then_changes_nothing(tmp_path: 
         again = await apply_stores(server.url)
         config = await config_of(server.url, "TOPOALIGN_ALLOCATIONS")
 
-    assert [f"created {store.name}" for store in stores.STORES] == first
+    assert [f"created {store.name}" for store in event_stores.STORES] == first
     assert [] == again
     assert (["topoalign.v1.allocation.>"], 30 * 86400 * 10**9, True) == (
         config["subjects"],
@@ -172,10 +179,10 @@ async def test_many_who_apply_at_once_create_the_stores_together(tmp_path: Path)
 @pytest.mark.anyio
 async def test_a_store_that_another_creates_meanwhile_is_left_as_it_is() -> None:
     async def request(subject: str, body: bytes) -> bytes:
-        code = stores.NOT_FOUND if ".INFO." in subject else stores.NAME_IN_USE
+        code = event_stores.NOT_FOUND if ".INFO." in subject else event_stores.NAME_IN_USE
         return msgspec.json.encode({"error": {"code": 400, "err_code": code}})
 
-    assert [] == await stores.apply(request, None)
+    assert [] == await event_stores.create_or_change_stores(request, None)
 
 
 @pytest.mark.anyio

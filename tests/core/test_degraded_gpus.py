@@ -14,7 +14,7 @@ from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.machines import catalogue
-from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 
 GPUS = tuple(DeviceID(f"GPU-{i}") for i in range(8))
 OFF, HALF = "it has no NVLink, its peers have 18", "9 of 18 NVLinks are up"
@@ -48,7 +48,7 @@ def test_of_the_catalogue_only_the_degraded_shapes_are_degraded(name: str) -> No
 def test_a_pasted_matrix_says_the_same_although_it_has_no_switch(name: str) -> None:
     expected = {GPUS[0]: DEGRADED_SHAPES[name]} if name in DEGRADED_SHAPES else {}
 
-    assert expected == degraded_gpus(read(print_matrix(catalogue.machine(name))))
+    assert expected == degraded_gpus(read_pasted_matrix(print_matrix(catalogue.machine(name))))
 
 
 @pytest.mark.parametrize(

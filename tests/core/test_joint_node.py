@@ -27,7 +27,7 @@ from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
-from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 
 SAME_PCIE = {JOINT_ANNOTATION: json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})}
 TOGETHER = {JOINT_ANNOTATION: json.dumps({"deviceTypes": ["gpu", "rdma"]})}
@@ -64,7 +64,7 @@ def test_places_agree_with_the_pcie_class_of_every_pair_of_devices(name: str) ->
 
 @pytest.mark.parametrize("name", [name for name in catalogue.names() if catalogue.machine(name).links])
 def test_a_pasted_matrix_has_no_bridges_and_its_links_say_the_same(name: str) -> None:
-    topology = read(print_matrix(catalogue.machine(name)))
+    topology = read_pasted_matrix(print_matrix(catalogue.machine(name)))
 
     assert () == topology.bridges
     check_places(topology)

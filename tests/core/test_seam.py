@@ -13,7 +13,7 @@ from topoalign.core.model.topology.model import Fabric, Gpu, Topology
 from topoalign.core.placement.gpus.seam import Links, Seam, gpu_links, minimum_cut, weakest_seam
 from topoalign.core.placement.preference import seam_of, set_scorer
 from topoalign.machines import load_machine
-from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 
 PATHS = (10, 20, 30, 40, 50, 60)
 
@@ -111,7 +111,7 @@ def test_at_an_nvswitch_the_gpu_with_the_fewest_links_decides() -> None:
 def test_a_pasted_matrix_has_the_seams_of_its_machine() -> None:
     for name in ("dgx1-volta", "hgx-h100", "8x-nvlink-pairs"):
         machine = load_machine(name).topology
-        pasted = read(print_matrix(machine))
+        pasted = read_pasted_matrix(print_matrix(machine))
         every = range(len(machine.gpus))
 
         for size in (2, 3, 4, 8):

@@ -15,8 +15,8 @@ from topoalign.discovery.drivers.auto import DescribedDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver
 from topoalign.discovery.main import driver_for, follow, serve
 from topoalign.discovery.settings import DiscoverySettings
-from topoalign.machines.sysfs import read_sysfs
-from topoalign.plugin_config.watching import ConfigurationFile
+from topoalign.machines.sysfs_machine import read_sysfs
+from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus

@@ -19,9 +19,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Received, Stream
 from topoalign.discovery.main import serve
 from topoalign.machines import Machine, document
-from topoalign.plugin_config.offers import Offering
+from topoalign.plugin_config.resource_offers import ResourceOffers
 from topoalign.runtime.context import Context
-from topoalign.runtime.health import application
+from topoalign.runtime.health_pages import build_application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock
@@ -51,7 +51,7 @@ class World:
         self.context = Context(bus=self.bus, clock=self.clock, environment=environment)
 
     def is_now(self, topology: Topology) -> None:
-        self.machine.write_bytes(document.encode(Machine(name="machine", topology=topology, source="test")))
+        self.machine.write_bytes(document.encode_machine(Machine(name="machine", topology=topology, source="test")))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["AsyncIterator[Received]"]:
@@ -75,7 +75,7 @@ async def said(messages: AsyncIterator[Received]) -> TopologyDiscovered:
 
 
 def handed_out(event: TopologyDiscovered) -> dict[str, list[str]]:
-    return listed(Offering(offers=event.topology.offers or (), findings=()))
+    return listed(ResourceOffers(offers=event.topology.offers or (), findings=()))
 
 
 async def test_what_is_usual_is_announced_without_offers(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_a_wrong_file_changes_nothing_and_is_noted_where_an_operator_looks
 
 
 async def readiness(context: Context) -> str:
-    transport = httpx.ASGITransport(app=application(context))
+    transport = httpx.ASGITransport(app=build_application(context))
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as http:
         answer = await http.get("/readyz?verbose")
     return f"{answer.status_code} {answer.text}"

@@ -36,7 +36,7 @@ from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig import garbage_collection
-from topoalign.runtime.installed import find
+from topoalign.runtime.installed import load_services
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.runner import run_services
 
@@ -141,7 +141,7 @@ def agent(order: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    find(SERVICES)
+    load_services(SERVICES)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         child = os.fork()

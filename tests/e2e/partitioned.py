@@ -20,7 +20,7 @@ from outage_support import Listener, come_and_go, emptied, opened, telling
 
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Stream
-from topoalign.runtime.nats_bus import connect_bus, connection
+from topoalign.runtime.nats_bus import connect_bus, nats_connection
 
 RULES = {"to-hub": ["dport"], "from-hub": ["sport"], "both": ["dport", "sport"]}
 
@@ -30,7 +30,7 @@ def run(*words: str) -> None:
 
 
 async def main(folder: Path, direction: str, seconds: float, ping_seconds: float) -> None:
-    connection.PING_SECONDS = ping_seconds  # type: ignore[assignment]  # the library takes fractions, too
+    nats_connection.PING_SECONDS = ping_seconds  # type: ignore[assignment]  # the library takes fractions, too
     run("ip", "link", "set", "lo", "up")
     run("nft", "add", "table", "inet", "partition")
     run("nft", "add", "chain", "inet", "partition", "in", "{ type filter hook input priority 0 ; }")
@@ -48,7 +48,7 @@ async def main(folder: Path, direction: str, seconds: float, ping_seconds: float
                 come_and_go(ledger, 20)
                 with anyio.fail_after(60):
                     await disconnected(bus)
-                happened["seen"] = bus.trouble
+                happened["seen"] = bus.reason_not_connected
                 come_and_go(ledger, 20)
                 try:
                     await bus.last_position(Stream.ALLOCATIONS)

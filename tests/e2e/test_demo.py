@@ -11,7 +11,7 @@ import pytest
 from anyio import to_thread
 from kubelet_support import short_directory
 
-from topoalign.client.records import has_published
+from topoalign.client.stored_records import has_published
 from topoalign.core.model.ids import NodeName
 from topoalign.machines import load_machine
 from topoalign.runtime.nats_bus import connect_bus

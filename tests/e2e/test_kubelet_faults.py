@@ -19,8 +19,8 @@ from topoalign.core.model.ids import GPU, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1, v1beta1
-from topoalign.kubelet.grpc.client import FAILURES
-from topoalign.kubelet.grpc.transport import Server
+from topoalign.kubelet.grpc.kubelet_client import FAILURES
+from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.machines import load_machine
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -63,7 +63,7 @@ async def kubelet_of(folder: Path) -> AsyncIterator[tuple[FakeKubelet, SlowPodRe
         (folder / name).mkdir(exist_ok=True)
     kubelet = FakeKubelet(folder / "device-plugins", folder / "unused", load_machine("dgx-a100").topology, RULES)
     slow = SlowPodResources(kubelet)
-    server = Server(slow, folder / "pod-resources" / "kubelet.sock", "directory")
+    server = GrpcServer(slow, folder / "pod-resources" / "kubelet.sock", "directory")
     async with anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)
         await server.listen()

@@ -31,9 +31,9 @@ from topoalign.registry.metrics import Metrics
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import apply_stores, connect_bus
+from topoalign.runtime.replies import answer_with
 
 pytestmark = pytest.mark.anyio
 
@@ -102,7 +102,7 @@ class Site:
 
         admissions = Admissions(self.ledger, bus, RULES, kubelet_owns_devices=True)
         subject = wire.admission_subject(NODE, "alive")
-        asked = Endpoint(name="alive", subject=subject, answer=answering(AliveRequest, alive))
+        asked = Endpoint(name="alive", subject=subject, answer=answer_with(AliveRequest, alive))
         endpoints = [*admissions.endpoints(), asked]
         async with bus.serve("topoalign-allocator", endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(Outbox(self.ledger, bus, CLOCK).run)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from faults_support import THOROUGH
 
-from topoalign.runtime.nats_bus.connection import PING_SECONDS, PINGS_MISSED
+from topoalign.runtime.nats_bus.nats_connection import PING_SECONDS, PINGS_MISSED
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -17,7 +17,7 @@ from faults_support import THOROUGH, sample
 
 from topoalign.cli import root
 from topoalign.core.model.errors import InvalidField
-from topoalign.runtime.nats_bus.access import addresses, shown
+from topoalign.runtime.nats_bus.access import hide_credentials, split_addresses
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -185,9 +185,9 @@ async def serve(context, *, task_status):
     environment = dict(context.environment)
     settings = from_environment(RuntimeSettings, environment)
     raise RuntimeError("a defect")
-installed.find = lambda names: {"registry": serve}
-from topoalign.cli.root import run
-sys.exit(run(["registry", "--log-level", "debug", "--log-format", sys.argv[1]]))
+installed.load_services = lambda names: {"registry": serve}
+from topoalign.cli.root import run_command_line
+sys.exit(run_command_line(["registry", "--log-level", "debug", "--log-format", sys.argv[1]]))
 """
 
 
@@ -221,9 +221,9 @@ def test_the_traceback_of_a_defect_shows_no_values(form: str) -> None:
 def test_an_address_that_is_wrong_is_told_without_its_password(url: str) -> None:
     """C58: however it was mistyped."""
     with pytest.raises(InvalidField) as refused:
-        addresses(url)
+        split_addresses(url)
 
-    assert CANARY not in f"{refused.value} {refused.value.remedy} {shown(url)}"
+    assert CANARY not in f"{refused.value} {refused.value.remedy} {hide_credentials(url)}"
 
 
 def test_a_file_that_holds_no_credentials_is_told_without_what_it_holds(tmp_path: Path) -> None:

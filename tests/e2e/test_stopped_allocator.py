@@ -73,7 +73,7 @@ async def test_requests_given_up_while_it_was_stopped_are_refused_later(
                         deadline = Deadline(clock=now.clock, at=now.now + WAIT_SECONDS)
                         tasks.start_soon(give_up, bus, f"late-{i}", deadline)
                 line = ["allocate", "--gpus", "1", "--pod", "q/x", "--node", NODE, "--nats", url]
-                status = await anyio.to_thread.run_sync(root.run, line)
+                status = await anyio.to_thread.run_sync(root.run_command_line, line)
             finally:
                 process.send_signal(signal.SIGCONT)
             decision = await allocate(bus, NODE, pod("after", gpus=1))

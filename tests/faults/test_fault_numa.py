@@ -16,7 +16,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines.sysfs import read_sysfs
+from topoalign.machines.sysfs_machine import read_sysfs
 
 
 class Machine(NamedTuple):

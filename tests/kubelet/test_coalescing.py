@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_support import serving
 
-from topoalign.kubelet.grpc import connection
+from topoalign.kubelet.grpc import grpc_connection
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.connection import DATA, END_STREAM, HEADERS, MOST_BYTES, CoalescingTransport, ends_stream
+from topoalign.kubelet.grpc.grpc_connection import (
+    DATA,
+    END_STREAM,
+    HEADERS,
+    MOST_BYTES,
+    CoalescingTransport,
+    ends_stream,
+)
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -167,7 +174,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
                 pieces.append(bytes(self._written))
             super().flush()
 
-    monkeypatch.setattr(connection, "CoalescingTransport", Observed)
+    monkeypatch.setattr(grpc_connection, "CoalescingTransport", Observed)
     yield pieces
 
 

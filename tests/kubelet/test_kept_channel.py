@@ -14,9 +14,9 @@ from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.ids import ResourceName
 from topoalign.kubelet.grpc import kept_channel
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway
-from topoalign.kubelet.grpc.connection import Connection
-from topoalign.kubelet.grpc.transport import Server, Servicer, caller
+from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
+from topoalign.kubelet.grpc.transport import GrpcServer, Servicer, caller
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ class Kubelet(Servicer, v1.PodResourcesListerBase):
 
     def __init__(self, name: str = "first") -> None:
         self.name = name
-        self.asked: list[Connection | None] = []
+        self.asked: list[GrpcConnection | None] = []
         """The connection of each List."""
         self.hangs_up: set[int] = set()
         """The numbers of the List calls whose connection it closes instead of an answer, from 1."""
@@ -60,12 +60,12 @@ class Kubelet(Servicer, v1.PodResourcesListerBase):
         return v1.AllocatableResourcesResponse(devices=[v1.ContainerDevices(resource_name=self.name, device_ids=["d"])])
 
 
-class CountingServer(Server):
+class CountingServer(GrpcServer):
     """Counts the connections that were made to it."""
 
     accepted = 0
 
-    def admits(self, connection: Connection) -> bool:
+    def admits(self, connection: GrpcConnection) -> bool:
         self.accepted += 1
         return super().admits(connection)
 

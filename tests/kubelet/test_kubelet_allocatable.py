@@ -13,7 +13,7 @@ from topoalign.allocator.device_plugin import front
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.listed_pods import allocatable_devices
+from topoalign.kubelet.grpc.pod_resources_codec import allocatable_devices
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.manual_clock import ManualClock
 

@@ -20,8 +20,8 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.placement.devices import NotEnoughDevices
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import KubeletAway
-from topoalign.kubelet.grpc.transport import Server
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
+from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -281,7 +281,7 @@ async def test_a_stream_whose_client_goes_while_it_is_sent_to_is_closed() -> Non
     allocator = MemoryAllocator(two_nodes())
     with short_directory() as directory:
         service = DevicePlugin(GPU, allocator)
-        server = Server(service, directory / "p.sock", "directory")
+        server = GrpcServer(service, directory / "p.sock", "directory")
         await server.listen()
         channel = Channel(path=str(server.path))
         stream = v1beta1.DevicePluginStub(channel).list_and_watch(v1beta1.Empty())

@@ -19,19 +19,19 @@ ONE_GPU = (
 
 @pytest.mark.parametrize("content", [EMPTY, ONE_GPU], ids=["empty", "one-gpu"])
 def test_what_a_kubelet_wrote_is_read_and_written_again_byte_for_byte(content: bytes) -> None:
-    assert content == device_checkpoint.encode(device_checkpoint.decode(content))
+    assert content == device_checkpoint.encode_device_checkpoint(device_checkpoint.decode_device_checkpoint(content))
 
 
 def test_a_checkpoint_with_one_digit_changed_is_not_trusted() -> None:
     with pytest.raises(StateFault, match="checksum"):
-        device_checkpoint.decode(ONE_GPU.replace(b'["GPU-1"]', b'["GPU-3"]'))
+        device_checkpoint.decode_device_checkpoint(ONE_GPU.replace(b'["GPU-1"]', b'["GPU-3"]'))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", ONE_GPU[:-9], EMPTY + b"x", b"\xff\xfe"])
 def test_a_file_that_is_no_checkpoint_is_refused_by_name(content: bytes) -> None:
     """To delete it alone makes a kubelet give the devices of running pods to others."""
     with pytest.raises(StateFault, match="kubelet_internal_checkpoint") as error:
-        device_checkpoint.decode(content)
+        device_checkpoint.decode_device_checkpoint(content)
 
     assert error.value.remedy.startswith("drain the node")
 
@@ -40,7 +40,7 @@ def test_devices_are_printed_by_node_in_the_order_of_numbers_not_of_text() -> No
     """Node 10 comes after node 2, and devices without topology stand first, under -1."""
     entry = PodDevicesEntry("u", "c", "r", {10: ["d"], -1: ["a", "b"], 2: ["c"]}, b"")
 
-    text = device_checkpoint.printed(CheckpointData([entry, entry]))
+    text = device_checkpoint.spew_device_data(CheckpointData([entry, entry]))
 
     assert "map[-1:[a b] 2:[c] 10:[d]] AllocResp:([]uint8)[]} {PodUID:(string)u " in text
 
@@ -62,13 +62,18 @@ def read(decode, content, gate):
         pass
 
 ended = set()
-for module, content in ((device_checkpoint, DEVICES), (cpu_checkpoint, CPUS), (memory_checkpoint, MEMORY)):
+decoders = (
+    (device_checkpoint.decode_device_checkpoint, DEVICES),
+    (cpu_checkpoint.decode_cpu_checkpoint, CPUS),
+    (memory_checkpoint.decode_memory_checkpoint, MEMORY),
+)
+for decode, content in decoders:
     for _ in range(40):
         child = os.fork()
         if child == 0:
             sys.setswitchinterval(1e-6)
             gate = threading.Barrier(2)
-            threads = [threading.Thread(target=read, args=(module.decode, content, gate)) for _ in range(2)]
+            threads = [threading.Thread(target=read, args=(decode, content, gate)) for _ in range(2)]
             [each.start() for each in threads]
             [each.join() for each in threads]
             os._exit(0)

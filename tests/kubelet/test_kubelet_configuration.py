@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound, StateFault
 from topoalign.core.model.ids import MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Policy, Scope
-from topoalign.kubelet.files import checkpoint, configuration, documents
+from topoalign.kubelet.files import checkpoint, documents, kubelet_configuration
 from topoalign.kubelet.files.documents import InvalidDocument
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 
 
 def rules(text: str, head: str = HEAD) -> AdmissionRules:
-    return configuration.rules_of(documents.read((head + text).encode(), "config.yaml"))
+    return kubelet_configuration.rules_of(documents.parse_document((head + text).encode(), "config.yaml"))
 
 
 def test_what_a_file_does_not_say_is_as_in_the_kubelet() -> None:
@@ -205,7 +205,7 @@ def test_another_kind_of_object_is_no_configuration(head: str) -> None:
 )
 def test_a_file_that_is_no_document_is_one_clear_error(raw: bytes, finding: str) -> None:
     with pytest.raises(InvalidDocument, match=finding) as caught:
-        documents.read(raw, "config.yaml")
+        documents.parse_document(raw, "config.yaml")
     assert str(caught.value).startswith("config.yaml: ") and caught.value.remedy
 
 
@@ -213,7 +213,7 @@ def test_numbers_to_the_base_of_60_are_text_as_in_the_kubelet() -> None:
     """Digits without end would take seconds as a number, too, or be one that cannot be shown."""
     long, longer = "1" + ":5" * 100_000, "0x" + "f" * 20_000
 
-    found = documents.read(f"a: 1:30\nb: 1:30.5\nc: 90\nd: {long}\ne: {longer}\n".encode(), "config.yaml")
+    found = documents.parse_document(f"a: 1:30\nb: 1:30.5\nc: 90\nd: {long}\ne: {longer}\n".encode(), "config.yaml")
 
     assert {"a": "1:30", "b": "1:30.5", "c": 90, "d": long, "e": longer} == found
 
@@ -224,9 +224,9 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(pipe)
 
     with pytest.raises(InvalidDocument, match="cannot be read: Not a regular file"):
-        configuration.load_configuration(pipe)
+        kubelet_configuration.load_configuration(pipe)
     with pytest.raises(StateFault, match="cannot be read: Not a regular file"):
-        checkpoint.read(pipe)
+        checkpoint.read_checkpoint_file(pipe)
 
 
 def test_a_bomb_of_aliases_is_refused_before_it_is_built() -> None:
@@ -234,16 +234,16 @@ def test_a_bomb_of_aliases_is_refused_before_it_is_built() -> None:
     levels = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
 
     with pytest.raises(InvalidDocument, match="aliases"):
-        documents.read("\n".join(levels).encode(), "bomb")
+        documents.parse_document("\n".join(levels).encode(), "bomb")
 
 
 def test_a_file_that_is_not_there_or_is_a_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="absent"):
-        configuration.load_configuration(tmp_path / "absent")
+        kubelet_configuration.load_configuration(tmp_path / "absent")
     with pytest.raises(InvalidDocument, match="cannot be read: Is a directory"):
-        configuration.load_configuration(tmp_path)
+        kubelet_configuration.load_configuration(tmp_path)
     with pytest.raises(InvalidDocument, match="cannot be read"):
-        configuration.load_configuration(Path("a\0b"))
+        kubelet_configuration.load_configuration(Path("a\0b"))
 
 
 values: st.SearchStrategy[Any] = st.recursive(
@@ -258,7 +258,7 @@ MORE_FIELDS = ("cpuManagerPolicy", "reservedSystemCPUs", "kubeReserved", "memory
 def test_no_values_in_our_fields_end_in_a_trace(fields: dict[str, Any]) -> None:
     head = {"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}
     try:
-        found = configuration.rules_of({**head, **fields})
+        found = kubelet_configuration.rules_of({**head, **fields})
     except BadRequest as error:
         assert error.remedy
     else:
@@ -268,7 +268,7 @@ def test_no_values_in_our_fields_end_in_a_trace(fields: dict[str, Any]) -> None:
 @given(st.one_of(st.binary(max_size=400), st.text("{}[]:,-?&*!|>'\"#%@\n\t ab01.", max_size=200).map(str.encode)))
 def test_no_bytes_end_in_a_trace(raw: bytes) -> None:
     try:
-        assert isinstance(documents.read(raw, "noise"), dict)
+        assert isinstance(documents.parse_document(raw, "noise"), dict)
     except InvalidDocument as error:
         assert error.remedy
 
@@ -278,6 +278,6 @@ def test_a_configuration_that_is_cut_or_spoilt_is_read_or_refused(place: int, no
     whole = (HEAD + "topologyManagerPolicy: restricted\n").encode()
     for raw in (whole[:place], whole[:place] + noise + whole[place:]):
         try:
-            configuration.rules_of(documents.read(raw, "config.yaml"))
+            kubelet_configuration.rules_of(documents.parse_document(raw, "config.yaml"))
         except BadRequest as error:
             assert error.remedy

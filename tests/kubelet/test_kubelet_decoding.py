@@ -11,7 +11,7 @@ from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import MOST_NAMES
 from topoalign.kubelet.grpc.codec import CODEC
-from topoalign.kubelet.grpc.decoding import FIRST_PIECE, NAMING, PIECE, Decoding, field, fields_of, varint
+from topoalign.kubelet.grpc.decoding import FIRST_PIECE, NAMING, PIECE, Decoding, field, iterate_fields, varint
 
 NAMES = st.lists(st.text(min_size=1, max_size=60) | st.text(min_size=127, max_size=200), max_size=5).flatmap(
     lambda names: (
@@ -83,7 +83,7 @@ def test_fields_in_any_order_repeated_or_unknown_are_read_alike(data: st.DataObj
 
 def mixed(data: st.DataObject, message: bytes) -> bytes:
     """The fields of a message in another order, some twice, with unknown ones between."""
-    fields = [message[each.start : each.end] for each in fields_of(message, 0, len(message), Message)]
+    fields = [message[each.start : each.end] for each in iterate_fields(message, 0, len(message), Message)]
     if len(fields) > 20:
         return b"".join([*fields, data.draw(OTHERS), *fields[:3]])
     return b"".join(data.draw(st.permutations([*fields, *fields[:3], *data.draw(st.lists(OTHERS, max_size=3))])))

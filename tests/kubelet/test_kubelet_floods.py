@@ -24,17 +24,17 @@ from kubelet_support import MemoryAllocator, frame, node, serving, short_directo
 from topoalign.allocator.device_plugin.server import MOST_OTHERS, DevicePlugin
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.kubelet.grpc import arriving, connection, sockets
+from topoalign.kubelet.grpc import arriving, grpc_connection, unix_sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LOOKS, SMALL_REQUEST
-from topoalign.kubelet.grpc.connection import MOST_CALLS, TABLE_BYTES
 from topoalign.kubelet.grpc.decoding import Decoding, field
-from topoalign.kubelet.grpc.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, Kind
-from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Complaints, Load, Server
+from topoalign.kubelet.grpc.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, FrameType
+from topoalign.kubelet.grpc.grpc_connection import MOST_CALLS, TABLE_BYTES
+from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Complaints, GrpcServer, Load
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
-HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, Kind.SETTINGS, 0, 0, 0, 0, 0))
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, FrameType.SETTINGS, 0, 0, 0, 0, 0))
 EMPTY = struct.pack(">?I", False, 0)
 GPU_0 = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["GPU-0"])])
 assert len(HELLO) == PREFACE + 9
@@ -50,12 +50,12 @@ def call(method: str, stream: int, body: bytes | None = None) -> bytes:
         "te": "trailers",
         "content-type": "application/grpc",
     }
-    begins = frame(Kind.HEADERS, Encoder().encode(headers.items()), END_HEADERS, stream)
-    return begins if body is None else begins + frame(Kind.DATA, body, END_STREAM, stream)
+    begins = frame(FrameType.HEADERS, Encoder().encode(headers.items()), END_HEADERS, stream)
+    return begins if body is None else begins + frame(FrameType.DATA, body, END_STREAM, stream)
 
 
 @asynccontextmanager
-async def kubelet_of(server: Server) -> AsyncIterator[v1beta1.DevicePluginStub]:
+async def kubelet_of(server: GrpcServer) -> AsyncIterator[v1beta1.DevicePluginStub]:
     """A client that listens, as the kubelet does, and whose stream is still there in the end."""
     with closing(Channel(path=str(server.path))) as channel:
         stub = v1beta1.DevicePluginStub(channel)
@@ -74,7 +74,7 @@ async def until(true: Callable[[], bool]) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-def connected(server: Server, held: ExitStack) -> socket.socket:
+def connected(server: GrpcServer, held: ExitStack) -> socket.socket:
     one = held.enter_context(socket.socket(socket.AF_UNIX))
     one.setblocking(False)
     one.connect(str(server.path))
@@ -116,7 +116,8 @@ async def test_unfinished_requests_stay_within_their_bound_oldest_dropped_first(
             most = 0
             for one in [connected(server, held) for _ in range(MOST_CONNECTIONS - 2)]:
                 calls = (
-                    call("Allocate", 2 * n + 1) + frame(Kind.DATA, part, 0, 2 * n + 1) for n in range(MOST_CALLS - 2)
+                    call("Allocate", 2 * n + 1) + frame(FrameType.DATA, part, 0, 2 * n + 1)
+                    for n in range(MOST_CALLS - 2)
                 )
                 assert await sent(one, HELLO + b"".join(calls))
                 most = max(most, server.arriving.size)
@@ -136,7 +137,7 @@ async def test_the_bound_holds_for_all_sockets_together(monkeypatch: pytest.Monk
                 one = connected(server, held)
                 for n in range(20):
                     assert await sent(one, (HELLO if n == 0 else b"") + call("Allocate", 2 * n + 1))
-                    assert await sent(one, frame(Kind.DATA, part, 0, 2 * n + 1))
+                    assert await sent(one, frame(FrameType.DATA, part, 0, 2 * n + 1))
             await until(lambda: load.arriving.size > 2**17)
 
             assert load.arriving.size <= 2**18 + 2**15
@@ -146,7 +147,7 @@ async def test_a_request_that_does_not_end_is_ended_at_the_third_look() -> None:
     async with serving() as server:
         with ExitStack() as held:
             one = connected(server, held)
-            await sent(one, HELLO + call("Allocate", 1) + frame(Kind.DATA, struct.pack(">?I", False, 100), 0, 1))
+            await sent(one, HELLO + call("Allocate", 1) + frame(FrameType.DATA, struct.pack(">?I", False, 100), 0, 1))
             await until(lambda: len(server.arriving) == 1)
             (guard,) = server.connections
             for _ in range(LOOKS):
@@ -165,10 +166,10 @@ async def test_a_request_without_fields_may_have_a_kilobyte_also_in_small_frames
         with ExitStack() as held:
             one = connected(server, held)
             prefix = struct.pack(">?I", False, 10**6)
-            await sent(one, HELLO + call("GetDevicePluginOptions", 1) + frame(Kind.DATA, prefix, 0, 1))
+            await sent(one, HELLO + call("GetDevicePluginOptions", 1) + frame(FrameType.DATA, prefix, 0, 1))
             await until(lambda: len(server.arriving) == 2)
             for _ in range(2 * SMALL_REQUEST):
-                await sent(one, frame(Kind.DATA, b"x", 0, 1))
+                await sent(one, frame(FrameType.DATA, b"x", 0, 1))
                 if len(server.arriving) < 2:
                     break
             await until(lambda: len(server.arriving) == 1)
@@ -190,7 +191,7 @@ async def test_large_requests_of_names_that_are_none_are_not_decoded(monkeypatch
     monkeypatch.setattr(v1beta1.AllocateRequest, "SerializeToString", lambda self: body)
     statuses: list[Status] = []
 
-    async def flood(server: Server) -> None:
+    async def flood(server: GrpcServer) -> None:
         with closing(Channel(path=str(server.path))) as channel, pytest.raises(GRPCError) as refused:
             await v1beta1.DevicePluginStub(channel).allocate(empties)
         statuses.append(refused.value.status)
@@ -249,7 +250,7 @@ async def test_a_word_of_a_peer_keeps_its_connection_and_pings_do_not() -> None:
                 connected(server, held).send(HELLO)
             await until(lambda: len(server.connections) == MOST_CONNECTIONS)
             for one, word in (
-                (pinging, frame(Kind.PING, bytes(8))),
+                (pinging, frame(FrameType.PING, bytes(8))),
                 (speaking, call("GetDevicePluginOptions", 1, EMPTY)),
             ):
                 await until(lambda: not any(len(each.frames) for each in server.connections))
@@ -269,7 +270,7 @@ async def test_of_two_processes_the_one_with_more_connections_makes_room() -> No
             quiet = connected(server, held)
             await until(lambda: len(server.connections) == 1)
             (guard,) = server.connections
-            guard.peer = sockets.Peer(os.getpid() + 1, 0)
+            guard.peer = unix_sockets.Peer(os.getpid() + 1, 0)
             for _ in range(2 * MOST_CONNECTIONS):
                 one = connected(server, held)
                 await sent(one, HELLO + call("GetDevicePluginOptions", 1, EMPTY))
@@ -341,7 +342,7 @@ async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> N
     allocator = MemoryAllocator(two_nodes())
     service = DevicePlugin(GPU, allocator)
     with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as kubelet:
-        server = Server(service, directory / "p.sock", "directory")
+        server = GrpcServer(service, directory / "p.sock", "directory")
         await server.listen()
         with closing(Channel(path=str(server.path))) as other, service.watches.registering(0):
             early = v1beta1.DevicePluginStub(other).list_and_watch(v1beta1.Empty())
@@ -362,7 +363,7 @@ async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> N
 async def test_the_kubelet_is_known_by_its_process() -> None:
     service = DevicePlugin(GPU, MemoryAllocator(two_nodes()))
     with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as channel:
-        server = Server(service, directory / "p.sock", "directory")
+        server = GrpcServer(service, directory / "p.sock", "directory")
         await server.listen()
         with service.watches.registering(os.getpid()):
             await anext(v1beta1.DevicePluginStub(channel).list_and_watch(v1beta1.Empty()))
@@ -384,7 +385,7 @@ async def test_calls_that_are_reset_at_once_leave_nothing_and_end_the_connection
             await sent(one, HELLO)
             await until(lambda: len(server.connections) == 2)
             (guard,) = {each for each in server.connections if not server.servicer.favours(each)}
-            while await sent(one, call("Allocate", 2 * n + 1) + frame(Kind.RESET, bytes(4), 0, 2 * n + 1)):
+            while await sent(one, call("Allocate", 2 * n + 1) + frame(FrameType.RESET, bytes(4), 0, 2 * n + 1)):
                 kept, n = max(kept, len(guard.processor.streams)), n + 1
             assert 1 == len((await kubelet.allocate(GPU_0)).container_responses)
 
@@ -399,7 +400,7 @@ async def test_calls_ended_from_outside_leave_nothing_to_the_garbage_collector(h
     Calls that are ended from outside leave nothing to the garbage collector. A flood of them would stop everything for
     tenths of a second whenever it searches for unreachable objects.
     """
-    large = frame(Kind.DATA, struct.pack(">?I", False, 10**6) + bytes(4_000), 0, 0)
+    large = frame(FrameType.DATA, struct.pack(">?I", False, 10**6) + bytes(4_000), 0, 0)
     async with serving() as server:
         with ExitStack() as held:
             one, calls = connected(server, held), 50
@@ -416,7 +417,7 @@ async def test_calls_ended_from_outside_leave_nothing_to_the_garbage_collector(h
                     await until(lambda before=before: guard.connection.streams_started > before)  # type: ignore[misc]  # not inferred for defaults
                     if how == "reset":
                         await anyio.lowlevel.checkpoint()
-                        await sent(one, frame(Kind.RESET, bytes(4), 0, n))
+                        await sent(one, frame(FrameType.RESET, bytes(4), 0, n))
                     await until(lambda: not guard.processor.streams)
                 left = gc.collect()
             finally:
@@ -437,7 +438,7 @@ async def test_a_peer_that_reads_nothing_is_not_worked_for() -> None:
             while refusals < 300:  # what is read at once takes some 180 turns
                 guard.frames.controls = 0  # as after a look
                 try:
-                    one.send(frame(Kind.PING, bytes(8)) * 500)
+                    one.send(frame(FrameType.PING, bytes(8)) * 500)
                     refusals = 0
                 except BlockingIOError:
                     refusals += 1
@@ -472,7 +473,7 @@ async def test_a_peer_cannot_make_our_tables_grow() -> None:
     async with serving() as server:
         with ExitStack() as held:
             one = connected(server, held)
-            await sent(one, HELLO + frame(Kind.SETTINGS, struct.pack(">HI", 1, 2**32 - 1)))
+            await sent(one, HELLO + frame(FrameType.SETTINGS, struct.pack(">HI", 1, 2**32 - 1)))
             await until(lambda: len(server.connections) == 1)
             (guard,) = server.connections
             await until(lambda: guard._h2.remote_settings.header_table_size == 2**32 - 1)
@@ -485,7 +486,7 @@ async def test_headers_that_unfold_to_megabytes_close_the_connection(content: by
     async with serving() as server, kubelet_of(server) as kubelet:
         with ExitStack() as held:
             one = connected(server, held)
-            await sent(one, HELLO + frame(Kind.HEADERS, content, END_HEADERS, 1))
+            await sent(one, HELLO + frame(FrameType.HEADERS, content, END_HEADERS, 1))
             await until(lambda: not still_open(one))
 
         assert 1 == len((await kubelet.allocate(GPU_0)).container_responses)
@@ -495,13 +496,13 @@ async def test_what_is_wrong_with_peers_is_logged_once_and_then_counted() -> Non
     complaints = Complaints("p.sock")
     with structlog.testing.capture_logs() as logs:
         for _ in range(1_000):
-            complaints.say("connection closed", "not gRPC", error="noise")
-        complaints.say("connection refused", "peer runs as uid 7")
+            complaints.report("connection closed", "not gRPC", error="noise")
+        complaints.report("connection refused", "peer runs as uid 7")
         at_once = len(logs)
         complaints.sum_up()
         summed = logs[at_once:]
         complaints.sum_up()
-        complaints.say("connection closed", "not gRPC", error="noise")
+        complaints.report("connection closed", "not gRPC", error="noise")
         complaints.end()
 
     assert 2 == at_once
@@ -513,7 +514,7 @@ async def test_causes_without_end_are_not_logged_without_end() -> None:
     complaints = Complaints("p.sock")
     with structlog.testing.capture_logs() as logs:
         for uid in range(1_000):
-            complaints.say("connection refused", f"peer runs as uid {uid}")
+            complaints.report("connection refused", f"peer runs as uid {uid}")
         complaints.end()
 
     assert len(logs) <= 64
@@ -521,6 +522,6 @@ async def test_causes_without_end_are_not_logged_without_end() -> None:
 
 def test_all_that_is_held_of_requests_and_waits_is_a_few_megabytes() -> None:
     """The bounds by their product, for each socket: what is read and not handled, and what is arriving."""
-    waiting = MOST_CONNECTIONS * 2 * (connection.CHUNK + 9)
+    waiting = MOST_CONNECTIONS * 2 * (grpc_connection.CHUNK + 9)
 
     assert waiting + arriving.MOST_BYTES < 20 * 2**20

@@ -28,9 +28,9 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.transport import Server
+from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.plugins import GRACE_SECONDS, Endpoint, Plugins
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
@@ -154,11 +154,11 @@ async def test_no_call_of_a_former_kubelet_goes_on_when_the_next_one_registers(m
     assert {} == it.allocator.state.allocations
 
 
-async def made_anew(directory: Path, kubelet: FakeKubelet) -> Server:
+async def made_anew(directory: Path, kubelet: FakeKubelet) -> GrpcServer:
     """The kubelet's socket, by the same kubelet."""
     path = directory / "device-plugins" / "kubelet.sock"
     path.unlink()
-    fresh = Server(kubelet.plugins, path, "directory")
+    fresh = GrpcServer(kubelet.plugins, path, "directory")
     await fresh.listen()
     return fresh
 
@@ -230,9 +230,9 @@ def test_a_socket_made_anew_is_another_even_where_the_inode_is_used_again() -> N
         path = directory / "one.sock"
         found = []
         for seconds in (1, 2):
-            with closing(sockets.listen(path, "directory")):
+            with closing(unix_sockets.listen_on_path(path, "directory")):
                 os.utime(path, (seconds, seconds))  # as two moments at which it was made
-                found.append(sockets.identity(path))
+                found.append(unix_sockets.identity(path))
             path.unlink()
 
         assert None not in found
@@ -486,7 +486,7 @@ async def test_a_socket_that_another_process_serves_is_left_alone() -> None:
         other = socket.socket(socket.AF_UNIX)
         other.bind(str(path))
         other.listen()
-        theirs = sockets.identity(path)
+        theirs = unix_sockets.identity(path)
         clock = ManualClock()
         front = KubeletFront(MemoryAllocator(two_nodes(nics=0)), directory, clock)
         async with anyio.create_task_group() as tasks:
@@ -494,10 +494,10 @@ async def test_a_socket_that_another_process_serves_is_left_alone() -> None:
             await clock.advance(POLL_SECONDS)
 
             assert "already serves" in (front.reason() or "")
-            assert theirs == sockets.identity(path)
+            assert theirs == unix_sockets.identity(path)
             other.close()
             await clock.advance(POLL_SECONDS)
-            assert theirs != sockets.identity(path)
+            assert theirs != unix_sockets.identity(path)
             tasks.cancel_scope.cancel()
 
 
@@ -517,7 +517,7 @@ async def test_what_is_in_the_way_and_no_socket_is_not_removed(kind: str) -> Non
             await all_tasks_blocked()
             tasks.cancel_scope.cancel()
 
-        assert "is in the way: it is not a socket" in (front.reason() or "")
+        assert "is not a socket" in (front.reason() or "")
         assert "data" == path.read_text()
 
 

@@ -20,8 +20,8 @@ from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.files.device_checkpoint import CheckpointData
-from topoalign.kubelet.files.listed_pods import ListedPods
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
+from topoalign.kubelet.files.pod_list import ListedPods
 
 RULES = AdmissionRules(
     mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE, reserved_cpus="0", reserved_memory={0: {MEMORY: GIB}}
@@ -117,7 +117,7 @@ def test_directories_that_cannot_be_read_change_nothing_and_are_named(
 
     write_files(tmp_path, holding(FULL), RULES)
     removed(tmp_path)
-    monkeypatch.setattr("topoalign.kubelet.files.pod_directories.read", refused)
+    monkeypatch.setattr("topoalign.kubelet.files.pod_directories.read_pod_directories", refused)
 
     found = read(tmp_path)
 
@@ -249,7 +249,7 @@ def test_memory_of_gone_pods_goes_back_as_the_memory_manager_releases_it(seed: i
         for block in entries[uid][name]
     ]
 
-    left = memory_checkpoint.decode(memory_file("Static", nodes, entries)).without(gone)
+    left = memory_checkpoint.decode_memory_checkpoint(memory_file("Static", nodes, entries)).without(gone)
 
     assert naive_release(nodes, blocks) == {
         i: (
@@ -295,14 +295,14 @@ def test_cpus_read_between_two_writes_of_their_manager_are_read_again(tmp_path: 
     def load() -> object:
         state = cpu_checkpoint.load_cpu_state(tmp_path)
         assert state is not None
-        cpu_checkpoint.check(state, machine(), RULES)
+        cpu_checkpoint.check_cpu_state(state, machine(), RULES)
         return state.exclusive
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
         file.write_bytes(SHARED[1])
 
-    assert {("u", "c"): frozenset({3})} == checkpoint.settled(load, wait)
+    assert {("u", "c"): frozenset({3})} == checkpoint.load_settled(load, wait)
     assert [checkpoint.BETWEEN_READS] == waits
 
 
@@ -314,7 +314,7 @@ def test_a_file_that_never_holds_is_read_four_times_and_then_refused() -> None:
         raise StateFault("damaged", "")
 
     with pytest.raises(StateFault, match="damaged"):
-        checkpoint.settled(load, lambda seconds: tries.append("wait"))
+        checkpoint.load_settled(load, lambda seconds: tries.append("wait"))
 
     assert ["read", "wait"] * 3 + ["read"] == tries
 
@@ -323,7 +323,7 @@ def test_a_file_that_never_holds_is_read_four_times_and_then_refused() -> None:
 def test_the_node_is_read_with_the_second_reading(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, holding(FULL), RULES)
     sound, reads = (tmp_path / name).read_bytes(), []
-    read_once = checkpoint.read
+    read_once = checkpoint.read_checkpoint_file
 
     def read_between(path: Path) -> bytes | None:
         if path.name == name:
@@ -331,7 +331,7 @@ def test_the_node_is_read_with_the_second_reading(tmp_path: Path, name: str, mon
             path.write_bytes(sound if len(reads) > 1 else b"{}")
         return read_once(path)
 
-    monkeypatch.setattr(checkpoint, "read", read_between)
+    monkeypatch.setattr(checkpoint, "read_checkpoint_file", read_between)
     monkeypatch.setattr(checkpoint, "BETWEEN_READS", 0.0)
 
     assert 2 == len(read(tmp_path).state.ownership.holders)

@@ -14,7 +14,7 @@ from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.transport import Server, Servicer
+from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.manual_clock import ManualClock
 
@@ -122,7 +122,7 @@ async def test_a_kubelet_that_does_not_serve_its_list_is_asked_once_in_its_life(
             guard = Guard(channel, SystemClock(), it.front.plugins.values)
             old = OldKubelet()
             for lives in (1, 2):
-                server = Server(old, path, "directory")
+                server = GrpcServer(old, path, "directory")
                 await server.listen()
                 for _ in range(3):
                     await guard.poll()

@@ -11,7 +11,7 @@ from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.core.model.ids import GPU
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST
-from topoalign.kubelet.grpc.transport import Server
+from topoalign.kubelet.grpc.transport import GrpcServer
 
 pytestmark = pytest.mark.anyio
 SERVICE = "/v1beta1.DevicePlugin/"
@@ -19,7 +19,7 @@ SERVICE = "/v1beta1.DevicePlugin/"
 
 async def test_all_five_methods_answer_a_client_of_another_make() -> None:
     with short_directory() as directory:
-        server = Server(DevicePlugin(GPU, MemoryAllocator(two_nodes())), directory / "p.sock", "directory")
+        server = GrpcServer(DevicePlugin(GPU, MemoryAllocator(two_nodes())), directory / "p.sock", "directory")
         await server.listen()
         async with grpc.aio.insecure_channel(f"unix://{server.path}") as channel:
 

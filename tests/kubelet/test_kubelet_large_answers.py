@@ -9,8 +9,8 @@ from kubelet_support import short_directory
 
 from topoalign.kubelet.grpc import codec
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway, ask
-from topoalign.kubelet.grpc.transport import Server, Servicer
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway, call_once
+from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock
 
 pytestmark = pytest.mark.anyio
@@ -33,10 +33,10 @@ class Kubelet(Servicer, v1.PodResourcesListerBase):
 
 async def asked(kubelet: Kubelet) -> v1.AllocatableResourcesResponse:
     with short_directory() as directory:
-        server = Server(kubelet, directory / "kubelet.sock", "directory")
+        server = GrpcServer(kubelet, directory / "kubelet.sock", "directory")
         await server.listen()
         try:
-            return await ask(
+            return await call_once(
                 server.path,
                 lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(
                     v1.AllocatableResourcesRequest()

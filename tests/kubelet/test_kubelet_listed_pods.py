@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.codec import CODEC, Undecoded
 from topoalign.kubelet.grpc.decoding import field
-from topoalign.kubelet.grpc.listed_pods import ListedPodsCodec
+from topoalign.kubelet.grpc.pod_resources_codec import ListedPodsCodec
 
 TEXTS = st.text(max_size=3)
 NODES = st.builds(v1.TopologyInfo, nodes=st.lists(st.builds(v1.NumaNode, id=st.integers(0, 300)), max_size=2))

@@ -49,34 +49,40 @@ MEMORY_FILES = {
 
 @pytest.mark.parametrize("content", CPU_FILES.values(), ids=CPU_FILES)
 def test_cpu_state_that_a_kubelet_wrote_has_the_checksum_it_says(content: str) -> None:
-    state = cpu_checkpoint.decode(content.encode())
+    state = cpu_checkpoint.decode_cpu_checkpoint(content.encode())
 
     assert json.loads(content)["policyName"] == state.policy_name
     with pytest.raises(StateFault, match="checksum"):
-        cpu_checkpoint.decode(content.replace('"checksum":', '"checksum":1').encode())
+        cpu_checkpoint.decode_cpu_checkpoint(content.replace('"checksum":', '"checksum":1').encode())
 
 
 @pytest.mark.parametrize(("content", "reserved"), MEMORY_FILES.values(), ids=MEMORY_FILES)
 def test_memory_state_that_a_kubelet_wrote_has_the_checksum_it_says(content: str, reserved: dict[int, int]) -> None:
-    state = memory_checkpoint.decode(content.encode())
+    state = memory_checkpoint.decode_memory_checkpoint(content.encode())
 
     assert reserved == {node: use.reserved[MEMORY] for node, use in state.use.items()}
     for field in ('"checksum":4', '"dataChecksum":18'):
         if field in content:
             with pytest.raises(StateFault, match="checksum"):
-                memory_checkpoint.decode(content.replace(field, field + "1").encode())
+                memory_checkpoint.decode_memory_checkpoint(content.replace(field, field + "1").encode())
 
 
 def test_cpus_of_a_file_without_a_checksum_are_read_as_the_kubelet_does() -> None:
     """The CPUs of a file without a checksum are accepted as the kubelet accepts them."""
-    state = cpu_checkpoint.decode(
+    state = cpu_checkpoint.decode_cpu_checkpoint(
         b'{"policyName":"static","defaultCpuSet":"0","entries":{"u":{"c":"1-2"}},"checksum":0}'
     )
 
     assert {("u", "c"): frozenset({1, 2})} == state.exclusive
 
 
-@pytest.mark.parametrize("module", [cpu_checkpoint, memory_checkpoint])
+DECODERS: dict[Any, Any] = {
+    cpu_checkpoint: cpu_checkpoint.decode_cpu_checkpoint,
+    memory_checkpoint: memory_checkpoint.decode_memory_checkpoint,
+}
+
+
+@pytest.mark.parametrize("module", DECODERS)
 @given(st.data())
 def test_no_truncated_changed_or_random_file_is_trusted_or_ends_in_a_trace(module: Any, data: st.DataObject) -> None:
     """Each byte of a sound file matters, except in the blanks of JSON and in the case of escapes: there are none here."""
@@ -91,31 +97,31 @@ def test_no_truncated_changed_or_random_file_is_trusted_or_ends_in_a_trace(modul
             st.integers(0, 255).map(lambda byte: sound[:place] + bytes([byte]) + sound[place + 1 :]),
         )
     )
-    before = module.decode(sound)
+    before = DECODERS[module](sound)
     try:
-        state = module.decode(noise)
+        state = DECODERS[module](noise)
     except StateFault as fault:
         assert fault.remedy
     else:
         assert (before.policy_name, before.entries) == (state.policy_name, state.entries)
 
 
-@pytest.mark.parametrize("module", [cpu_checkpoint, memory_checkpoint])
+@pytest.mark.parametrize("module", DECODERS)
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"null", b"\xff\xfe", b'{"a":' * 100_000, b"[" * 100_000, b'{"podEntries":{"u":{}}}']
 )
 def test_what_is_no_checkpoint_is_refused_by_name(module: Any, content: bytes) -> None:
     with pytest.raises(StateFault, match=module.NAME):
-        module.decode(content)
+        DECODERS[module](content)
 
 
-@pytest.mark.parametrize("module", [cpu_checkpoint, memory_checkpoint])
+@pytest.mark.parametrize("module", DECODERS)
 def test_resources_of_whole_pods_are_refused(module: Any) -> None:
     """Resources of whole pods are refused, because what they hold cannot be told."""
     content = b'{"policyName":"static","defaultCpuSet":"","machineState":{},"podEntries":{"u":{"cpuSet":"1"}}}'
 
     with pytest.raises(StateFault, match="PodLevelResourceManagers"):
-        module.decode(content)
+        DECODERS[module](content)
 
 
 RULES = AdmissionRules(mode=Mode.KUBELET, reserved_cpus="0-1")
@@ -142,10 +148,10 @@ RULES = AdmissionRules(mode=Mode.KUBELET, reserved_cpus="0-1")
 def test_cpu_state_that_cannot_be_true_of_the_machine_is_refused(
     policy: str, shared: str, entries: dict[str, dict[str, str]], rules: AdmissionRules, finding: str
 ) -> None:
-    state = cpu_checkpoint.decode(cpu_file(policy, shared, entries))
+    state = cpu_checkpoint.decode_cpu_checkpoint(cpu_file(policy, shared, entries))
 
     with pytest.raises(StateFault, match=finding):
-        cpu_checkpoint.check(state, machine(), rules)
+        cpu_checkpoint.check_cpu_state(state, machine(), rules)
 
 
 def test_containers_of_one_pod_may_share_cpus_and_a_state_may_have_none() -> None:
@@ -154,7 +160,9 @@ def test_containers_of_one_pod_may_share_cpus_and_a_state_may_have_none() -> Non
     without CPUs is that of a kubelet before its first pod.
     """
     for shared, entries in (("0-7,12-15", {"u": {"init": "8-9", "app": "8-11"}}), ("", {})):
-        cpu_checkpoint.check(cpu_checkpoint.decode(cpu_file("static", shared, entries)), machine(), RULES)
+        cpu_checkpoint.check_cpu_state(
+            cpu_checkpoint.decode_cpu_checkpoint(cpu_file("static", shared, entries)), machine(), RULES
+        )
 
 
 def node(assignments: int = 0, cells: list[int] | None = None, **table: int) -> dict[str, Any]:
@@ -186,13 +194,13 @@ def test_memory_state_that_contradicts_itself_is_refused(
 ) -> None:
     with pytest.raises(StateFault, match=finding):
         content = {"policyName": "Static", "machineState": nodes, "entries": entries, "checksum": 0}
-        memory_checkpoint.decode(json.dumps(content).encode())
+        memory_checkpoint.decode_memory_checkpoint(json.dumps(content).encode())
 
 
 def test_memory_of_a_group_is_known_by_node_with_the_group_it_belongs_to() -> None:
     nodes = {0: node(1, [0, 1], reserved=7, free=0), 1: node(1, [0, 1], reserved=1, free=6), 2: node(0, [2])}
 
-    state = memory_checkpoint.decode(memory_file("Static", nodes, block(8, 0, 1)))
+    state = memory_checkpoint.decode_memory_checkpoint(memory_file("Static", nodes, block(8, 0, 1)))
 
     assert {
         0: MemoryUse(reserved={MEMORY: 7}, cells=(0, 1), assignments=1),
@@ -212,7 +220,7 @@ def test_memory_state_that_cannot_be_true_of_the_machine_is_refused(
     policy: str, sizes: list[int], finding: str
 ) -> None:
     nodes = {i: node(total=size, systemReserved=0, allocatable=size, free=size) for i, size in enumerate(sizes)}
-    state = memory_checkpoint.decode(memory_file(policy, nodes, {}))
+    state = memory_checkpoint.decode_memory_checkpoint(memory_file(policy, nodes, {}))
 
     with pytest.raises(StateFault, match=finding):
-        memory_checkpoint.check(state, machine(), AdmissionRules())
+        memory_checkpoint.check_memory_state(state, machine(), AdmissionRules())

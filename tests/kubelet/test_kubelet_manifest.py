@@ -34,7 +34,7 @@ spec:
 
 
 def read(text: str) -> PodRequest:
-    return manifest.pod_of(documents.read(text.encode(), "pod.yaml"))
+    return manifest.request_from_document(documents.parse_document(text.encode(), "pod.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_no_amounts_or_names_end_in_a_trace(requests: Any, limits: Any, name: st
     container = {"name": name, "restartPolicy": policy, "resources": {"requests": requests, "limits": limits}}
     spec = {"containers": [container], "initContainers": [{**container, "name": "init"}]}
     try:
-        assert 1 == len(manifest.pod_of({"kind": "Pod", "apiVersion": "v1", "spec": spec}).containers)
+        assert 1 == len(manifest.request_from_document({"kind": "Pod", "apiVersion": "v1", "spec": spec}).containers)
     except BadRequest as error:
         assert error.remedy
 
@@ -193,26 +193,28 @@ def changed(path: tuple[str | int, ...], *, null: bool) -> Any:
 
 
 def test_a_pod_without_kind_and_api_version_is_read() -> None:
-    pod = manifest.pod_of(deepcopy(SCHEDULED))
+    pod = manifest.request_from_document(deepcopy(SCHEDULED))
 
     assert ("ml", "p") == (pod.namespace, pod.name)
     assert {GPU: 1} == pod.containers[0].limits
     assert {CPU: 1000, GPU: 1} == pod.containers[0].requests
-    assert pod == manifest.pod_of({"kind": "Pod", "apiVersion": "v1", **deepcopy(SCHEDULED)})
-    assert pod == manifest.pod_of({"kind": "Pod", **deepcopy(SCHEDULED)})
-    assert pod == manifest.pod_of({"kind": "", "apiVersion": "", **deepcopy(SCHEDULED)})
+    assert pod == manifest.request_from_document({"kind": "Pod", "apiVersion": "v1", **deepcopy(SCHEDULED)})
+    assert pod == manifest.request_from_document({"kind": "Pod", **deepcopy(SCHEDULED)})
+    assert pod == manifest.request_from_document({"kind": "", "apiVersion": "", **deepcopy(SCHEDULED)})
 
 
 @pytest.mark.parametrize("path", LEFT_OUT)
 def test_null_is_as_good_as_nothing(path: tuple[str | int, ...]) -> None:
-    assert manifest.pod_of(changed(path, null=False)) == manifest.pod_of(changed(path, null=True))
+    assert manifest.request_from_document(changed(path, null=False)) == manifest.request_from_document(
+        changed(path, null=True)
+    )
 
 
 def test_null_among_amounts_and_annotations_is_the_empty_value() -> None:
     """Null among amounts and annotations is the empty value, as Kubernetes reads it."""
     pod = changed(("metadata", "annotations", "a"), null=True)
     pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": None, "cpu": "2"}, "requests": None}
-    read = manifest.pod_of(pod)
+    read = manifest.request_from_document(pod)
 
     assert {"a": ""} == read.annotations
     assert {GPU: 0, CPU: 2000} == read.containers[0].limits
@@ -229,7 +231,7 @@ def test_null_among_amounts_and_annotations_is_the_empty_value() -> None:
 )
 def test_what_a_pod_cannot_do_without_is_named_by_its_path(path: tuple[str | int, ...], field: str, null: bool) -> None:
     with pytest.raises(InvalidField, match=field) as caught:
-        manifest.pod_of(changed(path, null=null))
+        manifest.request_from_document(changed(path, null=null))
 
     assert caught.value.remedy
 
@@ -244,14 +246,14 @@ def test_what_a_pod_cannot_do_without_is_named_by_its_path(path: tuple[str | int
 )
 def test_another_kind_is_refused_also_where_half_of_it_is_said(more: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidField, match=words):
-        manifest.pod_of({**deepcopy(SCHEDULED), **more})
+        manifest.request_from_document({**deepcopy(SCHEDULED), **more})
 
 
 def test_a_list_that_is_null_in_a_list_is_named() -> None:
     pod = deepcopy(SCHEDULED)
     pod["spec"]["containers"] = [None]
     with pytest.raises(InvalidField, match=r"spec.containers\[0\]"):
-        manifest.pod_of(pod)
+        manifest.request_from_document(pod)
 
 
 @given(st.lists(st.sampled_from(LEFT_OUT[:9]), unique=True, max_size=5), st.booleans())
@@ -264,7 +266,7 @@ def test_any_of_these_may_be_missing_together(paths: list[tuple[str | int, ...]]
         at[path[-1]] = None
         if not null:
             del at[path[-1]]
-    read = manifest.pod_of(pod)
+    read = manifest.request_from_document(pod)
 
     gone = {path[-1] for path in paths} | ({"name", "namespace", "annotations"} if ("metadata",) in paths else set())
     assert ("default" if "namespace" in gone else "ml", "pod" if "name" in gone else "p") == (read.namespace, read.name)
@@ -275,7 +277,7 @@ def test_any_of_these_may_be_missing_together(paths: list[tuple[str | int, ...]]
 def test_every_pod_that_a_kube_scheduler_sent_is_read(vectors: Path) -> None:
     for line in (vectors / "extender" / "filter.jsonl").read_text().splitlines():
         body = json.loads(line)["request"]["body"]
-        pod = manifest.pod_of(body["Pod"])
+        pod = manifest.request_from_document(body["Pod"])
 
         assert ("resources" in body["Pod"]["spec"]) == pod.has_pod_level_resources
         assert body["Pod"]["metadata"]["name"] == pod.name

@@ -19,7 +19,7 @@ PROJECTED = "kubernetes.io~projected"
 def made(root: Path, *paths: str) -> PodDirectories:
     for path in paths:
         (root / "pods" / path).mkdir(parents=True)
-    found = pod_directories.read(root)
+    found = pod_directories.read_pod_directories(root)
     assert found is not None
     return found
 
@@ -98,9 +98,9 @@ def test_the_rule_holds_for_any_pods_plugins_and_volumes(pods: dict[str, dict[st
 
 
 def test_without_a_pods_directory_nothing_is_known(tmp_path: Path) -> None:
-    assert None is pod_directories.read(tmp_path)
+    assert None is pod_directories.read_pod_directories(tmp_path)
     (tmp_path / "pods").write_text("")
-    assert None is pod_directories.read(tmp_path)
+    assert None is pod_directories.read_pod_directories(tmp_path)
 
 
 def test_more_directories_than_a_kubelet_can_have_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +118,6 @@ def test_directories_that_may_not_be_read_are_an_error_with_the_remedy(
 
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(StateFault, match=r"pods cannot be read: Permission denied") as fault:
-        pod_directories.read(tmp_path)
+        pod_directories.read_pod_directories(tmp_path)
 
     assert "mount the kubelet's root directory whole" in fault.value.remedy

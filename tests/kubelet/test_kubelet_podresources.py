@@ -20,8 +20,8 @@ from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.kubelet.files import device_checkpoint, pod_directories
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway, ask
-from topoalign.kubelet.grpc.transport import Server, Servicer
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway, call_once
+from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.manual_clock import ManualClock
 
@@ -108,10 +108,10 @@ async def test_a_checkpoint_that_has_changed_and_not_in_size_is_read_anew() -> N
             file = it.kubelet.plugins_dir / device_checkpoint.NAME
             first = await client.listing()
             content = file.read_bytes()
-            read = device_checkpoint.decode(content)
+            read = device_checkpoint.decode_device_checkpoint(content)
             entry = (read.pod_device_entries or [])[0]
             others = {
-                name: device_checkpoint.encode(
+                name: device_checkpoint.encode_device_checkpoint(
                     msgspec.structs.replace(
                         read, pod_device_entries=[msgspec.structs.replace(entry, device_ids={0: [name]})]
                     )
@@ -300,7 +300,7 @@ class Mute(Servicer, v1.PodResourcesListerBase):
 async def test_a_kubelet_that_does_not_answer_is_given_up_after_a_second() -> None:
     clock = ManualClock()
     with short_directory() as directory:
-        server = Server(Mute(), directory / "kubelet.sock", "directory")
+        server = GrpcServer(Mute(), directory / "kubelet.sock", "directory")
         await server.listen()
         async with anyio.create_task_group() as tasks:
 
@@ -328,7 +328,7 @@ async def test_only_containers_that_stay_are_listed() -> None:
     async with node(two_nodes()) as it:
         await it.kubelet.admit(staged)
 
-        response = await ask(
+        response = await call_once(
             it.pod_resources,
             lambda channel: v1.PodResourcesListerStub(channel).list(v1.ListPodResourcesRequest()),
             SystemClock(),
@@ -343,7 +343,7 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
         await it.kubelet.admit(pod("train", gpus=1, cpus=2))
 
         clock = SystemClock()
-        everything = await ask(
+        everything = await call_once(
             it.pod_resources,
             lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(
                 v1.AllocatableResourcesRequest()
@@ -351,7 +351,7 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
             clock,
             5,
         )
-        single = await ask(
+        single = await call_once(
             it.pod_resources,
             lambda channel: v1.PodResourcesListerStub(channel).get(
                 v1.GetPodResourcesRequest(pod_name="train", pod_namespace="default")
@@ -363,7 +363,7 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
         assert single.pod_resources is not None
         assert [0, 1] == single.pod_resources.containers[0].cpu_ids
         with pytest.raises(KubeletAway, match="not found"):
-            await ask(
+            await call_once(
                 it.pod_resources,
                 lambda channel: v1.PodResourcesListerStub(channel).get(v1.GetPodResourcesRequest(pod_name="none")),
                 clock,

@@ -11,7 +11,7 @@ from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
-from topoalign.kubelet.grpc.sockets import LONGEST_PATH
+from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 

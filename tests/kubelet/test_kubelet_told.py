@@ -9,7 +9,7 @@ from kubelet_support import Node, node, offers, two_nodes
 from topoalign.allocator.device_plugin.plugin import Plugin
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, QUIET_SECONDS, SETTLE_SECONDS, State
 from topoalign.core.model.ids import GPU, NIC
-from topoalign.kubelet.grpc.transport import Server
+from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
@@ -88,7 +88,7 @@ async def test_a_stream_cut_off_ends_at_the_kubelet_before_a_registration(monkey
         monkeypatch.setattr(it.front.plugins[GPU].service.watches, "end", stuck)
         path = it.directory / "device-plugins" / "kubelet.sock"
         path.unlink()
-        fresh = Server(it.kubelet.plugins, path, "directory")
+        fresh = GrpcServer(it.kubelet.plugins, path, "directory")
         await fresh.listen()
         cut = clock.monotonic()
         while it.kubelet.allocatable(GPU):
@@ -108,7 +108,7 @@ async def test_a_kubelet_that_is_away_is_looked_for_without_being_told(monkeypat
         while any(plugin._registration.is_registered for plugin in it.front.plugins.values()):
             await clock.advance(SETTLE_SECONDS)
         await clock.advance(until_tick(clock, POLL_SECONDS))
-        monkeypatch.setattr(it.front._changes, "tell", lambda: None)
+        monkeypatch.setattr(it.front._changes, "wake", lambda: None)
         polls.clear()
         for _ in range(3):
             await clock.advance(POLL_SECONDS)
@@ -145,7 +145,7 @@ async def test_a_change_during_a_poll_is_followed_by_another_poll(monkeypatch: p
         async def with_a_change(plugin: Plugin) -> str | None:
             reason = await poll(plugin)
             if [GPU] == [each for each in polls if each == plugin.resource]:
-                it.front._changes.tell()
+                it.front._changes.wake()
             return reason
 
         monkeypatch.setattr(Plugin, "poll", with_a_change)

@@ -25,13 +25,13 @@ from topoalign.allocator.device_plugin.server import MOST_OTHERS, DevicePlugin
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import MOST_CONTAINERS
-from topoalign.kubelet.grpc import codec, connection, sockets, transport
+from topoalign.kubelet.grpc import codec, grpc_connection, transport, unix_sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, MOST_BYTES, SMALL_REQUEST
-from topoalign.kubelet.grpc.connection import SILENT_LOOKS
 from topoalign.kubelet.grpc.decoding import PIECE, Decoding
 from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, MOST_CONTROLS, MOST_SETTINGS
-from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Server
+from topoalign.kubelet.grpc.grpc_connection import SILENT_LOOKS
+from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, GrpcServer
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ ONE_GPU = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateR
 
 
 @asynccontextmanager
-async def client(server: Server) -> AsyncIterator[v1beta1.DevicePluginStub]:
+async def client(server: GrpcServer) -> AsyncIterator[v1beta1.DevicePluginStub]:
     channel = Channel(path=str(server.path))
     try:
         yield v1beta1.DevicePluginStub(channel)
@@ -145,19 +145,19 @@ async def test_of_64_mebibytes_no_more_is_read_than_a_request_may_have(monkeypat
     """Nothing of it is decoded, and what comes after the refusal is dropped unread: the loop's work is bounded."""
     decoded: list[int] = []
     held: list[int] = []
-    handle = connection.Connection.handle
+    handle = grpc_connection.GrpcConnection.handle
 
     class Counting(Decoding):
         def __init__(self, data: bytes, kind: type[Message]) -> None:
             decoded.append(len(data))
             super().__init__(data, kind)
 
-    def weighing(self: connection.Connection) -> None:
+    def weighing(self: grpc_connection.GrpcConnection) -> None:
         handle(self)
         held.append(len(self.frames) + self.server.arriving.size)
 
     monkeypatch.setattr(codec, "Decoding", Counting)
-    monkeypatch.setattr(connection.Connection, "handle", weighing)
+    monkeypatch.setattr(grpc_connection.GrpcConnection, "handle", weighing)
     huge = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["x" * 2**26])])
     async with serving() as server, client(server) as stub:
         decoded.clear()
@@ -342,13 +342,13 @@ async def test_a_call_that_does_not_end_does_not_hold_the_stop_for_ever() -> Non
 async def test_a_stale_socket_is_replaced_and_a_live_one_names_its_process() -> None:
     async with serving() as server:
         with pytest.raises(StateFault, match=f"process {os.getpid()} already serves"):
-            sockets.listen(server.path, "directory")
+            unix_sockets.listen_on_path(server.path, "directory")
     with short_directory() as directory:
         stale = socket.socket(socket.AF_UNIX)
         stale.bind(str(directory / "p.sock"))
         stale.close()
 
-        sockets.listen(directory / "p.sock", "directory").close()
+        unix_sockets.listen_on_path(directory / "p.sock", "directory").close()
 
 
 async def test_a_socket_whose_queue_is_full_is_a_live_one() -> None:
@@ -363,15 +363,18 @@ async def test_a_socket_whose_queue_is_full_is_a_live_one() -> None:
             one.setblocking(False)
             full = one.connect_ex(str(path)) == errno.EAGAIN
         with pytest.raises(StateFault, match="another process already serves"):
-            sockets.listen(path, "directory")
+            unix_sockets.listen_on_path(path, "directory")
 
 
 async def test_two_that_make_a_socket_in_one_directory_do_not_do_it_at_once() -> None:
     """Else both could find the place empty, and one of them serve where nobody comes."""
     with short_directory() as directory:
-        with sockets.directory_lock(directory), pytest.raises(StateFault, match="another process is making a socket"):
-            sockets.listen(directory / "p.sock", "directory")
-        sockets.listen(directory / "p.sock", "directory").close()
+        with (
+            unix_sockets.directory_lock(directory),
+            pytest.raises(StateFault, match="another process is making a socket"),
+        ):
+            unix_sockets.listen_on_path(directory / "p.sock", "directory")
+        unix_sockets.listen_on_path(directory / "p.sock", "directory").close()
 
 
 async def test_a_socket_that_has_become_anothers_is_not_removed_when_we_stop() -> None:
@@ -388,13 +391,13 @@ async def test_a_socket_that_has_become_anothers_is_not_removed_when_we_stop() -
 KEPT = """
 import os, sys
 from pathlib import Path
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 path = Path(sys.argv[1])
-listening = sockets.listen(path, "directory")
+listening = unix_sockets.listen_on_path(path, "directory")
 path.parent.chmod(0o500)
-sockets.remove(path, sockets.identity(path))
+unix_sockets.remove_socket(path, unix_sockets.identity(path))
 print("still there", path.exists())
 """
 
@@ -445,13 +448,13 @@ async def test_a_peer_that_answers_no_pings_is_hung_up_on_at_the_third_look() ->
         assert set() == server.connections
 
 
-async def raw_call(server: Server, method: str, body: bytes) -> tuple[str, str]:
+async def raw_call(server: GrpcServer, method: str, body: bytes) -> tuple[str, str]:
     """One call with a body of our own making; its grpc-status and grpc-message."""
     answer = await raw_headers(server, method, body)
     return answer["grpc-status"], answer.get("grpc-message", "")
 
 
-async def raw_headers(server: Server, method: str, body: bytes, **more: str) -> dict[str, str]:
+async def raw_headers(server: GrpcServer, method: str, body: bytes, **more: str) -> dict[str, str]:
     """One call with a body and headers of our own making; all headers and trailers of the answer."""
     h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
     h2.initiate_connection()
@@ -481,13 +484,13 @@ def test_the_limits_on_the_page_are_those_that_hold() -> None:
         "a request that names devices": f"{LARGEST_REQUEST >> 20} MiB",
         "any other request": f"{SMALL_REQUEST >> 10} KiB",
         "all requests that arrive": f"{MOST_BYTES >> 20} MiB",
-        "calls at a time on one connection": f"{connection.MOST_CALLS}",
+        "calls at a time on one connection": f"{grpc_connection.MOST_CALLS}",
         "headers of a request": f"{LONGEST_HEADERS >> 10} KiB",
         "frames that carry no request": f"{MOST_CONTROLS:,} in 10 s",
         "frames of settings": f"{MOST_SETTINGS}",
         "ListAndWatch streams beside the kubelet's": f"{MOST_OTHERS}",
         "names decoded at once": f"{PIECE:,}",
-        "a silent peer": f"pinged every {connection.PING_SECONDS:g} s",
+        "a silent peer": f"pinged every {grpc_connection.PING_SECONDS:g} s",
         "containers in a request": f"{MOST_CONTAINERS}",
     }
 

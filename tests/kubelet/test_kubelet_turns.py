@@ -22,9 +22,9 @@ from topoalign.kubelet.grpc.frames import (
     PREFACE,
     Flood,
     Frames,
-    Kind,
+    FrameType,
 )
-from topoalign.kubelet.grpc.turns import Client, Turns
+from topoalign.kubelet.grpc.turns import TurnQueue, TurnTaker
 
 pytestmark = pytest.mark.anyio
 BUSY = 40
@@ -38,10 +38,10 @@ def begun() -> Frames:
     return frames
 
 
-class Flooder(Client):
+class Flooder(TurnTaker):
     """Has always something to do, and asks again in each of its turns."""
 
-    def __init__(self, turns: Turns, served: list[Client]) -> None:
+    def __init__(self, turns: TurnQueue, served: list[TurnTaker]) -> None:
         self.turns, self.served = turns, served
 
     def step(self) -> None:
@@ -49,13 +49,13 @@ class Flooder(Client):
         self.turns.ask(self, self.step)
 
 
-async def until(served: list[Client], count: int) -> None:
+async def until(served: list[TurnTaker], count: int) -> None:
     while len(served) < count:
         await anyio.lowlevel.checkpoint()
 
 
 async def test_one_step_runs_in_each_round_of_the_loop() -> None:
-    turns, served = Turns(), list[Client]()
+    turns, served = TurnQueue(), list[TurnTaker]()
     rounds = 0
 
     def count() -> None:
@@ -72,10 +72,10 @@ async def test_one_step_runs_in_each_round_of_the_loop() -> None:
     assert rounds >= 99
 
 
-class Reader(Client):
+class Reader(TurnTaker):
     """Has something to do in each round of the loop, and takes its turn at once where it may."""
 
-    def __init__(self, turns: Turns, served: list[Client], asked: list[Client]) -> None:
+    def __init__(self, turns: TurnQueue, served: list[TurnTaker], asked: list[TurnTaker]) -> None:
         self.turns, self.served, self.asked = turns, served, asked
         self.waits = False
 
@@ -102,29 +102,29 @@ async def rounds(readers: list[Reader], count: int) -> None:
 
 
 async def test_who_comes_alone_has_its_turn_at_once_in_every_round() -> None:
-    turns, served, asked = Turns(), list[Client](), list[Client]()
+    turns, served, asked = TurnQueue(), list[TurnTaker](), list[TurnTaker]()
     await rounds([Reader(turns, served, asked)], 10)
 
     assert 10 == len(asked) == len(served)
 
 
 async def test_turns_that_are_taken_at_once_are_one_in_each_round_too() -> None:
-    turns, served, asked = Turns(), list[Client](), list[Client]()
+    turns, served, asked = TurnQueue(), list[TurnTaker](), list[TurnTaker]()
     await rounds([Reader(turns, served, asked) for _ in range(BUSY)], 100)
 
     assert 101 == len(served)  # the hundredth turn of the loop ends with a step
 
 
 async def test_no_turn_is_taken_in_a_round_that_has_had_a_step() -> None:
-    turns, taken = Turns(), list[bool]()
-    turns.ask(Client(), lambda: taken.append(turns.take(Client())))
+    turns, taken = TurnQueue(), list[bool]()
+    turns.ask(TurnTaker(), lambda: taken.append(turns.take(TurnTaker())))
     await asyncio.sleep(0)
 
     assert [False] == taken
 
 
 async def test_turns_that_are_taken_at_once_come_equally_often_to_all() -> None:
-    turns, served, asked = Turns(), list[Client](), list[Client]()
+    turns, served, asked = TurnQueue(), list[TurnTaker](), list[TurnTaker]()
     readers = [Reader(turns, served, asked) for _ in range(BUSY)]
     await rounds(readers, 12 * BUSY)
 
@@ -133,7 +133,7 @@ async def test_turns_that_are_taken_at_once_come_equally_often_to_all() -> None:
 
 
 async def test_busy_clients_have_the_same_number_of_turns() -> None:
-    turns, served = Turns(), list[Client]()
+    turns, served = TurnQueue(), list[TurnTaker]()
     flooders = [Flooder(turns, served) for _ in range(BUSY)]
     for flooder in flooders:
         turns.ask(flooder, flooder.step)
@@ -144,8 +144,8 @@ async def test_busy_clients_have_the_same_number_of_turns() -> None:
 
 
 async def test_a_client_that_was_quiet_waits_for_one_step_of_forty_busy_ones() -> None:
-    turns, served = Turns(), list[Client]()
-    quiet, done = Client(), anyio.Event()
+    turns, served = TurnQueue(), list[TurnTaker]()
+    quiet, done = TurnTaker(), anyio.Event()
     await turns.turn(quiet)
     for flooder in [Flooder(turns, served) for _ in range(BUSY)]:
         turns.ask(flooder, flooder.step)
@@ -162,15 +162,15 @@ async def test_a_stream_of_new_clients_does_not_delay_one_that_waits() -> None:
     A stream of new clients does not keep one that waits from its turn. In each round comes another one that was never
     there before.
     """
-    turns, served = Turns(), list[Client]()
-    old, done = Client(), anyio.Event()
+    turns, served = TurnQueue(), list[TurnTaker]()
+    old, done = TurnTaker(), anyio.Event()
     for _ in range(3):
         await turns.turn(old)
 
     def come() -> None:
-        new = Client()
+        new = TurnTaker()
         turns.ask(new, lambda: served.append(new))
-        turns.ask(Client(), come)
+        turns.ask(TurnTaker(), come)
 
     come()
     await until(served, 3)
@@ -184,7 +184,7 @@ async def test_a_stream_of_new_clients_does_not_delay_one_that_waits() -> None:
 
 
 async def test_a_turn_that_is_not_waited_for_any_more_passes_to_the_next() -> None:
-    turns, left, next_one = Turns(), Client(), Client()
+    turns, left, next_one = TurnQueue(), TurnTaker(), TurnTaker()
     with anyio.CancelScope() as scope:
         scope.cancel()
         await turns.turn(left)
@@ -194,14 +194,14 @@ async def test_a_turn_that_is_not_waited_for_any_more_passes_to_the_next() -> No
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.tuples(st.sampled_from([*Kind, 2, 7, 8, 11]), st.integers(0, 3000)), max_size=80),
+    st.lists(st.tuples(st.sampled_from([*FrameType, 2, 7, 8, 11]), st.integers(0, 3000)), max_size=80),
     st.lists(st.integers(1, 5000), min_size=1),
 )
 async def test_frames_come_out_as_they_went_in_however_they_arrive(
     kinds: list[tuple[int, int]], cuts: list[int]
 ) -> None:
     """Whole ones only, in order, and no more at a time than make a portion."""
-    kinds = [(kind, min(length, LONGEST_SETTINGS if kind == Kind.SETTINGS else 3000)) for kind, length in kinds]
+    kinds = [(kind, min(length, LONGEST_SETTINGS if kind == FrameType.SETTINGS else 3000)) for kind, length in kinds]
     whole = b"".join(frame(kind, bytes(length), END_HEADERS, 1) for kind, length in kinds)
     frames, taken, at = begun(), [], 0
     while at < len(whole):
@@ -218,7 +218,7 @@ async def test_frames_come_out_as_they_went_in_however_they_arrive(
 
 async def test_many_small_frames_are_as_much_work_as_many_large_ones() -> None:
     frames = begun()
-    frames.add(frame(Kind.PING, bytes(8)) * 1_000)
+    frames.add(frame(FrameType.PING, bytes(8)) * 1_000)
 
     assert [PORTION] * 5 == [count(frames.take()) for _ in range(5)]
 
@@ -234,17 +234,21 @@ def count(part: bytes) -> int:
 
 
 FLOODS = {
-    "pings": [frame(Kind.PING, bytes(8))] * (MOST_CONTROLS + 1),
+    "pings": [frame(FrameType.PING, bytes(8))] * (MOST_CONTROLS + 1),
     "windows": [frame(8, bytes(4))] * (MOST_CONTROLS + 1),
-    "resets": [frame(Kind.HEADERS, b"h", END_HEADERS, 1), frame(Kind.RESET, bytes(4), 0, 1)] * (MOST_CONTROLS + 1),
-    "empty data": [frame(Kind.DATA, b"", 0, 1)] * (MOST_CONTROLS + 1),
-    "empty continuations": [frame(Kind.CONTINUATION, b"", 0, 1)] * (MOST_CONTROLS + 1),
-    "continuations": [frame(Kind.HEADERS, b"h", 0, 1)]
-    + [frame(Kind.CONTINUATION, bytes(100))] * (LONGEST_HEADERS // 100 + 1),
-    "headers": [frame(Kind.HEADERS, bytes(9_000), 0, 1), frame(Kind.CONTINUATION, bytes(9_000), END_HEADERS, 1)],
-    "settings": [frame(Kind.SETTINGS)] * (MOST_SETTINGS + 1),
-    "one of many settings": [frame(Kind.SETTINGS, bytes(LONGEST_SETTINGS + 6))],
-    "a long frame": [frame(Kind.DATA, bytes(LONGEST_FRAME + 1), 0, 1)],
+    "resets": [frame(FrameType.HEADERS, b"h", END_HEADERS, 1), frame(FrameType.RESET, bytes(4), 0, 1)]
+    * (MOST_CONTROLS + 1),
+    "empty data": [frame(FrameType.DATA, b"", 0, 1)] * (MOST_CONTROLS + 1),
+    "empty continuations": [frame(FrameType.CONTINUATION, b"", 0, 1)] * (MOST_CONTROLS + 1),
+    "continuations": [frame(FrameType.HEADERS, b"h", 0, 1)]
+    + [frame(FrameType.CONTINUATION, bytes(100))] * (LONGEST_HEADERS // 100 + 1),
+    "headers": [
+        frame(FrameType.HEADERS, bytes(9_000), 0, 1),
+        frame(FrameType.CONTINUATION, bytes(9_000), END_HEADERS, 1),
+    ],
+    "settings": [frame(FrameType.SETTINGS)] * (MOST_SETTINGS + 1),
+    "one of many settings": [frame(FrameType.SETTINGS, bytes(LONGEST_SETTINGS + 6))],
+    "a long frame": [frame(FrameType.DATA, bytes(LONGEST_FRAME + 1), 0, 1)],
     "unknown": [frame(99, b"x")] * (MOST_CONTROLS + 1),
 }
 
@@ -264,11 +268,13 @@ async def test_a_flood_is_known_by_its_frames_before_they_are_handled(name: str)
 async def test_a_long_life_of_calls_is_no_flood() -> None:
     """Each with a window, two pings and the reset of a call that the kubelet has given up, now and then."""
     frames = begun()
-    call = frame(Kind.HEADERS, bytes(300), END_HEADERS, 1) + frame(Kind.DATA, bytes(50), END_STREAM, 1)
-    more = frame(8, bytes(4)) + 2 * frame(Kind.PING, bytes(8), ACK)
+    call = frame(FrameType.HEADERS, bytes(300), END_HEADERS, 1) + frame(FrameType.DATA, bytes(50), END_STREAM, 1)
+    more = frame(8, bytes(4)) + 2 * frame(FrameType.PING, bytes(8), ACK)
     for n in range(5_000):
         frames.add(
-            call + more * (CONTROLS_PER_REQUEST // 4) + (frame(Kind.RESET, bytes(4), 0, 1) if n % 100 == 0 else b"")
+            call
+            + more * (CONTROLS_PER_REQUEST // 4)
+            + (frame(FrameType.RESET, bytes(4), 0, 1) if n % 100 == 0 else b"")
         )
         while frames.ready:
             frames.take()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.codec import Undecoded
 from topoalign.kubelet.grpc.decoding import field
-from topoalign.kubelet.grpc.listed_pods import UNCHANGED, ComparingCodec
+from topoalign.kubelet.grpc.pod_resources_codec import UNCHANGED, ComparingCodec
 
 KIND = v1.AllocatableResourcesResponse
 

@@ -182,7 +182,7 @@ async def test_a_change_is_two_writes_and_between_them_the_file_does_not_add_up(
             state = load(it.directory)
             try:
                 if manager == "cpus":
-                    cpu_checkpoint.check(state, MACHINE, RULES)
+                    cpu_checkpoint.check_cpu_state(state, MACHINE, RULES)
             except StateFault:
                 return False
             return manager == "cpus" or not state.lost

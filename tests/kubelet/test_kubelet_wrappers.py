@@ -9,7 +9,7 @@ import pytest
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.requests import Policy
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 
 OBJECT = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"
 FIELDS = {"topologyManagerPolicy": "restricted"}
@@ -74,7 +74,7 @@ PARTS = {
 def policy_and_note(tmp_path: Path, text: str) -> tuple[Policy, str | None]:
     path = tmp_path / "file"
     path.write_text(text)
-    rules, note = configuration.load_with_note(path)
+    rules, note = kubelet_configuration.load_with_note(path)
     return rules.policy, note
 
 
@@ -130,7 +130,7 @@ def test_what_is_wrong_in_a_wrapper_is_named_by_its_whole_path(
     path = tmp_path / "file"
     path.write_text(text)
     with pytest.raises(InvalidField) as caught:
-        configuration.load_with_note(path)
+        kubelet_configuration.load_with_note(path)
 
     assert field == caught.value.field
     assert [] == [word for word in words if word not in f"{caught.value.finding} {caught.value.remedy}"]

@@ -20,7 +20,7 @@ from topoalign.allocator.device_plugin.registration_states import (
     State,
     Visibility,
 )
-from topoalign.kubelet.grpc.sockets import Identity
+from topoalign.kubelet.grpc.unix_sockets import Identity
 
 KUBELET, OTHER = Identity(1, 2, 3), Identity(1, 5, 6)
 NOW = 1000.0

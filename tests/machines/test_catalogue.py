@@ -6,7 +6,7 @@ from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.validate import validate
 from topoalign.machines import catalogue, document
-from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 
 
 @pytest.mark.parametrize("name", catalogue.names())
@@ -14,14 +14,19 @@ def test_each_machine_is_valid_and_survives_its_own_json(name: str) -> None:
     machine = catalogue.machine(name)
 
     validate(machine)
-    assert machine == document.decode(document.encode(document.Machine(name=name, topology=machine)), "other").topology
+    assert (
+        machine
+        == document.decode_machine(
+            document.encode_machine(document.Machine(name=name, topology=machine)), "other"
+        ).topology
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in catalogue.names() if name != "cpu-only"])
 def test_the_matrix_of_each_machine_reads_as_the_same_links(name: str) -> None:
     text = print_matrix(catalogue.machine(name))
 
-    assert text == print_matrix(read(text))
+    assert text == print_matrix(read_pasted_matrix(text))
 
 
 @pytest.mark.parametrize(

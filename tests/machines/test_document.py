@@ -35,11 +35,11 @@ def changed(path: str, value: object) -> bytes:
 def test_a_document_is_a_machine_and_a_machine_a_document() -> None:
     machine = Machine(name="lab-7", source="by hand", topology=catalogue.machine("dgx2"))
 
-    assert machine == document.decode(document.encode(machine), "unused")
+    assert machine == document.decode_machine(document.encode_machine(machine), "unused")
 
 
 def test_a_topology_alone_gets_the_name_of_its_file() -> None:
-    machine = document.decode(json.dumps(SMALL["topology"]).encode(), "from-a-file")
+    machine = document.decode_machine(json.dumps(SMALL["topology"]).encode(), "from-a-file")
 
     assert ("from-a-file", 1) == (machine.name, len(machine.topology.gpus))
 
@@ -61,7 +61,7 @@ def test_a_topology_alone_gets_the_name_of_its_file() -> None:
 )
 def test_what_is_wrong_is_refused_by_its_path(path: str, value: object, field: str) -> None:
     with pytest.raises(InvalidField) as caught:
-        document.decode(changed(path, value), "x")
+        document.decode_machine(changed(path, value), "x")
 
     assert field == caught.value.field
     assert caught.value.remedy
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_refused_by_its_path(path: str, value: object, field: s
 )
 def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidMachine):
-        document.decode(raw, "x")
+        document.decode_machine(raw, "x")
 
 
 values = st.recursive(
@@ -97,6 +97,6 @@ places = [
 @settings(max_examples=150, deadline=None)
 def test_no_value_breaks_the_reader(path: str, value: object) -> None:
     try:
-        document.decode(changed(path, value), "x")
+        document.decode_machine(changed(path, value), "x")
     except BadRequest as error:
         assert str(error).isprintable()

@@ -11,7 +11,7 @@ from faults_support import THOROUGH, sample
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.validate import validate
-from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 from topoalign.tools.bench.parse import KINDS
 
 DAMAGES: dict[str, Callable[[str, int], str]] = {
@@ -52,14 +52,14 @@ def test_a_damaged_paste_is_a_machine_or_refused_with_its_line(vectors: Path, da
         places = sample(range(len(text)), 6)
         for at in places if THOROUGH else [*random.Random(len(text)).sample(range(len(text)), 3), *places]:
             try:
-                machine = read(DAMAGES[damage](text, at))
+                machine = read_pasted_matrix(DAMAGES[damage](text, at))
             except InvalidMachine as error:
                 assert error.line is not None or says_what_is_not_there(error), (error.finding, at)
                 assert str(error).isprintable() and len(str(error)) < 1_000
                 assert error.remedy
             else:
                 validate(machine)
-                assert machine == read(print_matrix(machine))
+                assert machine == read_pasted_matrix(print_matrix(machine))
 
 
 @pytest.mark.timeout(300)
@@ -67,7 +67,9 @@ def test_a_damaged_paste_is_a_machine_or_refused_with_its_line(vectors: Path, da
 def test_the_command_refuses_ten_megabytes_and_5000_columns(kind: str) -> None:
     """C23: `topo import -`, in a process that may take no more than 400 MB."""
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20)); "
-    program = limited + "from topoalign.cli.root import run; sys.exit(run(['topo', 'import', '-']))"
+    program = (
+        limited + "from topoalign.cli.root import run_command_line; sys.exit(run_command_line(['topo', 'import', '-']))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], input=KINDS[kind](), capture_output=True, text=True, timeout=240, check=False
     )

@@ -30,8 +30,8 @@ def test_a_name_of_the_catalogue_wins_over_a_file(tmp_path: Path, monkeypatch: p
         (MATRIX.encode(), 4),
         (MATRIX.encode("utf-16"), 4),
         (MATRIX.encode("utf-8-sig"), 4),
-        (document.encode(load_machine("dgx2")), 16),
-        (b"\xef\xbb\xbf \n" + document.encode(load_machine("dgx2")), 16),
+        (document.encode_machine(load_machine("dgx2")), 16),
+        (b"\xef\xbb\xbf \n" + document.encode_machine(load_machine("dgx2")), 16),
         (XML, 0),
         (b"\n\n" + XML.partition(b"?>")[2], 0),
     ],
@@ -44,7 +44,7 @@ def test_a_file_is_known_by_its_content_whatever_it_is_called(raw: bytes, gpus: 
 
 def test_a_machine_is_called_like_its_file_or_as_its_document_says(tmp_path: Path) -> None:
     (tmp_path / "rack-3.topo.txt").write_text(MATRIX)
-    (tmp_path / "a.json").write_bytes(document.encode(load_machine("dgx2")))
+    (tmp_path / "a.json").write_bytes(document.encode_machine(load_machine("dgx2")))
 
     assert ("rack-3", "dgx2") == (
         load_machine(str(tmp_path / "rack-3.topo.txt")).name,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from machine_support import Plan, facts_of, facts_of_plan, files_of, packed, plans, unpacked, xml_of
 
 from topoalign.machines.lstopo import read_lstopo
-from topoalign.machines.sysfs import read_sysfs
 from topoalign.machines.sysfs_archive import read_archive
+from topoalign.machines.sysfs_machine import read_sysfs
 
 
 @settings(max_examples=60)

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines.nvidia_smi import read
+from topoalign.machines.nvidia_smi import read_pasted_matrix
 from topoalign.tools.bench.parse import KINDS
 
 
@@ -16,7 +16,7 @@ def test_ten_megabytes_of_noise_are_refused_with_little_memory(kind: str) -> Non
 
     tracemalloc.start()
     with pytest.raises(InvalidMachine):
-        read(text)
+        read_pasted_matrix(text)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

@@ -7,7 +7,7 @@ import pytest
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines import load_machine
 from topoalign.machines import read as read_machine
-from topoalign.machines.nvidia_smi import read, read_matrix
+from topoalign.machines.nvidia_smi import read_matrix, read_pasted_matrix
 
 ROW = "GPU0     X      NV18    PIX             0               N/A"
 EXPANDED = f"""srun: job 7 has been allocated resources
@@ -40,7 +40,7 @@ WHOLE = "\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n\nLegend:\n"
 
 def refused(text: str) -> tuple[str, str]:
     with pytest.raises(InvalidMachine) as caught:
-        read(text)
+        read_pasted_matrix(text)
     assert caught.value.remedy is not None
     return str(caught.value).partition("\n")[0], caught.value.remedy
 
@@ -51,7 +51,7 @@ def test_an_empty_cpu_affinity_between_blanks_is_told_from_the_tab_stops() -> No
     assert {"GPU0": "", "GPU1": "56"} == matrix.cpu_affinity
     assert {"GPU0": "0", "GPU1": "1"} == matrix.numa_affinity
     assert {"GPU0": "N/A", "GPU1": "N/A"} == matrix.gpu_numa_id
-    assert [(0,), (1,)] == [gpu.numa_affinity for gpu in read(EXPANDED).gpus]
+    assert [(0,), (1,)] == [gpu.numa_affinity for gpu in read_pasted_matrix(EXPANDED).gpus]
 
 
 @pytest.mark.parametrize("moved", [ROW.replace("  0  ", " 0   "), ROW.replace("NV18  ", "NV18 ", 1)])
@@ -59,7 +59,7 @@ def test_spaces_that_no_tabs_left_are_refused_with_the_remedy(moved: str) -> Non
     """If spaces did not come from tabs, cells cannot be assigned to columns; the remedy is to keep the tabs."""
     finding, remedy = refused(EXPANDED.replace(ROW, moved))
 
-    assert "line 3, " in finding and "cannot be told below which column 'N/A' stands" in finding
+    assert "line 3, " in finding and "the column of 'N/A' is not clear" in finding
     assert "keep the tabs" in remedy
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.validate import validate
-from topoalign.machines.nvidia_smi import Matrix, print_matrix, read, read_matrix, topology_of
+from topoalign.machines.nvidia_smi import Matrix, print_matrix, read_matrix, read_pasted_matrix, topology_of
 
 CLASSES = ["PIX", "PXB", "PHB", "NODE", "SYS", "PSB"]
 
@@ -57,8 +57,8 @@ def test_a_printed_matrix_read_again_is_the_same_machine(matrix: Matrix) -> None
     machine = topology_of(matrix)
 
     validate(machine)
-    assert machine == read(print_matrix(machine))
-    assert machine == read(print_matrix(machine).expandtabs(16))
+    assert machine == read_pasted_matrix(print_matrix(machine))
+    assert machine == read_pasted_matrix(print_matrix(machine).expandtabs(16))
 
 
 @given(matrices())
@@ -183,13 +183,13 @@ def vector_texts() -> list[str]:
 def test_a_mutilated_paste_is_a_machine_or_is_refused_and_nothing_else(data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(vector_texts()).flatmap(mutations))
     try:
-        machine = read(text)
+        machine = read_pasted_matrix(text)
     except InvalidMachine as error:
         assert str(error).isprintable()
         return
 
     validate(machine)
-    assert machine == read(print_matrix(machine))
+    assert machine == read_pasted_matrix(print_matrix(machine))
 
 
 @given(st.text(alphabet="GPUNICXSY0123 \t\n-,/A#>:Legendmlx5_\x1b[m", max_size=300))
@@ -199,7 +199,7 @@ def test_a_mutilated_paste_is_a_machine_or_is_refused_and_nothing_else(data: st.
 @example("\tGPU0\tmlx5_0\tmlx5_0")
 def test_noise_is_refused_and_nothing_else(text: str) -> None:
     with contextlib.suppress(InvalidMachine):
-        validate(read(text))
+        validate(read_pasted_matrix(text))
 
 
 @given(st.integers(0, 10_000), st.sampled_from(vector_texts()))
@@ -217,4 +217,4 @@ def test_a_changed_link_is_noticed(at: int, text: str) -> None:
     words[column] = "PHB" if words[column] != "PHB" else "PIX"
 
     with pytest.raises(InvalidMachine, match="not symmetric"):
-        read(text.replace(line, "\t".join(words)))
+        read_pasted_matrix(text.replace(line, "\t".join(words)))

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines.nvidia_smi import print_matrix, read, read_matrix
+from topoalign.machines.nvidia_smi import print_matrix, read_matrix, read_pasted_matrix
 
 WHOLE = """\
 \tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
@@ -119,7 +119,7 @@ def test_a_whole_paste_is_read_however_it_is_wrapped_up(text: str) -> None:
 )
 def test_what_lost_something_is_refused_where_it_did(text: str, line: int, column: int | None, finding: str) -> None:
     with pytest.raises(InvalidMachine) as caught:
-        read(text)
+        read_pasted_matrix(text)
 
     assert re.search(finding, caught.value.finding), caught.value.finding
     assert (line, column) == (caught.value.line, caught.value.column)
@@ -141,14 +141,14 @@ def test_a_cut_paste_is_refused_unless_only_affinities_are_cut(keep: int) -> Non
 @pytest.mark.parametrize(("lines", "missing"), [(1, "GPU0, GPU1, NIC0, NIC1"), (2, "GPU1, NIC0, NIC1"), (4, "NIC1")])
 def test_a_truncated_paste_is_refused_with_the_rows_that_are_missing(lines: int, missing: str) -> None:
     with pytest.raises(InvalidMachine, match=f"rows {missing} are missing"):
-        read("".join(WHOLE.splitlines(keepends=True)[:lines]))
+        read_pasted_matrix("".join(WHOLE.splitlines(keepends=True)[:lines]))
 
 
 def test_a_row_cut_in_its_middle_is_refused_with_the_rows_below_it() -> None:
     with pytest.raises(
         InvalidMachine, match="row GPU1 ends after 1 of 4 cells; the rows NIC0, NIC1 are missing below it"
     ):
-        read(WHOLE[: WHOLE.index("GPU1\tNV4") + 8])
+        read_pasted_matrix(WHOLE[: WHOLE.index("GPU1\tNV4") + 8])
 
 
 @pytest.mark.parametrize("width", range(12, 60))
@@ -157,13 +157,13 @@ def test_a_paste_that_the_terminal_wrapped_is_refused(width: int) -> None:
     wrapped = [line[i : i + width] for line in lines for i in range(0, len(line), width)]
 
     with pytest.raises(InvalidMachine) as caught:
-        read("\n".join(wrapped))
+        read_pasted_matrix("\n".join(wrapped))
     assert caught.value.line is not None
 
 
 def test_a_matrix_whose_affinities_were_wrapped_says_so() -> None:
     with pytest.raises(InvalidMachine, match=r"line 3, column 1: the line begins with '0-7,16-23': it is the rest"):
-        read(replaced("SYS\t0-7", "SYS\n0-7"))
+        read_pasted_matrix(replaced("SYS\t0-7", "SYS\n0-7"))
 
 
 def test_nics_may_be_columns_with_rdma_names() -> None:
@@ -171,7 +171,7 @@ def test_nics_may_be_columns_with_rdma_names() -> None:
 
     assert ("GPU0", "GPU1", "mlx5_0", "rdmap197s0") == matrix.labels
     assert ["mlx5_0", "rdmap197s0"] == [
-        nic.id for nic in read(WHOLE.replace("NIC0", "mlx5_0").replace("NIC1", "rdmap197s0")).nics
+        nic.id for nic in read_pasted_matrix(WHOLE.replace("NIC0", "mlx5_0").replace("NIC1", "rdmap197s0")).nics
     ]
 
 
@@ -185,18 +185,18 @@ def test_the_legend_names_nics_and_those_it_leaves_out_keep_their_label() -> Non
 @pytest.mark.parametrize("below", ["", LEGEND])
 def test_the_rows_of_nics_may_all_be_left_out(below: str) -> None:
     text = "".join(WHOLE.splitlines(keepends=True)[:3]) + below
-    machine = read(text)
+    machine = read_pasted_matrix(text)
 
     assert {"GPU0", "GPU1"} == set(read_matrix(text).cells)
     assert "PXB" == machine.link_by_pair[machine.gpus[1].id, machine.nics[1].id].label
     assert (machine.nics[0].id, machine.nics[1].id) not in machine.link_by_pair
-    assert machine == read(print_matrix(machine))
+    assert machine == read_pasted_matrix(print_matrix(machine))
 
 
 @pytest.mark.parametrize("below", ["", LEGEND])
 def test_some_rows_of_nics_may_not_be_left_out(below: str) -> None:
     with pytest.raises(InvalidMachine, match="rows NIC1 are missing"):
-        read("".join(WHOLE.splitlines(keepends=True)[:4]) + below)
+        read_pasted_matrix("".join(WHOLE.splitlines(keepends=True)[:4]) + below)
 
 
 @pytest.mark.parametrize(("kept", "title"), [("", "CPU"), ("\t8-15,24-31", "NUMA"), ("\t8-15,24-31\t1", "GPU NUMA")])
@@ -204,14 +204,14 @@ def test_a_last_row_without_an_affinity_that_the_others_have_was_cut(kept: str, 
     rows = "".join(WHOLE.splitlines(keepends=True)[:3])
 
     with pytest.raises(InvalidMachine, match=f"row GPU1 ends before its {title}"):
-        read(rows.replace("\t8-15,24-31\t1\t\tN/A\n", kept))
-    assert read(rows.replace("\t8-15,24-31\t1\t\tN/A\n", kept) + LEGEND).gpus
+        read_pasted_matrix(rows.replace("\t8-15,24-31\t1\t\tN/A\n", kept))
+    assert read_pasted_matrix(rows.replace("\t8-15,24-31\t1\t\tN/A\n", kept) + LEGEND).gpus
 
 
 def test_affinities_between_blanks_that_stand_below_no_title_are_refused() -> None:
     header = "        GPU0    CPU Affinity    NUMA Affinity   GPU NUMA ID\n"
 
-    with pytest.raises(InvalidMachine, match="cannot be told below which column '3' stands"):
+    with pytest.raises(InvalidMachine, match="the column of '3' is not clear"):
         read_matrix(header + "GPU0     X                  3\n")
 
 
@@ -229,17 +229,18 @@ def test_the_numa_column_may_be_missing_or_say_nothing() -> None:
     empty = re.sub(r"\t[01]\t\tN/A", "\t\t\tN/A", WHOLE)
 
     assert read_matrix(missing).numa_affinity is None
-    assert [(0,), (1,)] == [gpu.numa_affinity for gpu in read(missing).gpus]
+    assert [(0,), (1,)] == [gpu.numa_affinity for gpu in read_pasted_matrix(missing).gpus]
     assert {"GPU0": "", "GPU1": ""} == read_matrix(empty).numa_affinity
     for text in (silent, empty):
-        assert [(), ()] == [gpu.numa_affinity for gpu in read(text).gpus]
-        assert {0: frozenset([*range(8), *range(16, 24)]), 1: frozenset([*range(8, 16), *range(24, 32)])} == read(
-            text
-        ).cpus_by_node
+        assert [(), ()] == [gpu.numa_affinity for gpu in read_pasted_matrix(text).gpus]
+        assert {
+            0: frozenset([*range(8), *range(16, 24)]),
+            1: frozenset([*range(8, 16), *range(24, 32)]),
+        } == read_pasted_matrix(text).cpus_by_node
 
 
 def test_lists_of_numa_nodes_all_exist_and_cpus_are_on_the_first() -> None:
-    machine = read(replaced("0-7,16-23\t0\t\tN/A", "0-7,16-23\t0,3-5\t\t6"))
+    machine = read_pasted_matrix(replaced("0-7,16-23\t0\t\tN/A", "0-7,16-23\t0,3-5\t\t6"))
 
     assert (0, 3, 4, 5) == machine.gpus[0].numa_affinity
     assert 6 == machine.gpus[0].memory_node
@@ -260,7 +261,7 @@ def test_blank_cells_between_blanks_are_told_by_their_column() -> None:
 
 @pytest.mark.parametrize("cells", ["\t X \t0-3\t0\t\tN/A", "     X      0-3     0               N/A"])
 def test_a_single_gpu_is_a_matrix(cells: str) -> None:
-    machine = read(f"\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0{cells}\n")
+    machine = read_pasted_matrix(f"\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0{cells}\n")
 
     assert 1 == len(machine.gpus)
     assert (0, 1, 2, 3) == machine.gpus[0].cpu_affinity
@@ -268,7 +269,7 @@ def test_a_single_gpu_is_a_matrix(cells: str) -> None:
 
 def test_pcie_paths_alone_and_old_names_are_read() -> None:
     """As `-mp` prints them, and drivers that said SOC for SYS."""
-    machine = read(WHOLE.replace("NV4", "PSB").replace("SYS", "SOC"))
+    machine = read_pasted_matrix(WHOLE.replace("NV4", "PSB").replace("SYS", "SOC"))
 
     assert "PSB" == machine.link_by_pair[machine.gpus[0].id, machine.gpus[1].id].label
     assert "SYS" == machine.link_by_pair[machine.gpus[0].id, machine.nics[1].id].label
@@ -276,7 +277,7 @@ def test_pcie_paths_alone_and_old_names_are_read() -> None:
 
 def test_a_nic_is_near_the_node_of_a_gpu_within_that_node() -> None:
     """A NIC is near the NUMA node of a GPU that it reaches without leaving the node."""
-    machine = read(WHOLE.replace("PXB", "SYS"))
+    machine = read_pasted_matrix(WHOLE.replace("PXB", "SYS"))
 
     assert [(0,), ()] == [nic.numa_affinity for nic in machine.nics]
 
@@ -288,7 +289,7 @@ def test_the_first_gpu_places_a_shared_cpu_the_nearest_one_a_nic() -> None:
         .replace("PIX\tSYS\t0-7", "PIX\tNODE\t0-7")
         .replace("NIC1\tSYS", "NIC1\tNODE")
     )
-    machine = read(text)
+    machine = read_pasted_matrix(text)
 
     assert {
         0: frozenset([*range(8), *range(16, 24)]),
@@ -300,17 +301,17 @@ def test_the_first_gpu_places_a_shared_cpu_the_nearest_one_a_nic() -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "hello", "\tGPU\tNIC\n", "CPU Affinity\tNUMA Affinity\n", "GPU" * 1000])
 def test_what_holds_no_matrix_is_refused(text: str) -> None:
     with pytest.raises(InvalidMachine):
-        read(text)
+        read_pasted_matrix(text)
 
 
 def test_more_devices_than_a_machine_can_have_are_refused() -> None:
     with pytest.raises(InvalidMachine, match="5000 GPUs and 0 NICs: a machine has at most 128 and 256"):
-        read("\t" + "\t".join(f"GPU{i}" for i in range(5000)) + "\n")
+        read_pasted_matrix("\t" + "\t".join(f"GPU{i}" for i in range(5000)) + "\n")
 
 
 def test_the_finding_shows_no_control_characters_and_is_short() -> None:
     with pytest.raises(InvalidMachine) as caught:
-        read(replaced("\t X \tNV4", "\t X \t" + "\N{ZERO WIDTH SPACE}" * 3000))
+        read_pasted_matrix(replaced("\t X \tNV4", "\t X \t" + "\N{ZERO WIDTH SPACE}" * 3000))
 
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300

@@ -7,7 +7,7 @@ import pytest
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines import load_machine
-from topoalign.machines.nvidia_smi import print_matrix, read
+from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 from topoalign.tools.conformance.nvidia_smi_topo import cases
 
 STYLE = "rtx4090-8gpu-2nic-all-sys-tabs.txt"
@@ -39,26 +39,26 @@ def test_a_difference_is_seen(folder: Path, tmp_path: Path) -> None:
 def test_the_matrix_is_printed_byte_for_byte_as_drivers_print_it(folder: Path) -> None:
     text = (folder / STYLE).read_text()
 
-    assert print_matrix(read(text)).startswith(text)
+    assert print_matrix(read_pasted_matrix(text)).startswith(text)
 
 
 @pytest.mark.parametrize("name", ["dgx-a100-8gpu-10nic-epyc-nps4.txt", STYLE])
 def test_the_legend_is_printed_as_drivers_print_it(folder: Path, name: str) -> None:
     real = (folder / "dgx-a100-8gpu-10nic-epyc-nps4.txt").read_text()
     legend = real[real.index("\nLegend:") :]
-    printed = print_matrix(read((folder / name).read_text()))
+    printed = print_matrix(read_pasted_matrix((folder / name).read_text()))
 
     assert printed[printed.index("\nLegend:") :] == (legend if name != STYLE else legend.partition("\nNIC Legend")[0])
 
 
 def test_the_dgx_a100_of_the_catalogue_has_the_matrix_of_a_real_one(folder: Path) -> None:
-    real = read((folder / "dgx-a100-8gpu-10nic-epyc-nps4.txt").read_text())
+    real = read_pasted_matrix((folder / "dgx-a100-8gpu-10nic-epyc-nps4.txt").read_text())
 
     assert print_matrix(real) == print_matrix(load_machine("dgx-a100").topology)
 
 
 def test_the_gb200_tray_of_the_catalogue_has_the_matrix_of_a_real_one(folder: Path) -> None:
-    real = read((folder / "gb200-4gpu-8nic-gpu-numa-id.txt").read_text())
+    real = read_pasted_matrix((folder / "gb200-4gpu-8nic-gpu-numa-id.txt").read_text())
 
     assert print_matrix(real) == print_matrix(load_machine("gb200-tray").topology)
 
@@ -71,7 +71,7 @@ def test_every_file_cut_after_any_line_of_its_matrix_is_refused(folder: Path) ->
             if rows[count - 1].startswith("GPU") and not rows[count].startswith("GPU"):
                 continue
             with pytest.raises(InvalidMachine, match="missing"):
-                read("\n".join(rows[:count]))
+                read_pasted_matrix("\n".join(rows[:count]))
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 120])
@@ -81,4 +81,4 @@ def test_every_file_wrapped_by_a_terminal_is_refused(folder: Path, width: int) -
         if len(lines[1]) > width:
             wrapped = [line[i : i + width] for line in lines for i in range(0, max(len(line), 1), width)]
             with pytest.raises(InvalidMachine):
-                read("\n".join(wrapped))
+                read_pasted_matrix("\n".join(wrapped))

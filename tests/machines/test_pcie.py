@@ -43,7 +43,7 @@ def test_a_chain_begins_at_the_host_bridge_and_ends_above_the_device() -> None:
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6))
 def test_bridges_are_listed_once_and_below_their_parents(ways: list[list[int]]) -> None:
     chains = [tuple("/".join(map(str, way[: i + 1])) for i in range(len(way))) for way in ways]
-    bridges = pcie.bridges(chains)
+    bridges = pcie.collect_bridges(chains)
 
     assert len({bridge.address for bridge in bridges}) == len(bridges)
     seen: set[str | None] = {None}
@@ -57,11 +57,13 @@ def test_devices_whose_place_is_unknown_have_no_link() -> None:
         pcie.Attached(DeviceID(name), chain, (0,)) for name, chain in (("a", (HOST,)), ("b", ()), ("c", (OTHER,)))
     ]
 
-    assert [("a", "c", PcieClass.NODE)] == [(link.a, link.b, link.pcie) for link in pcie.links(devices, one_node=False)]
+    assert [("a", "c", PcieClass.NODE)] == [
+        (link.a, link.b, link.pcie) for link in pcie.link_devices(devices, one_node=False)
+    ]
 
 
 def test_on_a_host_with_one_node_devices_are_on_it_though_nobody_says_so() -> None:
     devices = [pcie.Attached(DeviceID(name), chain, ()) for name, chain in (("a", (HOST,)), ("b", (OTHER,)))]
 
-    assert [PcieClass.NODE] == [link.pcie for link in pcie.links(devices, one_node=True)]
-    assert [PcieClass.SYS] == [link.pcie for link in pcie.links(devices, one_node=False)]
+    assert [PcieClass.NODE] == [link.pcie for link in pcie.link_devices(devices, one_node=True)]
+    assert [PcieClass.SYS] == [link.pcie for link in pcie.link_devices(devices, one_node=False)]

@@ -14,8 +14,8 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.validate import validate
-from topoalign.machines.sysfs import read_sysfs
 from topoalign.machines.sysfs_archive import MOST_BYTES, Archive, read_archive
+from topoalign.machines.sysfs_machine import read_sysfs
 
 CPU, NODE = "sys/devices/system/cpu", "sys/devices/system/node"
 PCI = "sys/devices/pci0000:00"

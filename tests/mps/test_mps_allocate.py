@@ -21,7 +21,7 @@ from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.mps_files import Announcement, Serves
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offer_resources
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ SERVES = Serves(devices=frozenset({FIRST, SECOND}), replicas=4)
 
 
 def offering(node: MpsNode) -> Topology:
-    return msgspec.structs.replace(MACHINE, offers=offers(MACHINE, configured(node.config.read_text())).offers)
+    return msgspec.structs.replace(MACHINE, offers=offer_resources(MACHINE, configured(node.config.read_text())).offers)
 
 
 @asynccontextmanager

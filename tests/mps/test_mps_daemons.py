@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.mps.daemon import END_SECONDS, HEALTH_SECONDS, START_SECONDS, STEADY_SECONDS
 from topoalign.mps.nvml import CALL_SECONDS
-from topoalign.plugin_config.mps_files import Serves, serving, take_lock
-from topoalign.plugin_config.watching import POLL_SECONDS
+from topoalign.plugin_config.file_watch import POLL_SECONDS
+from topoalign.plugin_config.mps_files import Serves, lock_resource_directory, read_served
 
 pytestmark = pytest.mark.anyio
 
@@ -238,7 +238,7 @@ async def test_a_changed_root_moves_the_daemons(node: MpsNode) -> None:
         await node.until(lambda: node.serving(FEW))
 
         assert not is_alive(ended)
-        assert serving(former, GPU) is None
+        assert read_served(former, GPU) is None
         await node.until(node.serving)
 
 
@@ -357,7 +357,7 @@ async def test_a_driver_that_hangs_at_an_end_keeps_no_other_daemon(nvml_library:
 
 async def test_one_process_alone_uses_the_directory_of_a_resource(node: MpsNode) -> None:
     node.share(QUARTER)
-    lock = take_lock(node.root / GPU)
+    lock = lock_resource_directory(node.root / GPU)
     assert lock is not None
     async with node.up():
         await node.until(lambda: "another topoalign mps" in node.reason())

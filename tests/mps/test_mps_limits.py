@@ -32,8 +32,8 @@ from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.mps.daemon import HEALTH_SECONDS
+from topoalign.plugin_config.file_watch import POLL_SECONDS
 from topoalign.plugin_config.mps_files import Serves
-from topoalign.plugin_config.watching import POLL_SECONDS
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from serving_support import configured
 
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.mps.shares import Card, shares_of
-from topoalign.plugin_config.mps_files import Announcement, Serves, serving
+from topoalign.plugin_config.mps_files import Announcement, Serves, read_served
 
 SERVES = Serves(devices=frozenset({DeviceID("GPU-0")}), replicas=4)
 
@@ -61,14 +61,14 @@ def test_a_file_without_its_writer_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / GPU / "serves"
     announcement = Announcement(tmp_path, GPU)
 
-    assert serving(tmp_path, GPU) is None
+    assert read_served(tmp_path, GPU) is None
     announcement.publish(SERVES)
-    assert SERVES == serving(tmp_path, GPU) == serving(tmp_path, GPU)
+    assert SERVES == read_served(tmp_path, GPU) == read_served(tmp_path, GPU)
     content = file.read_bytes()
     announcement.withdraw()
-    assert serving(tmp_path, GPU) is None and not file.exists()
+    assert read_served(tmp_path, GPU) is None and not file.exists()
     file.write_bytes(content)
-    assert serving(tmp_path, GPU) is None
+    assert read_served(tmp_path, GPU) is None
 
 
 def test_what_is_no_announcement_is_not_believed(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_what_is_no_announcement_is_not_believed(tmp_path: Path) -> None:
         file.write_bytes(content)
         writer = os.open(file, os.O_RDWR)
         fcntl.flock(writer, fcntl.LOCK_EX)
-        assert serving(tmp_path, GPU) is None
+        assert read_served(tmp_path, GPU) is None
         os.close(writer)
     file.unlink()
     file.symlink_to(tmp_path / "elsewhere")
-    assert serving(tmp_path, GPU) is None
+    assert read_served(tmp_path, GPU) is None
     file.unlink()
     os.mkfifo(file)
-    assert serving(tmp_path, GPU) is None
+    assert read_served(tmp_path, GPU) is None

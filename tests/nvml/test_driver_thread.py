@@ -7,7 +7,7 @@ import pytest
 from device_allocations_support import ShiftingClock
 
 from topoalign.core.model.errors import DriverFault
-from topoalign.runtime.driver_thread import DriverThread, Steps
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
@@ -29,7 +29,7 @@ async def test_the_deadline_holds_for_each_call_and_not_for_the_work() -> None:
     begun = [threading.Event() for _ in range(3)]
     ended = [threading.Event() for _ in range(3)]
 
-    def work(steps: Steps) -> str:
+    def work(steps: CallProgress) -> str:
         for i in range(3):
             steps(f"call {i}")
             begun[i].set()
@@ -52,7 +52,7 @@ async def test_work_that_nobody_waits_for_ends_at_its_next_call() -> None:
     thread = DriverThread("driver", ManualClock(), 1.0)
     begun, go_on, after, found = threading.Event(), threading.Event(), list[str](), list[str]()
 
-    def work(steps: Steps) -> None:
+    def work(steps: CallProgress) -> None:
         steps("first")
         begun.set()
         go_on.wait()
@@ -80,7 +80,7 @@ async def test_of_those_who_wait_for_earlier_work_one_begins_at_its_end() -> Non
     begun: list[int] = []
     gate = threading.Semaphore(0)
 
-    def work(steps: Steps) -> None:
+    def work(steps: CallProgress) -> None:
         begun.append(len(begun))
         gate.acquire()
 
@@ -100,7 +100,7 @@ async def test_work_that_nobody_waits_for_has_as_long_as_any_other() -> None:
     thread = DriverThread("driver", clock, 1.0)
     begun, go_on = threading.Event(), threading.Event()
 
-    def work(steps: Steps) -> None:
+    def work(steps: CallProgress) -> None:
         steps("first")
         begun.set()
         go_on.wait()
@@ -127,7 +127,7 @@ async def test_a_process_that_was_stopped_gives_the_call_its_time_anew() -> None
     thread = DriverThread("driver", clock, 10.0)
     begun, go_on = threading.Event(), threading.Event()
 
-    def work(steps: Steps) -> str:
+    def work(steps: CallProgress) -> str:
         steps("call")
         begun.set()
         go_on.wait()
@@ -177,7 +177,7 @@ async def test_a_reading_without_memory_is_a_fault_and_the_service_goes_on() -> 
     """A reading that runs out of memory is a fault, and the service continues."""
     thread = DriverThread("driver", ManualClock(), 1.0)
 
-    def work(steps: Steps) -> bytearray:
+    def work(steps: CallProgress) -> bytearray:
         steps("a large answer")
         return bytearray(1 << 62)
 

@@ -8,10 +8,10 @@ import pytest
 
 from topoalign.cli import root
 from topoalign.kubelet.files import documents
-from topoalign.plugin_config import nvidia
+from topoalign.plugin_config import nvidia_fields
 from topoalign.plugin_config.configuration import Configuration, GpuSlots, SharedResource, Units
-from topoalign.plugin_config.file import leaves, load_plugin_config, loaded
-from topoalign.plugin_config.watching import VARIABLE
+from topoalign.plugin_config.file import flatten_document, interpret_document, load_plugin_config
+from topoalign.plugin_config.file_watch import VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "configuration.md").read_text()
@@ -26,7 +26,7 @@ def rows(first: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_every_example_is_a_configuration(text: str) -> None:
-    found = loaded(documents.read(text.encode(), "docs/configuration.md"), {})
+    found = interpret_document(documents.parse_document(text.encode(), "docs/configuration.md"), {})
 
     assert Configuration() != found.configuration
     assert () == found.findings
@@ -40,7 +40,7 @@ def test_there_are_examples_of_every_section_that_is_a_list() -> None:
 def test_every_field_is_listed_with_its_default() -> None:
     documented = {row[0].strip("`"): row[1].strip("`") for row in rows("field")}
     defaults = msgspec.to_builtins(Configuration())
-    values = {path: at(defaults, path) for path in leaves(defaults)}
+    values = {path: at(defaults, path) for path in flatten_document(defaults)}
 
     assert {path: written(value) for path, value in values.items()} == documented
     shared = {field.encode_name for field in msgspec.structs.fields(SharedResource)}
@@ -69,14 +69,18 @@ def written(value: object) -> str:
 def test_every_variable_and_unsupported_field_of_nvidias_is_listed() -> None:
     """The page lists every variable of NVIDIA's plugin and every field of its file that is not supported."""
     variables = {name for row in rows("variable") for name in re.findall(r"`([A-Z_]+)`", row[0])}
-    assert {*nvidia.VARIABLES, nvidia.FILE, *nvidia.DP_VARIABLES} == variables
-    assert {} == nvidia.left_out(dict.fromkeys(variables, "1")), "what `topoalign up` leaves aside is all of them"
+    assert {*nvidia_fields.VARIABLES, nvidia_fields.FILE, *nvidia_fields.DP_VARIABLES} == variables
+    assert {} == nvidia_fields.drop_nvidia_variables(dict.fromkeys(variables, "1")), (
+        "what `topoalign up` leaves aside is all of them"
+    )
     for row in rows("variable"):
-        for name in set(re.findall(r"`([A-Z_]+)`", row[0])) & nvidia.VARIABLES.keys():
-            assert f"`{nvidia.VARIABLES[name].field}`" in row[1]
+        for name in set(re.findall(r"`([A-Z_]+)`", row[0])) & nvidia_fields.VARIABLES.keys():
+            assert f"`{nvidia_fields.VARIABLES[name].field}`" in row[1]
 
     others = PAGE.split("## What of NVIDIA's file is not taken")[1].split("\n## ")[0]
-    assert [] == [field for field in (*nvidia.WITHOUT_EFFECT, *nvidia.REFUSED) if f"`{field}`" not in others]
+    assert [] == [
+        field for field in (*nvidia_fields.WITHOUT_EFFECT, *nvidia_fields.REFUSED) if f"`{field}`" not in others
+    ]
     assert f"`{VARIABLE}`" in PAGE
 
 
@@ -86,7 +90,7 @@ def test_the_command_prints_what_the_page_shows(
     monkeypatch.chdir(REPOSITORY)
     example = PAGE.split("```console\n$ topoalign ")[1].split("```")[0]
     command, _, shown = example.partition("\n")
-    root.run(command.split())
+    root.run_command_line(command.split())
 
     assert shown == capsys.readouterr().out
 

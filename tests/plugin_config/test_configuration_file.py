@@ -13,22 +13,22 @@ from serving_support import configured
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
 from topoalign.kubelet.files import documents
 from topoalign.kubelet.files.documents import InvalidDocument
-from topoalign.plugin_config import names, nvidia
+from topoalign.plugin_config import nvidia_fields, resource_names
 from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
-    GpuChoice,
+    GpuEntry,
     Health,
     Imex,
-    MigChoice,
-    NicChoice,
+    MigEntry,
+    NicEntry,
     PluginFlags,
-    Resources,
+    ResourcesSection,
     SharedResource,
-    Sharing,
+    SharingSection,
     TimeSlicing,
 )
-from topoalign.plugin_config.file import load_plugin_config, loaded
+from topoalign.plugin_config.file import interpret_document, load_plugin_config
 
 NVIDIA_FILE = """
 version: v1
@@ -91,11 +91,11 @@ def test_every_field_of_nvidias_file_is_read() -> None:
                 shared_devices_allocation_policy="packed",
             ),
         ),
-        resources=Resources(
-            gpus=(GpuChoice(pattern="*A100*", name="nvidia.com/a100"),),
-            mig=(MigChoice(pattern="1g.10gb", name="nvidia.com/small"),),
+        resources=ResourcesSection(
+            gpus=(GpuEntry(pattern="*A100*", name="nvidia.com/a100"),),
+            mig=(MigEntry(pattern="1g.10gb", name="nvidia.com/small"),),
         ),
-        sharing=Sharing(
+        sharing=SharingSection(
             time_slicing=TimeSlicing(
                 rename_by_default=True,
                 fail_requests_greater_than_one=True,
@@ -109,7 +109,7 @@ def test_every_field_of_nvidias_file_is_read() -> None:
         ),
         imex=Imex(channel_ids=(0,), required=True),
     )
-    found = loaded(documents.read(NVIDIA_FILE.encode(), "config.yaml"), {})
+    found = interpret_document(documents.parse_document(NVIDIA_FILE.encode(), "config.yaml"), {})
 
     assert expected == found.configuration
     assert ["flags.failOnInitError", "flags.useNodeFeatureAPI", "flags.gfd"] == [
@@ -125,12 +125,12 @@ nics: [{names: ["mlx5_*"], name: fast, virtualFunctions: true}, {pci: ["0000:0c:
 health: {ignoredXIDs: [13, 94], quietSeconds: 60, holdDownSeconds: 0.5}
 """
     expected = Configuration(
-        resources=Resources(
-            gpus=(GpuChoice(uuids=("GPU-1",), exclude=True), GpuChoice(indexes=(0,), name="example.com/zero"))
+        resources=ResourcesSection(
+            gpus=(GpuEntry(uuids=("GPU-1",), exclude=True), GpuEntry(indexes=(0,), name="example.com/zero"))
         ),
         nics=(
-            NicChoice(names=("mlx5_*",), name="topoalign.io/fast", virtual_functions=True),
-            NicChoice(pci=("0000:0c:*",), exclude=True),
+            NicEntry(names=("mlx5_*",), name="topoalign.io/fast", virtual_functions=True),
+            NicEntry(pci=("0000:0c:*",), exclude=True),
         ),
         health=Health(ignored_xids=(13, 94), quiet_seconds=60, hold_down_seconds=0.5),
     )
@@ -200,8 +200,8 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
         (TIME + "{renameByDefault: true}}", "sharing.timeSlicing.resources", "leave timeSlicing out"),
         (TIME + "{resources: {}}}", "sharing.timeSlicing.resources", "list"),
         (TIME + "{resources: [7]}}", "sharing.timeSlicing.resources[0]", "replicas"),
-        (TIME + "{resources: [{name: gpu}]}}", "sharing.timeSlicing.resources[0].replicas", "say replicas"),
-        (TIME + "{resources: [{replicas: 2}]}}", "sharing.timeSlicing.resources[0].name", "say name"),
+        (TIME + "{resources: [{name: gpu}]}}", "sharing.timeSlicing.resources[0].replicas", "add replicas"),
+        (TIME + "{resources: [{replicas: 2}]}}", "sharing.timeSlicing.resources[0].name", "add name"),
         (TIME + "{resources: [{name: gpu, replicas: 0}]}}", "sharing.timeSlicing.resources[0].replicas", "number"),
         (TIME + "{resources: [{name: gpu, replicas: '4'}]}}", "sharing.timeSlicing.resources[0].replicas", "quotes"),
         (TIME + "{resources: [{name: gpu, replicas: 5000}]}}", "sharing.timeSlicing.resources[0].replicas", "number"),
@@ -347,10 +347,10 @@ def test_what_is_wrong_is_named_by_its_path_with_a_remedy(text: str, path: str, 
 )
 def test_a_resource_has_a_name_that_kubernetes_takes(name: str, taken: bool) -> None:
     if taken:
-        assert name in names.resource("name", name)
+        assert name in resource_names.resource("name", name)
     else:
         with pytest.raises(InvalidField, match="name: "):
-            names.resource("name", name)
+            resource_names.resource("name", name)
 
 
 def test_variables_of_nvidias_plugin_go_before_its_file() -> None:
@@ -367,7 +367,7 @@ def test_variables_of_nvidias_plugin_go_before_its_file() -> None:
         "NVIDIA_CDI_HOOK_PATH": "/new",
         "FAIL_ON_INIT_ERROR": "false",
     }
-    found = loaded(documents.read(text.encode(), "config.yaml"), environment)
+    found = interpret_document(documents.parse_document(text.encode(), "config.yaml"), environment)
 
     assert (
         Configuration(
@@ -403,28 +403,28 @@ def test_variables_of_nvidias_plugin_go_before_its_file() -> None:
 )
 def test_a_variable_that_is_wrong_is_named(variable: str, value: str) -> None:
     with pytest.raises(InvalidField) as caught:
-        loaded({}, {variable: value})
+        interpret_document({}, {variable: value})
 
     assert variable == caught.value.field
 
 
 def test_every_variable_stands_for_a_field_that_is_known() -> None:
     values: dict[object, str] = {
-        nvidia.boolean: "true",
-        nvidia.numbers: "1",
-        nvidia.words: "envvar",
-        nvidia.text: "/run/nvidia/",
+        nvidia_fields.parse_boolean: "true",
+        nvidia_fields.parse_numbers: "1",
+        nvidia_fields.split_values: "envvar",
+        nvidia_fields.keep_text: "/run/nvidia/",
     }
     special = {
         "SHARED_DEVICES_ALLOCATION_POLICY": "packed",
         "MIG_STRATEGY": "single",
         "DEVICE_DISCOVERY_STRATEGY": "nvml",
         "DEVICE_ID_STRATEGY": "index",
-        "KUBELET_SOCKET": nvidia.KUBELET_SOCKET,
+        "KUBELET_SOCKET": nvidia_fields.KUBELET_SOCKET,
     }
-    for name, variable in nvidia.VARIABLES.items():
+    for name, variable in nvidia_fields.VARIABLES.items():
         if name not in ("CDI_FEATURE_FLAGS", "CDI_DISABLE_HOOKS"):  # refused whatever they are
-            assert name in loaded({}, {name: special.get(name) or values[variable.read]}).origins.values()
+            assert name in interpret_document({}, {name: special.get(name) or values[variable.read]}).origins.values()
 
 
 KEYS = (
@@ -456,7 +456,7 @@ NODES = st.recursive(
 )
 def test_any_document_is_understood_or_refused_with_a_path(document: dict[str, Any]) -> None:
     try:
-        found = loaded(documents.without_nulls(document), {}).configuration  # type: ignore[arg-type]  # a mapping stays one
+        found = interpret_document(documents.without_nulls(document), {}).configuration  # type: ignore[arg-type]  # a mapping stays one
     except InvalidField as error:
         assert error.field and error.remedy
     else:
@@ -466,7 +466,9 @@ def test_any_document_is_understood_or_refused_with_a_path(document: dict[str, A
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode), st.text(max_size=20))
 def test_any_file_and_any_variable_is_understood_or_refused(content: bytes, value: str) -> None:
     try:
-        loaded(documents.read(content, "file"), {"MIG_STRATEGY": value, "IMEX_CHANNEL_IDS": value})
+        interpret_document(
+            documents.parse_document(content, "file"), {"MIG_STRATEGY": value, "IMEX_CHANNEL_IDS": value}
+        )
     except BadRequest as error:
         assert error.finding and error.remedy
 
@@ -483,5 +485,5 @@ def test_a_damaged_file_is_understood_or_refused(at: int, length: int, put: str)
 @given(st.text(alphabet="ab*", max_size=6), st.text(alphabet="ab", max_size=6))
 @example("a*a", "a")
 def test_patterns_are_those_of_a_shell(pattern: str, name: str) -> None:
-    assert fnmatchcase(name, pattern) == names.fits(pattern, name)
-    assert fnmatchcase(name, f"*{pattern}*") == names.found_in(pattern, name)
+    assert fnmatchcase(name, pattern) == resource_names.matches_pattern(pattern, name)
+    assert fnmatchcase(name, f"*{pattern}*") == resource_names.found_in(pattern, name)

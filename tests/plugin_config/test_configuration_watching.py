@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound
-from topoalign.plugin_config.watching import POLL_SECONDS, ConfigurationFile
+from topoalign.plugin_config.file_watch import POLL_SECONDS, ConfigurationFile
 from topoalign.runtime.context import Context, Reload
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
@@ -64,7 +64,7 @@ class Kept:
             await anyio.to_thread.run_sync(int)
 
     async def refused(self) -> None:
-        while self.configuration.trouble is None:
+        while self.configuration.reason_not_current is None:
             await self.clock.advance(POLL_SECONDS)
             await anyio.to_thread.run_sync(int)  # as long as a look takes
 
@@ -120,7 +120,7 @@ async def test_a_wrong_file_keeps_the_configuration_and_says_why_once(volume: Co
     assert "mixed" == configuration.current.flags.mig_strategy
     assert ["configuration refused, the one before stays in use"] == [line["event"] for line in lines]
     assert lines[0]["finding"] and lines[0]["remedy"]
-    assert configuration.trouble is not None and lines[0]["finding"] in configuration.trouble
+    assert configuration.reason_not_current is not None and lines[0]["finding"] in configuration.reason_not_current
 
 
 async def test_a_file_that_is_gone_keeps_the_configuration_and_is_taken_up_again(volume: ConfigMap) -> None:
@@ -128,11 +128,11 @@ async def test_a_file_that_is_gone_keeps_the_configuration_and_is_taken_up_again
     volume.file.unlink()
     with capture_logs() as lines:
         assert not await configuration.look() and not await configuration.look()
-        assert configuration.trouble is not None
+        assert configuration.reason_not_current is not None
         volume.file.symlink_to("..data/config.yaml")
         assert not await configuration.look(), "it is the same as before"
 
-    assert None is configuration.trouble
+    assert None is configuration.reason_not_current
     assert ["warning", "info"] == [line["log_level"] for line in lines]
 
 
@@ -188,7 +188,7 @@ async def test_services_of_a_process_share_one_configuration_and_its_error(volum
     await configuration.look()
 
     assert configuration is context.configuration
-    assert configuration.trouble == context.notes["configuration"]()
+    assert configuration.reason_not_current == context.notes["configuration"]()
 
 
 def test_nvidias_name_of_the_file_is_read_where_ours_is_not_set(volume: ConfigMap, tmp_path: Path) -> None:

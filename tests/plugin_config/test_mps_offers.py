@@ -125,8 +125,8 @@ def test_gpus_in_mig_mode_are_not_offered_by_mps(strategy: str) -> None:
         (FLAGS + "{renameByDefault: true}}", "sharing.mps.resources", "leave mps out"),
         (FLAGS + "{resources: [{name: gpu, replicas: 1}]}}", "sharing.mps.resources[0].replicas", "2 to 48"),
         (FLAGS + "{resources: [{name: gpu, replicas: 49}]}}", "sharing.mps.resources[0].replicas", "2 to 48"),
-        (FLAGS + "{resources: [{name: gpu}]}}", "sharing.mps.resources[0].replicas", "say replicas"),
-        (FLAGS + "{resources: [{replicas: 2}]}}", "sharing.mps.resources[0].name", "say name"),
+        (FLAGS + "{resources: [{name: gpu}]}}", "sharing.mps.resources[0].replicas", "add replicas"),
+        (FLAGS + "{resources: [{replicas: 2}]}}", "sharing.mps.resources[0].name", "add name"),
         (FLAGS + "{share: 2}}", "sharing.mps.share", "resources"),
         (FLAGS + "{resources: [{name: mig-1g.10gb, replicas: 2}]}}", "sharing.mps.resources[0].name", "timeSlicing"),
         (

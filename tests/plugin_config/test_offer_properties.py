@@ -11,8 +11,8 @@ from serving_support import A100, L4, gpu, machine, nic
 from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.validate import validate
-from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.file import interpret_document
+from topoalign.plugin_config.resource_offers import offer_resources
 
 NO_NAME = "no name has this"
 PROFILES = st.none() | st.lists(st.sampled_from(["1g.10gb", "3g.40gb", "1c.3g.40gb", "1g.10gb+me"]), max_size=3)
@@ -174,7 +174,7 @@ def shared_out(usual: list[tuple[str, str, str]], sharing: dict[str, Any], divid
 @settings(max_examples=400)
 def test_offers_are_what_each_device_by_itself_becomes(topology: Topology, document: dict[str, Any]) -> None:
     """So every device is accounted for: offered once, under one resource, whole or in parts, or left out for a reason."""
-    found = offers(topology, loaded(document, {}).configuration).offers
+    found = offer_resources(topology, interpret_document(document, {}).configuration).offers
     handed = [
         (device, offer.resource)
         for offer in found
@@ -203,9 +203,9 @@ def test_what_stays_under_single_was_offered_before_and_is_still_there(
     before: Topology, now: Topology, document: dict[str, Any]
 ) -> None:
     document["flags"]["migStrategy"] = "single"
-    configuration = loaded(document, {}).configuration
-    had = offers(before, configuration).offers
-    fresh, found = offers(now, configuration), offers(now, configuration, had)
+    configuration = interpret_document(document, {}).configuration
+    had = offer_resources(before, configuration).offers
+    fresh, found = offer_resources(now, configuration), offer_resources(now, configuration, had)
 
     if not any(finding.severe and finding.field == "flags.migStrategy" for finding in found.findings):
         assert fresh.offers == found.offers

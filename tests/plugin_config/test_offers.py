@@ -11,7 +11,7 @@ from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.model.topology.validate import validate
 from topoalign.machines import catalogue, load_machine
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offer_resources
 
 MIXED, SINGLE = "flags: {migStrategy: mixed}\n", "flags: {migStrategy: single}\n"
 SHARE = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2"
@@ -21,7 +21,7 @@ def test_without_a_configuration_gpus_and_nics_are_offered_as_they_are() -> None
     for name in catalogue.names():
         topology = load_machine(name).topology
 
-        assert topology.offered == offers(topology, Configuration()).offers
+        assert topology.offered == offer_resources(topology, Configuration()).offers
     assert () == made(machine()).offers
 
 
@@ -124,8 +124,8 @@ def test_gpus_in_mig_mode_are_in_slots_that_become_instances() -> None:
 
     assert {"nvidia.com/gpu": [f"GPU-0::{number}" for number in range(7)]} == listed(found)
     assert [(Slots(instances=True), None)] == [(each.slots, each.limiter) for each in found.offers]
-    assert ["do not tell where", "are not in MIG mode"] == [
-        part for part in ("do not tell where", "are not in MIG mode") if any(part in each for each in said(found))
+    assert ["do not report where", "are not in MIG mode"] == [
+        part for part in ("do not report where", "are not in MIG mode") if any(part in each for each in said(found))
     ]
     assert all(each.remedy for each in found.findings if each.severe)
     validate(msgspec.structs.replace(machine(gpus), offers=found.offers))

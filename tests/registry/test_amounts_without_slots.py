@@ -15,7 +15,7 @@ from slot_support import PLAIN, in_slots
 from unit_support import BEST, DGX, in_units
 from view_support import OneNode, Says, tell_all
 
-from topoalign.cli.cluster import ClusterOptions, ask
+from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import predict
 from topoalign.core.demand.share_annotations import InvalidShare
@@ -221,7 +221,9 @@ def of_cluster(given: dict[str, Any], directory: Path, *nodes: NodeRecord) -> st
     file = directory / "cluster"
     file.write_bytes(b"".join(encode_lines(record_of(*nodes))))
     try:
-        _, answer = ask(None, ClusterOptions(None, None, None, file), requested(given, directory), {}, as_json=False)
+        _, answer = ask_cluster(
+            None, ClusterOptions(None, None, None, file), requested(given, directory), {}, as_json=False
+        )
     except InvalidShare as error:
         return f"{error.finding}; {error.remedy}"
     return answer.reason.code if answer.reason is not None else ""

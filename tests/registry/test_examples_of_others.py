@@ -24,8 +24,8 @@ from topoalign.cli import root
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
-from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.file import interpret_document
+from topoalign.plugin_config.resource_offers import offer_resources
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
@@ -350,7 +350,9 @@ def hardware_of(configuration: Amounts) -> Topology:
             for gpu in DGX.gpus
         )
         found = msgspec.structs.replace(DGX, gpus=tuple(gpus))
-    return msgspec.structs.replace(found, offers=offers(found, loaded(configuration, {}).configuration).offers)
+    return msgspec.structs.replace(
+        found, offers=offer_resources(found, interpret_document(configuration, {}).configuration).offers
+    )
 
 
 def manifest_of(example: Example) -> dict[str, Any]:
@@ -390,7 +392,7 @@ def test_what_if_answers_as_the_row_says(
     Path("pod.json").write_text(json.dumps(manifest_of(example)))
     files = ["--machine", "machine.json", "--config", "topoalign.json", "--pod-file", "pod.json"]
 
-    status = root.run(["what-if", *files, "--mode", example.mode, "--policy", "none", "--json"])
+    status = root.run_command_line(["what-if", *files, "--mode", example.mode, "--policy", "none", "--json"])
 
     answer = json.loads(capsys.readouterr().out)
     if isinstance(example.gets, str):

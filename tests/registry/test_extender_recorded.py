@@ -14,7 +14,7 @@ import pytest
 from scheduling_support import FULL, HOPELESS, RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving
 
 from topoalign.core.model.ids import NodeName
-from topoalign.kubelet.files.manifest import pod_of
+from topoalign.kubelet.files.manifest import request_from_document
 from topoalign.registry.scheduling.model import NodeRefusal
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +71,7 @@ async def test_a_filter_says_of_every_node_whether_it_passes(vectors: Path) -> N
         assert {*names} - {*passed} == answer["FailedAndUnresolvableNodes"].keys()
         assert ({}, "") == (answer["FailedNodes"], answer["Error"])
     asked = [(pod.uid, pod.request) for pod in scheduling.pods]
-    assert [(body["Pod"]["metadata"]["uid"], pod_of(body["Pod"])) for body, _ in answers] == asked
+    assert [(body["Pod"]["metadata"]["uid"], request_from_document(body["Pod"])) for body, _ in answers] == asked
 
 
 async def test_a_prioritize_has_an_integer_for_every_node(vectors: Path) -> None:

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from structlog.testing import capture_logs
 from view_support import NODE, asked
 
-from topoalign.client.records import read_cluster
+from topoalign.client.stored_records import read_cluster
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes

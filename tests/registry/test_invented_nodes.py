@@ -26,7 +26,7 @@ INVENTED = [f"invented-{number}" for number in range(10 * MOST)]
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(superseded, "MOST_STRANGERS", MOST)
+    monkeypatch.setattr(superseded, "MOST_UNKNOWN_NODES", MOST)
     return World()
 
 

@@ -27,8 +27,8 @@ from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.ports import Endpoint
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
-from topoalign.runtime.answers import answering
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -267,7 +267,7 @@ async def test_shares_of_a_node_are_asked_of_it_and_told_with_its_holders(
         assert node == request.node
         return measured
 
-    endpoint = Endpoint(name="use", subject=wire.use_subject(node), answer=answering(UseRequest, answer))
+    endpoint = Endpoint(name="use", subject=wire.use_subject(node), answer=answer_with(UseRequest, answer))
     async with bus.serve("topoalign-discovery", [endpoint]):
         shown = await get(http, "/v1/shares?node=node-1")
 
@@ -312,9 +312,9 @@ async def test_what_libraries_count_is_asked_of_nodes_that_have_them(
         counts = (LibraryCount(device=gpu(2), memory=3 * GIB, utilization=40),)
         return LibraryReading(node=node, containers=(LibraryUse(allocation=AllocationID("a"), counts=counts),))
 
-    measures = Endpoint(name="use", subject=wire.use_subject(node), answer=answering(UseRequest, answer))
+    measures = Endpoint(name="use", subject=wire.use_subject(node), answer=answer_with(UseRequest, answer))
     subject = wire.admission_subject(node, "library-use")
-    counts = Endpoint(name="library-use", subject=subject, answer=answering(UseRequest, count))
+    counts = Endpoint(name="library-use", subject=subject, answer=answer_with(UseRequest, count))
     async with bus.serve("topoalign-discovery", [measures]):
         silent = await get(http, "/v1/shares?node=node-1")
         async with bus.serve("topoalign-allocator", [counts]):
@@ -332,7 +332,9 @@ async def test_a_node_that_cannot_measure_says_why(cluster: Cluster, bus: Memory
     async def answer(request: UseRequest) -> Measurement:
         raise DriverFault("NVML does not work", "run nvidia-smi on the node")
 
-    endpoint = Endpoint(name="use", subject=wire.use_subject(NodeName("node-1")), answer=answering(UseRequest, answer))
+    endpoint = Endpoint(
+        name="use", subject=wire.use_subject(NodeName("node-1")), answer=answer_with(UseRequest, answer)
+    )
     async with bus.serve("topoalign-discovery", [endpoint]):
         error = await get(http, "/v1/shares?node=node-1", 503)
 

@@ -18,7 +18,7 @@ from topoalign.registry.cluster import Cluster
 from topoalign.registry.main import serve
 from topoalign.registry.series import NODES_PER_CHUNK, NodeSeries
 from topoalign.runtime.context import Context
-from topoalign.runtime.health import application
+from topoalign.runtime.health_pages import build_application
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock
@@ -147,7 +147,7 @@ async def test_the_page_has_all_families_once_and_allocations_as_set(setting: di
     context = Context(bus=MemoryBus(), clock=ManualClock(), environment=setting)
     async with background() as tasks:
         await tasks.start(lambda *, task_status: serve(context, task_status=task_status))
-        transport = httpx.ASGITransport(application(context))
+        transport = httpx.ASGITransport(build_application(context))
         async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
             answer = await client.get("/metrics")
 

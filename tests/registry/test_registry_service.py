@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from pytest import MonkeyPatch
 
 from topoalign.client import Client
-from topoalign.client.records import forget_node
+from topoalign.client.stored_records import forget_node
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable, NotFound
 from topoalign.core.model.events import (

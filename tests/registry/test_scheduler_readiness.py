@@ -25,7 +25,7 @@ from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import NATS_AWAY_SECONDS, Scheduling
 from topoalign.registry.service import PAUSE
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime import health
+from topoalign.runtime import health_pages
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -80,7 +80,7 @@ def world(bus: NatsAway) -> World:
 @asynccontextmanager
 async def pages(world: World) -> AsyncIterator[httpx.AsyncClient]:
     """The HTTP pages of the registry's process."""
-    transport = httpx.ASGITransport(health.application(world.context))
+    transport = httpx.ASGITransport(health_pages.build_application(world.context))
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
         yield client
 

@@ -83,7 +83,7 @@ async def test_a_twin_is_told_and_not_offered_until_one_is_alone(world: World) -
         await world.say(twin.snapshot())
         await world.say(*world.says.admit(pod(container("main", gpus=1)), "a"))
         twins = code(scheduling)
-        facts = world.context.metrics.get_sample_value("topoalign_registry_twins_total")
+        facts = world.context.metrics.get_sample_value("topoalign_registry_duplicate_agents_total")
         await world.rounds(4)
 
         assert ("", "DuplicateAgent", "") == (alone, twins, code(scheduling))

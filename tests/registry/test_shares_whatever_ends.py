@@ -19,7 +19,7 @@ from topoalign.core.model.ids import MEMORY as HOST_MEMORY
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.model import Topology
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -143,7 +143,7 @@ async def test_pods_that_fit_are_admitted_whatever_ends() -> None:
         demands = [each for each in pods if each is not None]
         if len(demands) < len(pods) or with_pod(state, demands[0]) is None:
             continue
-        fit = await all_fit(state, [pending_pod(hardware, each) for each in demands], Turns(ManualClock()))
+        fit = await all_fit(state, [pending_pod(hardware, each) for each in demands], TaskTurns(ManualClock()))
         hurt = refused_after_ends(state, demands, holders, chance)
         alone, beside = alone + (fit and len(pods) == 1), beside + (fit and len(pods) > 1)
         refused += hurt and len(pods) == 1

@@ -30,7 +30,7 @@ from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_mistakable
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 from topoalign.testing.manual_clock import ManualClock
 
 EACH = 40_000
@@ -299,7 +299,7 @@ async def test_who_comes_first_is_aligned_alike_if_it_limits_its_gpus(
 
     comers = [pending_pod("second", 1, annotations), pending_pod("first", 2, {})]
 
-    assert expected is await all_fit(node(shared(terms=terms)), comers, Turns(ManualClock()))
+    assert expected is await all_fit(node(shared(terms=terms)), comers, TaskTurns(ManualClock()))
 
 
 @pytest.mark.parametrize(

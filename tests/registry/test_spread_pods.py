@@ -26,7 +26,7 @@ from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.registry.scheduling.binding import reservations
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_mistakable
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 from topoalign.testing.manual_clock import ManualClock
 
 BLOCKS = 40
@@ -136,7 +136,7 @@ async def test_pods_that_spread_are_aligned_alike_in_every_order() -> None:
         return [pending_pod(each if cards == 1 else spread(each, cards), rules) for each in asking]
 
     state = node(shared((0, 0, 1, 1)))
-    found = [await all_fit(state, comers(cards, 4, 5), Turns(ManualClock())) for cards in (1, 2)]
+    found = [await all_fit(state, comers(cards, 4, 5), TaskTurns(ManualClock())) for cards in (1, 2)]
 
     assert [True, False] == found
 
@@ -152,7 +152,7 @@ async def test_whole_gpus_with_memory_are_aligned_alike_in_every_order() -> None
         return [pending_pod(each, rules) for each in (whole, pod(container(others=amounts), name="new"))]
 
     state = node(shared((0, 0, 1, 1)))
-    found = [await all_fit(state, comers(memory), Turns(ManualClock())) for memory in (0, 8)]
+    found = [await all_fit(state, comers(memory), TaskTurns(ManualClock())) for memory in (0, 8)]
 
     assert [True, False] == found
 

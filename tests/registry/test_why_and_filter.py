@@ -11,7 +11,7 @@ from faults_support import THOROUGH
 from node_filters_support import excluded_by, some_constraints, some_node_object
 from view_support import Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.cli import cluster as kubectl
+from topoalign.cli import whole_cluster as kubectl
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes, NodeStale
@@ -104,7 +104,9 @@ def test_why_excludes_the_nodes_that_kubernetes_keeps_a_pod_off(first: int) -> N
         for says in nodes:
             cluster.answers(says.node, chance.random() < 0.9)
         objects = {says.node: some_node_object(chance, says.node) for says in nodes}
-        traits = {name: kubectl.traits_of(msgspec.convert(shown, kubectl.Node)) for name, shown in objects.items()}
+        traits = {
+            name: kubectl.traits_of(msgspec.convert(shown, kubectl.KubectlNode)) for name, shown in objects.items()
+        }
         for number in range(PODS):
             pod = some_request(chance, chance.choice(nodes).hardware, f"asked-{number}")
             shown = some_constraints(chance, [*objects])

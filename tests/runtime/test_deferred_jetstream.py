@@ -44,8 +44,8 @@ def test_what_the_library_had_loaded_before_stays() -> None:
 
 
 def test_the_names_of_headers_are_those_of_the_library() -> None:
-    assert {each.name: Header[each.name].value for each in deferred.Header} == {
-        each.name: each.value for each in deferred.Header
+    assert {each.name: Header[each.name].value for each in deferred.ReservedHeader} == {
+        each.name: each.value for each in deferred.ReservedHeader
     }
 
 

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from topoalign.core.model.errors import BusUnavailable
-from topoalign.runtime.ending import run_until_signal
+from topoalign.runtime.shutdown import run_until_signal
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 

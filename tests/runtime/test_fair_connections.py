@@ -16,16 +16,23 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from topoalign.runtime import connections
-from topoalign.runtime.connections import Connection, FairConnection
+from topoalign.runtime.connections import FairConnection, HttpConnection
 from topoalign.runtime.fair_share import Peer
-from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.http_server import listen_on_port, serve_application
 from topoalign.runtime.httptools_connections import MOST_PIPELINED, HttpToolsConnection
-from topoalign.runtime.request_turns import LONGEST_SECONDS, WORKING, RequestTurns, Turns, outlive_connection, take_turn
+from topoalign.runtime.request_turns import (
+    LONGEST_SECONDS,
+    WORKING,
+    RequestTurns,
+    TaskTurns,
+    outlive_connection,
+    take_turn,
+)
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 
-BOTH = pytest.mark.parametrize("protocol", [Connection, HttpToolsConnection])
+BOTH = pytest.mark.parametrize("protocol", [HttpConnection, HttpToolsConnection])
 MOST = 8
 HONEST, HOSTILE = "127.0.0.1", "127.0.0.2"
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -70,7 +77,7 @@ class Server:
 
     async def work(self, request: Request) -> Response:
         """Works a slice, and `?endless` until `given` is set."""
-        name, turns = request.url.query, Turns(self.clock)
+        name, turns = request.url.query, TaskTurns(self.clock)
         self.slices.append(name)
         while not self.given.is_set():
             self.clock._now += 2 * LONGEST_SECONDS
@@ -90,7 +97,7 @@ class Server:
             "/work": self.work,
         }
         routes = [*(Route(path, page) for path, page in paths.items()), Route("/body", self.body, methods=["POST"])]
-        listener = listen(HONEST, 0)
+        listener = listen_on_port(HONEST, 0)
         self.address = listener.getsockname()
 
         class Counted(protocol):  # type: ignore[misc,valid-type]  # one of two

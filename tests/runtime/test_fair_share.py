@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topoalign.runtime.fair_share import CATCH_UP_SECONDS, FairQueue, Peer, Request, first_to_close
+from topoalign.runtime.fair_share import CATCH_UP_SECONDS, FairQueue, Peer, ServedRequest, first_to_close
 
 PEERS: tuple[Peer, ...] = (("a",), ("b",), ("c",), ("a", "probe"))
 SLICES = st.sampled_from((0.0, 0.001, 0.005, 0.02, 0.1, 0.3))
@@ -15,7 +15,7 @@ class Reference:
     """The rule, without heaps and without forgetting anything."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Request, float]] = []
+        self.waiting: list[tuple[ServedRequest, float]] = []
         """Requests in the order in which they were added, with what each had had then."""
         self.since: dict[Peer, int] = {}
         self.used: dict[Peer, float] = {}
@@ -25,14 +25,14 @@ class Reference:
     def start(self, peer: Peer) -> float:
         return max(self.used.get(peer, 0.0), self.now - CATCH_UP_SECONDS)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ServedRequest) -> None:
         self.added += 1
         if all(each.peer != request.peer for each, _ in self.waiting):
             self.since[request.peer] = self.added
             self.used[request.peer] = self.start(request.peer)
         self.waiting.append((request, request.seconds))
 
-    def take(self) -> Request:
+    def take(self) -> ServedRequest:
         peers = {each.peer for each, _ in self.waiting}
         peer = min(peers, key=lambda each: (self.used[each], self.since[each]))
         mine = [each for each in self.waiting if each[0].peer == peer]
@@ -41,7 +41,7 @@ class Reference:
         self.now = max(self.now, self.used[peer])
         return chosen[0]
 
-    def charge(self, request: Request, seconds: float) -> None:
+    def charge(self, request: ServedRequest, seconds: float) -> None:
         self.used[request.peer] = self.start(request.peer) + seconds
 
 
@@ -52,10 +52,10 @@ class Reference:
 @example([("a",), (0.3, True), (0.0, True), ("b",), (0.0, False), ("c",), *[(0.02, True)] * 4])
 def test_the_order_is_that_of_the_reference(steps: list[Peer | tuple[float, bool]]) -> None:
     """A step adds a request of a peer, or takes one, which works for so long and perhaps waits again."""
-    queue, reference = FairQueue[Request](), Reference()
+    queue, reference = FairQueue[ServedRequest](), Reference()
     for step in steps:
         if isinstance(step[0], str):
-            request = Request(step)
+            request = ServedRequest(step)
             queue.add(request)
             reference.add(request)
         elif queue:
@@ -73,10 +73,10 @@ def test_the_order_is_that_of_the_reference(steps: list[Peer | tuple[float, bool
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.data())
 def test_peers_that_always_wait_have_equal_time(numbers: list[int], data: st.DataObject) -> None:
     """However many requests each of them has: they differ by one slice, and by what may be caught up."""
-    queue, had = FairQueue[Request](), {(str(place),): 0.0 for place in range(len(numbers))}
+    queue, had = FairQueue[ServedRequest](), {(str(place),): 0.0 for place in range(len(numbers))}
     for peer, number in zip(had, numbers, strict=True):
         for _ in range(number):
-            queue.add(Request(peer))
+            queue.add(ServedRequest(peer))
     for _ in range(200):
         request = queue.take()
         seconds = data.draw(st.sampled_from((0.001, 0.005, 0.02)))
@@ -88,7 +88,7 @@ def test_peers_that_always_wait_have_equal_time(numbers: list[int], data: st.Dat
 
 
 def test_a_small_request_goes_before_large_ones_of_its_peer() -> None:
-    queue, large, small = FairQueue[Request](), [Request(("a",)) for _ in range(16)], Request(("a",))
+    queue, large, small = FairQueue[ServedRequest](), [ServedRequest(("a",)) for _ in range(16)], ServedRequest(("a",))
     for each in large:
         queue.charge(each, 0.01)
         queue.add(each)
@@ -99,7 +99,7 @@ def test_a_small_request_goes_before_large_ones_of_its_peer() -> None:
 
 def test_time_that_was_not_used_is_not_saved_up() -> None:
     """After a long pause a peer catches up, and then has its turns like the others."""
-    queue, busy, paused = FairQueue[Request](), Request(("a",)), Request(("b",))
+    queue, busy, paused = FairQueue[ServedRequest](), ServedRequest(("a",)), ServedRequest(("b",))
     for _ in range(1_000):
         queue.charge(busy, 0.01)
         queue.add(busy)

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from topoalign.runtime import http_server
-from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.http_server import listen_on_port, serve_application
 
 
 class Pages:
@@ -37,7 +37,7 @@ class Pages:
     @asynccontextmanager
     async def connection(self, path: str) -> AsyncIterator[SocketStream]:
         """A connection over which this path is asked; after it the server has ended."""
-        listener = listen("127.0.0.1", 0)
+        listener = listen_on_port("127.0.0.1", 0)
         self.address = listener.getsockname()
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._serve, listener)
@@ -56,7 +56,7 @@ class Pages:
 
 def test_an_answer_in_parts_does_not_wait_for_acknowledgements() -> None:
     """Each accepted connection sends at once (TCP_NODELAY)."""
-    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    with listen_on_port("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from topoalign.cli import health, root
-from topoalign.cli.health import LONGEST_ANSWER, ask
+from topoalign.cli import health_check, root
+from topoalign.cli.health_check import LONGEST_ANSWER, request_page
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok\n"
 FAILING = b"HTTP/1.1 503 Service Unavailable\r\n\r\n[-] bus: not connected\nnot ready\n"
@@ -50,9 +50,9 @@ def answering(answer: bytes | None, host: str = "127.0.0.1") -> Iterator[tuple[i
 
 def test_a_status_of_200_is_ready_and_any_other_is_not_with_the_reasons() -> None:
     with answering(OK) as (port, heard):
-        good = ask("127.0.0.1", port, "/readyz", 5)
+        good = request_page("127.0.0.1", port, "/readyz", 5)
     with answering(FAILING) as (port, _):
-        bad = ask("127.0.0.1", port, "/readyz", 5)
+        bad = request_page("127.0.0.1", port, "/readyz", 5)
 
     assert (True, "ok\n") == good
     assert (False, "[-] bus: not connected\nnot ready\n") == bad
@@ -62,18 +62,18 @@ def test_a_status_of_200_is_ready_and_any_other_is_not_with_the_reasons() -> Non
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_a_host_that_stands_for_all_addresses_is_asked_at_the_loopback(host: str) -> None:
     with answering(OK, "::1" if host == "::" else "127.0.0.1") as (port, _):
-        assert (True, "ok\n") == ask(host, port, "/readyz", 5)
+        assert (True, "ok\n") == request_page(host, port, "/readyz", 5)
 
 
 def test_a_peer_that_accepts_and_is_silent_ends_at_the_deadline() -> None:
     """A server that accepts the connection and sends nothing is not waited for beyond the deadline."""
     with answering(None) as (port, _), pytest.raises(TimeoutError):
-        ask("127.0.0.1", port, "/readyz", 0.01)
+        request_page("127.0.0.1", port, "/readyz", 0.01)
 
 
 def test_an_answer_without_end_is_read_no_further_than_its_bound() -> None:
     with answering(OK + b"x" * (2 * LONGEST_ANSWER)) as (port, _):
-        ready, text = ask("127.0.0.1", port, "/readyz", 5)
+        ready, text = request_page("127.0.0.1", port, "/readyz", 5)
 
     assert ready
     assert len(text) <= LONGEST_ANSWER
@@ -81,8 +81,8 @@ def test_an_answer_without_end_is_read_no_further_than_its_bound() -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\xff\xfe"])
 def test_what_is_no_http_server_is_not_ready(answer: bytes) -> None:
-    with answering(answer) as (port, _), pytest.raises(ValueError, match="does not speak HTTP"):
-        ask("127.0.0.1", port, "/readyz", 5)
+    with answering(answer) as (port, _), pytest.raises(ValueError, match="is no HTTP server"):
+        request_page("127.0.0.1", port, "/readyz", 5)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_is_no_http_server_is_not_ready(answer: bytes) -> None:
 )
 def test_a_url_has_host_port_optional_path_and_nothing_else(url: str, expected: tuple[str, int, str] | None) -> None:
     """A URL has a host, a port and an optional path, and nothing that would break a request."""
-    assert expected == health.page_at(url, "/readyz")
+    assert expected == health_check.page_at(url, "/readyz")
 
 
 def test_health_asks_the_service_of_the_environment_and_prints_what_fails(
@@ -113,7 +113,7 @@ def test_health_asks_the_service_of_the_environment_and_prints_what_fails(
     monkeypatch.setenv("TOPOALIGN_HTTP_HOST", "0.0.0.0")
     with answering(FAILING.replace(b"bus", b"b\x1b[31mus")) as (port, heard):
         monkeypatch.setenv("TOPOALIGN_HTTP_PORT", str(port))
-        status = health.quick(["health", "--live"])
+        status = health_check.quick(["health", "--live"])
 
     out, err = capsys.readouterr()
     assert 69 == status
@@ -125,11 +125,11 @@ def test_health_asks_the_service_of_the_environment_and_prints_what_fails(
 def test_the_command_line_gives_the_answers_of_the_quick_way(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(OK) as (port, _):
         statuses = (
-            health.quick(["health", f"http://127.0.0.1:{port}"]),
-            root.run(["health", f"http://127.0.0.1:{port}"]),
+            health_check.quick(["health", f"http://127.0.0.1:{port}"]),
+            root.run_command_line(["health", f"http://127.0.0.1:{port}"]),
         )
     with answering(FAILING) as (port, _):
-        failing = root.run(["health", f"http://127.0.0.1:{port}", "--json"])
+        failing = root.run_command_line(["health", f"http://127.0.0.1:{port}", "--json"])
 
     out = capsys.readouterr().out.splitlines()
     assert (0, 0) == statuses
@@ -140,7 +140,7 @@ def test_the_command_line_gives_the_answers_of_the_quick_way(capsys: pytest.Capt
 
 @pytest.mark.parametrize("arguments", [["health", "--help"], ["health", "x"], ["health", "a", "b"], ["topo"], []])
 def test_what_is_no_plain_health_check_is_left_to_the_command_line(arguments: list[str]) -> None:
-    assert None is health.quick(arguments)
+    assert None is health_check.quick(arguments)
 
 
 def test_a_health_check_without_a_port_says_which_setting_is_missing(
@@ -148,8 +148,8 @@ def test_a_health_check_without_a_port_says_which_setting_is_missing(
 ) -> None:
     monkeypatch.delenv("TOPOALIGN_HTTP_PORT", raising=False)
 
-    assert None is health.quick(["health"])
-    assert 5 == root.run(["health"])
+    assert None is health_check.quick(["health"])
+    assert 5 == root.run_command_line(["health"])
     assert "TOPOALIGN_HTTP_PORT" in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from topoalign.runtime.request_turns import LONGEST_SECONDS, WORKING, RequestTurns, Turns, Working, take_turn
+from topoalign.runtime.request_turns import LONGEST_SECONDS, WORKING, RequestTurns, TaskTurns, Working, take_turn
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ class Worker:
         WORKING.set(working)
         await working.give()
         begun()
-        within = Turns(self.clock)
+        within = TaskTurns(self.clock)
         for _ in range(slices):
             self.slices.append(name)
             self.clock._now += 2 * LONGEST_SECONDS

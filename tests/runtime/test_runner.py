@@ -23,7 +23,7 @@ from topoalign.core.model.errors import BusRefused, InvalidField, NotFound, Stat
 from topoalign.runtime import installed, runner
 from topoalign.runtime.context import Context, Serve
 from topoalign.runtime.http_server import AddressInUse
-from topoalign.runtime.installed import ENTRY_POINTS, ServiceFailed, find, unread
+from topoalign.runtime.installed import ENTRY_POINTS, ServiceFailed, find_unknown_variables, load_services
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.runner import run_services, serve_all
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -119,9 +119,9 @@ def test_the_own_services_are_found_without_reading_what_others_install(monkeypa
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
 
-    assert ["allocator", "hinting"] == list(find(["allocator", "hinting"]))
+    assert ["allocator", "hinting"] == list(load_services(["allocator", "hinting"]))
     assert [] == read
-    assert ["another", "hinting"] == list(find(["another", "hinting"]))
+    assert ["another", "hinting"] == list(load_services(["another", "hinting"]))
     assert [ENTRY_POINTS] == read
 
 
@@ -151,10 +151,10 @@ def test_what_a_kubelet_sets_for_a_service_is_no_misspelt_setting() -> None:
         "TOPOALIGN_PORT_53_UDP_ADDR": "10.0.0.1",
     }
 
-    assert [] == unread(of_kubelet)
-    assert ["TOPOALIGN_HTP_PORT is set but is not a setting: did you mean TOPOALIGN_HTTP_PORT?"] == unread(
-        {"TOPOALIGN_HTP_PORT": "8080"}
-    )
+    assert [] == find_unknown_variables(of_kubelet)
+    assert [
+        "TOPOALIGN_HTP_PORT is set but is not a setting: did you mean TOPOALIGN_HTTP_PORT?"
+    ] == find_unknown_variables({"TOPOALIGN_HTP_PORT": "8080"})
 
 
 def test_settings_of_other_services_are_read_only_where_they_may_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +166,9 @@ def test_settings_of_other_services_are_read_only_where_they_may_be_meant(monkey
         return importlib.import_module(name)
 
     monkeypatch.setattr(installed, "import_module", load)
-    unread({"TOPOALIGN_NODE": "n", "TOPOALIGN_POLICY": "none"}, ["allocator"])
+    find_unknown_variables({"TOPOALIGN_NODE": "n", "TOPOALIGN_POLICY": "none"}, ["allocator"])
     own = [*loaded]
-    unread({"TOPOALIGN_POLCY": "none"}, ["allocator"])
+    find_unknown_variables({"TOPOALIGN_POLCY": "none"}, ["allocator"])
 
     assert ["topoalign.allocator.settings"] == own
     assert "topoalign.registry.settings" in loaded

@@ -109,12 +109,12 @@ async def test_a_service_that_ends_when_asked_to_has_not_failed(patient: bool) -
 PLANTED = """
 import asyncio
 from topoalign.cli import main
-from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 
 async def until_lost(self):
     raise asyncio.CancelledError
 
-Connection.until_lost = until_lost
+NatsConnection.until_lost = until_lost
 main()
 """
 

@@ -7,7 +7,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.runner import Running, serve_all
+from topoalign.runtime.runner import RunningServices, serve_all
 
 pytestmark = pytest.mark.anyio
 
@@ -18,7 +18,7 @@ async def test_all_services_end_and_the_process_lives_on_without_being_ready() -
     all_ended = anyio.Event()
     url = ""
 
-    def ready(running: Running) -> None:
+    def ready(running: RunningServices) -> None:
         nonlocal url
         url = running.http or ""
 

@@ -5,7 +5,7 @@ from itertools import count
 import anyio
 import pytest
 
-from topoalign.runtime.request_turns import LONGEST_SECONDS, Turns
+from topoalign.runtime.request_turns import LONGEST_SECONDS, TaskTurns
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_other_tasks_run_once_for_each_turn() -> None:
     clock, others = ManualClock(), count()
-    seen, turns = [], Turns(clock)
+    seen, turns = [], TaskTurns(clock)
 
     async def run() -> None:
         while True:

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.runtime import watchdog
-from topoalign.runtime.figures import registry_of
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.metrics import registry_of
 from topoalign.runtime.watchdog import LATE_SECONDS, PERIOD_SECONDS, Watchdog
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -59,7 +59,7 @@ async def test_a_loop_that_comes_round_in_time_is_not_spoken_of() -> None:
 
     assert [] == said
     assert (0, 0.0) == (dog.blocks, dog.lag)
-    assert None is dog.trouble()
+    assert None is dog.reason_not_alive()
 
 
 async def test_a_block_is_said_once_when_it_begins_and_once_when_it_is_over() -> None:
@@ -81,17 +81,17 @@ async def test_a_loop_that_is_stuck_is_not_alive_and_one_that_goes_on_is() -> No
     clock = dog._clock
     assert isinstance(clock, Late)
     clock.now += PERIOD_SECONDS + 5.0
-    stuck = dog.trouble()
+    stuck = dog.reason_not_alive()
     dog.note(0.0)
     clock.now -= 5.0
 
     assert "the event loop is 5.0 s late" == stuck
-    assert None is dog.trouble()
+    assert None is dog.reason_not_alive()
 
 
 async def test_the_metrics_tell_how_late_it_is_at_this_moment() -> None:
     dog, _ = await watched(3.0)
-    metrics = registry_of(dog.figures())
+    metrics = registry_of(dog.metrics())
     before = generate_latest(metrics).decode()
     assert isinstance(dog._clock, Late)
     dog._clock.now += PERIOD_SECONDS + 4

@@ -45,7 +45,7 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.terminated_pods import without_pods
-from topoalign.kubelet.files.manifest import request_of
+from topoalign.kubelet.files.manifest import request_from_pod
 from topoalign.testing.memory_journal import MemoryJournal
 from topoalign.tools.bench.schedule.node import Admitted, Bound
 
@@ -171,7 +171,7 @@ class Node:
             if bound.uid in self._terminated:
                 return Admitted(bound.uid, DELETED)
             try:
-                code = await call(world, self.process, lambda: self._admit(bound.uid, request_of(bound.pod)))
+                code = await call(world, self.process, lambda: self._admit(bound.uid, request_from_pod(bound.pod)))
             except BrokenCall:
                 code = BROKEN
             if code:

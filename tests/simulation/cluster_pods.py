@@ -10,8 +10,8 @@ from simulation.registry_shares import AMOUNTS, asked_of
 
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest
-from topoalign.kubelet.files.manifest import Pod as Manifest
-from topoalign.kubelet.files.manifest import request_of
+from topoalign.kubelet.files.manifest import PodManifest as Manifest
+from topoalign.kubelet.files.manifest import request_from_pod
 from topoalign.testing.fake_api_server.objects import ApiError, Object
 
 GANG_SIZES = (2, 3, 4)
@@ -88,7 +88,7 @@ class Pods:
         pod = CreatedPod(
             name,
             made["metadata"]["uid"],
-            request_of(msgspec.convert(made, Manifest)),
+            request_from_pod(msgspec.convert(made, Manifest)),
             priority,
             annotations.get(GANG, ""),
             int(annotations.get(GANG_SIZE, 1)),

@@ -33,7 +33,7 @@ from simulation.world import Violation
 
 from topoalign.core import wire
 from topoalign.core.model.ids import NodeName
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 from topoalign.testing.fake_scheduler.preemption import Preemption
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
 
@@ -241,12 +241,12 @@ def run_cluster(seed: int, plant: str | None = None) -> Outcome:
 def giving_turns(seconds: float) -> Iterator[None]:
     """Long work of a registry takes time while the context is open, and others go on meanwhile."""
 
-    async def give(self: Turns) -> None:
+    async def give(self: TaskTurns) -> None:
         await anyio.sleep(seconds)
 
-    had = Turns.give
-    Turns.give = give  # type: ignore[method-assign]  # for the time of the run
+    had = TaskTurns.give
+    TaskTurns.give = give  # type: ignore[method-assign]  # for the time of the run
     try:
         yield
     finally:
-        Turns.give = had  # type: ignore[method-assign]  # as it was
+        TaskTurns.give = had  # type: ignore[method-assign]  # as it was

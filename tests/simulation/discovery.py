@@ -9,8 +9,8 @@ from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.service import Epochs
-from topoalign.runtime.answers import answering
 from topoalign.runtime.node_bus import NodeBus
+from topoalign.runtime.replies import answer_with
 
 
 class Discovery:
@@ -31,10 +31,10 @@ class Discovery:
     async def run(self) -> None:
         endpoints = [
             Endpoint(
-                name="announce", subject=wire.announce_subject(NODE), answer=answering(AnnounceRequest, self._anew)
+                name="announce", subject=wire.announce_subject(NODE), answer=answer_with(AnnounceRequest, self._anew)
             ),
             self._announcer.endpoint(NODE),
-            Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answering(AliveRequest, self._newest)),
+            Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answer_with(AliveRequest, self._newest)),
         ]
         async with self._bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self._announcer.run)

@@ -15,7 +15,7 @@ from simulation.loop import SimulatedLoop
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus
-from topoalign.kubelet.files.manifest import Pod
+from topoalign.kubelet.files.manifest import PodManifest
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.objects import ApiError, Object
 from topoalign.tools.bench.schedule.node import Admitted, Bound
@@ -93,7 +93,7 @@ class Kubelets(Generic[N]):
 
     async def _start(self, node: NodeName, pod: Object) -> None:
         metadata, name = pod["metadata"], pod["metadata"]["name"]
-        bound = Bound(node, metadata["uid"], msgspec.convert(pod, Pod))
+        bound = Bound(node, metadata["uid"], msgspec.convert(pod, PodManifest))
         admitted = await self.nodes[node].admit(self.bus, bound)
         key = (metadata["namespace"], name)
         if admitted.code:

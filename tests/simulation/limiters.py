@@ -27,8 +27,8 @@ from topoalign.allocator.containers.vcuda import directories as vcuda
 from topoalign.allocator.containers.vcuda import limiter as vcuda_limiter
 from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.kubelet.control_groups import FIRST_NAMESPACE
-from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, Sharing, Units
-from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, install
+from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, SharingSection, Units
+from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, install_library
 
 LIBRARY_CONTENT = b"\x7fELF, as far as a simulation cares"
 OURS = "units-", "slots-"
@@ -75,9 +75,9 @@ class LimiterFiles:
             return
         self._top = mkdtemp(prefix="node-", dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None)
         if self.limiter == "vcuda":
-            flags, sharing = Flags(vcuda_root=self.named), Sharing(units=Units(), limiter="vcuda")
+            flags, sharing = Flags(vcuda_root=self.named), SharingSection(units=Units(), limiter="vcuda")
         else:
-            flags, sharing = Flags(hami_root=self.named), Sharing(slots=GpuSlots(), limiter="hami-core")
+            flags, sharing = Flags(hami_root=self.named), SharingSection(slots=GpuSlots(), limiter="hami-core")
         self.configuration = Configuration(flags=flags, sharing=sharing)
         (self.host / "proc" / "self" / "ns").mkdir(parents=True)
         (self.host / "proc" / "self" / "ns" / "pid").symlink_to(FIRST_NAMESPACE)
@@ -100,7 +100,7 @@ class LimiterFiles:
         if self.root.is_symlink() or self.root.is_file():
             self.root.unlink()
         if self.limiter == "hami-core":
-            install(LIBRARY_CONTENT, self.root)
+            install_library(LIBRARY_CONTENT, self.root)
         for each in self.root.iterdir() if self.root.is_dir() else ():
             if each.name.startswith(OURS) and (each.is_symlink() or not each.is_dir()):
                 each.unlink()

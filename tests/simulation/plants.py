@@ -47,7 +47,7 @@ from topoalign.core.placement.preference import prefer
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 
 
 class NoTurn:
@@ -258,7 +258,7 @@ class BelievingBus(FaultyBus):
         try:
             return await super().publish(message, expected_last)
         except IdTaken:
-            return await self.last_position(stores.store_of(message))
+            return await self.last_position(event_stores.store_of(message))
 
 
 class OptimisticBus(FaultyBus):

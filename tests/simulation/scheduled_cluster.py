@@ -31,9 +31,9 @@ from topoalign.registry.scheduling.extender.pages import Extender
 from topoalign.registry.scheduling.service import Scheduling
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.answers import answering
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_scheduler.extender import ExtenderFailed
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
@@ -170,8 +170,8 @@ class ScheduledCluster(Kubelets[Node]):
             return self.nodes[request.node].confirm(request)
 
         return [
-            Endpoint(name="alive", subject=anywhere("alive"), answer=answering(AliveRequest, alive)),
-            Endpoint(name="confirm", subject=anywhere("confirm"), answer=answering(ConfirmRequest, confirm)),
+            Endpoint(name="alive", subject=anywhere("alive"), answer=answer_with(AliveRequest, alive)),
+            Endpoint(name="confirm", subject=anywhere("confirm"), answer=answer_with(ConfirmRequest, confirm)),
         ]
 
     def create(self, name: str, gpus: int, *, priority: int = 0, cpus: int = 0, seconds: float | None = None) -> None:

@@ -21,7 +21,13 @@ from simulation.loop import SimulatedLoop, simulate
 from simulation.outcome import Outcome
 
 from topoalign.core.model.ids import NodeName
-from topoalign.kubelet.files.manifest import Container, Metadata, Pod, Resources, Spec
+from topoalign.kubelet.files.manifest import (
+    ManifestContainer,
+    ManifestMetadata,
+    ManifestResources,
+    ManifestSpec,
+    PodManifest,
+)
 from topoalign.tools.bench.schedule.node import Bound
 
 SAMPLE = range(4, 14)
@@ -101,7 +107,7 @@ def test_clusters_go_through_all_that_can_happen() -> None:
 def test_what_a_pod_was_given_before_its_refusal_is_released_with_it() -> None:
     """Of a cluster's node; else a record would stay that belongs to no pod. The agent reads it from PodResources."""
     limits: dict[str, str | int | float | None] = {CORES: 5, MEMORY: 2 * BLOCKS + 1}
-    spec = Spec(containers=[Container(name="main", resources=Resources(limits=limits))])
+    spec = ManifestSpec(containers=[ManifestContainer(name="main", resources=ManifestResources(limits=limits))])
 
     async def run(loop: SimulatedLoop) -> tuple[set[str], int, int]:
         world = ClusterWorld(UNITS, loop)
@@ -109,7 +115,9 @@ def test_what_a_pod_was_given_before_its_refusal_is_released_with_it() -> None:
             node = Node(world, NodeName("node-0"), "none")
             await anyio.sleep(1)
             for number in range(5):  # the kubelet asks for cores and memory in any order
-                pod = Pod(metadata=Metadata(name=f"p{number}", namespace="default", uid=f"u{number}"), spec=spec)
+                pod = PodManifest(
+                    metadata=ManifestMetadata(name=f"p{number}", namespace="default", uid=f"u{number}"), spec=spec
+                )
                 await node.admit(world.bus, Bound(node.name, f"u{number}", pod))
             codes, given = {code for _, code in node.refusals}, len(node.ledger.state.allocations)
             await anyio.sleep(RELEASED_SECONDS)

@@ -16,7 +16,7 @@ from topoalign.allocator.ledger import record
 from topoalign.core.model.events import Allocation, AllocationGranted, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import FAILURES, apart
+from topoalign.kubelet.grpc.kubelet_client import FAILURES, call_in_own_task
 from topoalign.testing.fake_kubelet.pods import Running
 
 Call = Stream[v1beta1.AllocateRequest, v1beta1.AllocateResponse]
@@ -36,7 +36,7 @@ class Batch(Life):
         """Returns whether all calls were answered; then the bus has all, or the agent has died."""
         self.answered: dict[DeviceID, v1beta1.ContainerAllocateResponse] = {}
         with suppress(*FAILURES):
-            await apart(partial(self.call_together, agent))
+            await call_in_own_task(partial(self.call_together, agent))
         allocated = len(self.answered) == CALLS
         await self.until_said(agent, allocated)
         return allocated

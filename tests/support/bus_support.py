@@ -85,8 +85,8 @@ class KillableServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> str:
-        settings = self.whole or nats_server.configuration(self.store, self.port) + self.more
-        self.process = nats_server.start(self.store, settings)
+        settings = self.whole or nats_server.server_configuration(self.store, self.port) + self.more
+        self.process = nats_server.start_server(self.store, settings)
         self.url = await nats_server.url_of(self.process, self.store)
         self.port = urlsplit(self.url).port
         return self.url

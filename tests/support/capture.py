@@ -20,7 +20,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Fabric, Gpu, Nic, Topology, VirtualFunction
 from topoalign.core.ports import Driver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
-from topoalign.machines.document import Machine, encode
+from topoalign.machines.document import Machine, encode_machine
 from topoalign.runtime.clock import SystemClock
 
 SECONDS = 30.0
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str], driver: Driver) -> int:
     for folder in map(Path, arguments):
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{machine.name}.json"
-        file.write_bytes(encode(machine))
+        file.write_bytes(encode_machine(machine))
         print(f"written to {file}")
     return 0
 

@@ -20,9 +20,9 @@ from topoalign.discovery.offering import Offering
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.xids import XidRules
-from topoalign.plugin_config.watching import ConfigurationFile
-from topoalign.runtime.figures import registry_of
+from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.metrics import registry_of
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from topoalign.cli.draw.diagram import Diagram, diagram_of
-from topoalign.cli.draw.scene import Box, Line, Scene, Text, text_width
+from topoalign.cli.draw.scene import Box, DrawnLine, Scene, Text, text_width
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.links import Link
@@ -117,7 +117,7 @@ def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, 
 def check_scene(scene: Scene, topology: Topology) -> None:
     boxes = [item for item in scene.items if isinstance(item, Box)]
     texts = [item for item in scene.items if isinstance(item, Text) and item.text]
-    points = [point for item in scene.items if isinstance(item, Line) for point in item.points]
+    points = [point for item in scene.items if isinstance(item, DrawnLine) for point in item.points]
     corners = [(box.x, box.y, box.right, box.bottom) for box in boxes] + [extent(text) for text in texts]
     corners += [(x, y, x, y) for x, y in points]
 

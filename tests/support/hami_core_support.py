@@ -17,8 +17,8 @@ from topoalign.core.model.ids import GPU, ContainerName, PodName
 from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, Sharing
-from topoalign.plugin_config.hook_files import install
+from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, SharingSection
+from topoalign.plugin_config.hook_files import install_library
 
 LIBRARY = b"\x7fELF, as far as a test cares"
 
@@ -35,9 +35,9 @@ class HamiCoreNode(SlotNode):
     ) -> None:
         super().__init__(directory, machine, (GPU,), policy, chance)
         self.root = directory / "hami"
-        install(LIBRARY, self.root)
+        install_library(LIBRARY, self.root)
         self.configuration = Configuration(
-            flags=Flags(hami_root=str(self.root)), sharing=Sharing(slots=GpuSlots(), limiter="hami-core")
+            flags=Flags(hami_root=str(self.root)), sharing=SharingSection(slots=GpuSlots(), limiter="hami-core")
         )
         self.containers = Containers(lambda: self.configuration)
         self.sweeps = Sweeps(lambda: self.configuration.flags.hami_root)

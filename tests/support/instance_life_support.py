@@ -18,7 +18,7 @@ from topoalign.core.model.ids import GPU, ContainerName, DeviceID, NodeName, Pod
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.ports import Bus
 from topoalign.runtime.directory_changes import DirectoryChanges
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 SLOTS = 6
@@ -97,7 +97,7 @@ class InstanceLife(Life):
                 decision = await self.kubelet.admit(pod(name))
             assert isinstance(decision, Admission) or (decision.code and decision.finding and decision.remedy)
         dying = partial(ended, agent)
-        await (dying() if step.call else either(dying, self.until_settled))
+        await (dying() if step.call else wait_for_first(dying, self.until_settled))
         survived = not self.arm.with_name("arm.died").exists()
         await self.end(agent)
         return survived

@@ -37,9 +37,9 @@ from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topolog
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.transport import Load, Server
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
+from topoalign.kubelet.grpc.transport import GrpcServer, Load
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -194,7 +194,7 @@ def short_directory(fast: bool = False) -> Iterator[Path]:
 async def served(plugin: DevicePlugin) -> AsyncIterator[v1beta1.DevicePluginStub]:
     """A client of this plugin, over a real socket."""
     with short_directory() as directory:
-        server = Server(plugin, directory / "p.sock", "directory")
+        server = GrpcServer(plugin, directory / "p.sock", "directory")
         await server.listen()
         channel = Channel(path=str(server.path))
         try:
@@ -205,10 +205,10 @@ async def served(plugin: DevicePlugin) -> AsyncIterator[v1beta1.DevicePluginStub
 
 
 @asynccontextmanager
-async def serving(allocator: MemoryAllocator | None = None, load: Load | None = None) -> AsyncIterator[Server]:
+async def serving(allocator: MemoryAllocator | None = None, load: Load | None = None) -> AsyncIterator[GrpcServer]:
     """A plugin of eight GPUs on its socket, which nobody has registered."""
     with short_directory() as directory:
-        server = Server(
+        server = GrpcServer(
             DevicePlugin(GPU, allocator or MemoryAllocator(two_nodes())), directory / "p.sock", "directory", load
         )
         await server.listen()

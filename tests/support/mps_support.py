@@ -17,8 +17,8 @@ from nvml_support import script, standing_in
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.mps.daemon import Daemon
 from topoalign.mps.daemons import Daemons
-from topoalign.plugin_config.mps_files import Serves, serving
-from topoalign.plugin_config.watching import ConfigurationFile
+from topoalign.plugin_config.file_watch import ConfigurationFile
+from topoalign.plugin_config.mps_files import Serves, read_served
 from topoalign.runtime.context import Reload
 from topoalign.testing.manual_clock import ManualClock
 
@@ -108,7 +108,7 @@ class MpsNode:
         return sum(each.startswith(event) for each in self.events)
 
     def serving(self, resource: ResourceName = GPU) -> Serves | None:
-        return serving(self.root, resource)
+        return read_served(self.root, resource)
 
     def pid(self, resource: ResourceName = GPU) -> int:
         """Of the daemon that was started last."""

@@ -18,9 +18,9 @@ from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 
 NODE = NodeName("gpu-7.example.com")
 
@@ -51,7 +51,7 @@ async def telling(ledger: Ledger, bus: Bus, clock: Clock | None = None) -> Async
 
     outbox = Outbox(ledger, bus, clock or SystemClock())
     subject = wire.admission_subject(ledger.node, "snapshot")
-    endpoint = Endpoint(name="snapshot", subject=subject, answer=answering(SnapshotRequest, announce))
+    endpoint = Endpoint(name="snapshot", subject=subject, answer=answer_with(SnapshotRequest, announce))
     async with bus.serve("topoalign-allocator", [endpoint]), anyio.create_task_group() as tasks:
         tasks.start_soon(outbox.run)
         yield outbox

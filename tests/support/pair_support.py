@@ -22,9 +22,9 @@ from topoalign.core.model.requests import AdmissionRules, ConfirmRequest, Contai
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.ports import Bus, Stream
-from topoalign.kubelet.grpc.client import FAILURES
+from topoalign.kubelet.grpc.kubelet_client import FAILURES
 from topoalign.machines import Machine
-from topoalign.machines.document import encode
+from topoalign.machines.document import encode_machine
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.fake_kubelet.pods import Running
@@ -61,7 +61,9 @@ class Pair(Life):
         """`names`: of computing time and memory; the kubelet asks for them in the order of their names."""
         super().__init__(folder, node, nats, bus, agents)
         host, self.root, self.names = Host(folder / "host"), folder / "vcuda", names
-        (folder / "machine.json").write_bytes(encode(Machine(name="two", topology=MACHINE, source="made for a test")))
+        (folder / "machine.json").write_bytes(
+            encode_machine(Machine(name="two", topology=MACHINE, source="made for a test"))
+        )
         (folder / "config.yaml").write_text(
             f"version: v1\nflags: {{vcudaRoot: {self.root}}}\n"
             f"sharing: {{limiter: vcuda, units: {{cores: {names[0]}, memory: {names[1]}}}}}\n"

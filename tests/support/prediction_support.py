@@ -23,9 +23,9 @@ from topoalign.core.model.requests import ContainerRequest, PodLevelResources, P
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import ask
+from topoalign.kubelet.grpc.kubelet_client import call_once
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
-from topoalign.kubelet.grpc.transport import Server, Servicer
+from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.machines import catalogue
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus
@@ -132,10 +132,10 @@ class OtherPlugin(Servicer, v1beta1.DevicePluginBase):
     @asynccontextmanager
     async def running(self, directory: Path) -> AsyncIterator[None]:
         """Serves, registered with the kubelet of this plugin directory."""
-        server = Server(self, directory / "other.sock", "directory")
+        server = GrpcServer(self, directory / "other.sock", "directory")
         await server.listen()
         request = v1beta1.RegisterRequest(version=API_VERSION, endpoint="other.sock", resource_name=self.resource)
-        await ask(
+        await call_once(
             directory / KUBELET_SOCKET,
             lambda channel: v1beta1.RegistrationStub(channel).register(request),
             SystemClock(),

@@ -4,7 +4,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.runtime.context import Context, Serve
-from topoalign.runtime.runner import Running
+from topoalign.runtime.runner import RunningServices
 
 ENVIRONMENT = {"TOPOALIGN_NODE": "gpu-1", "TOPOALIGN_HTTP_PORT": "0"}
 
@@ -15,7 +15,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.ready = anyio.Event()
-        self.running: Running | None = None
+        self.running: RunningServices | None = None
 
     def service(self, name: str) -> Serve:
         async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
@@ -28,6 +28,6 @@ class Recorder:
 
         return serve
 
-    def note(self, running: Running) -> None:
+    def note(self, running: RunningServices) -> None:
         self.running = running
         self.ready.set()

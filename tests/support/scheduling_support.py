@@ -16,7 +16,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.extender import connection
 from topoalign.registry.scheduling.extender.pages import Extender, application
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, Scheduling, Victims
-from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.http_server import listen_on_port, serve_application
 
 FULL = NodeRefusal(code="NotEnoughDevices", helped_by_victims=True)
 HOPELESS = NodeRefusal(code="UnknownResource")
@@ -84,7 +84,7 @@ async def serving(
     more: Iterable[BaseRoute] = (),
 ) -> AsyncIterator[str]:
     """The URL of an extender that answers from this."""
-    listener = listen("127.0.0.1", 0)
+    listener = listen_on_port("127.0.0.1", 0)
     routes = [*Extender(scheduling, lambda: kubernetes, seconds=seconds).routes(), *more]
 
     async def run(*, task_status: anyio.abc.TaskStatus[str]) -> None:

@@ -8,13 +8,13 @@ from random import Random
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
-from topoalign.runtime import stores
+from topoalign.runtime import event_stores
 
 INFO = b'INFO {"server_id":"scripted","version":"2.15.1","headers":true,"max_payload":1048576}\r\n'
 STALE = b"-ERR 'Stale Connection'\r\n"
 """A server says so before it drops a client; the library then begins to reconnect."""
 HEAD = b"NATS/1.0\r\nNats-Stream: %b\r\nNats-Subject: x\r\nNats-Sequence: 7\r\nNats-Time-Stamp: t\r\n\r\n"
-ANSWERS = {f"$JS.API.DIRECT.GET.{store.name}": HEAD % store.name.encode() for store in stores.STORES}
+ANSWERS = {f"$JS.API.DIRECT.GET.{store.name}": HEAD % store.name.encode() for store in event_stores.STORES}
 """Headers of the message that each read of a store has for its answer."""
 
 

@@ -9,15 +9,15 @@ from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, Topology, Vi
 from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.offers import Offering, offers
+from topoalign.plugin_config.file import interpret_document
+from topoalign.plugin_config.resource_offers import ResourceOffers, offer_resources
 
 A100, L4 = "NVIDIA A100-SXM4-80GB", "NVIDIA L4"
 
 
 def configured(text: str = "{}", **environment: str) -> Configuration:
     """The configuration of a file that holds this."""
-    return loaded(documents.read(text.encode(), "topoalign.yaml"), environment).configuration
+    return interpret_document(documents.parse_document(text.encode(), "topoalign.yaml"), environment).configuration
 
 
 def gpu(index: int, profiles: Sequence[str] | None = None, name: str = A100) -> Gpu:
@@ -51,11 +51,11 @@ def machine(gpus: Iterable[Gpu] = (), nics: Iterable[Nic] = ()) -> Topology:
     return Topology(nodes=(NumaNode(id=0),), gpus=tuple(gpus), nics=tuple(nics))
 
 
-def made(topology: Topology, text: str = "{}", before: Sequence[Offer] = ()) -> Offering:
-    return offers(topology, configured(text), before)
+def made(topology: Topology, text: str = "{}", before: Sequence[Offer] = ()) -> ResourceOffers:
+    return offer_resources(topology, configured(text), before)
 
 
-def listed(offering: Offering) -> dict[str, list[str]]:
+def listed(offering: ResourceOffers) -> dict[str, list[str]]:
     """Resource -> the ids handed out of it."""
     found: dict[str, list[str]] = {}
     for offer in offering.offers:
@@ -64,5 +64,5 @@ def listed(offering: Offering) -> dict[str, list[str]]:
     return found
 
 
-def said(offering: Offering) -> list[str]:
+def said(offering: ResourceOffers) -> list[str]:
     return [str(finding) for finding in offering.findings]

@@ -20,7 +20,7 @@ from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, Contai
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import prefer
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.machines import load_machine
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock
@@ -250,7 +250,7 @@ async def untidy_node(seed: int) -> AsyncIterator[UntidyNode]:
             (root / directory).mkdir()
         config = root / "config.yaml"
         config.write_text(some_configuration(chance, machine))
-        rules = configuration.load_configuration(config)
+        rules = kubelet_configuration.load_configuration(config)
         clock, allocator = ManualClock(), KnowingAllocator(machine, rules)
         kubelet = FakeKubelet(
             root / "device-plugins", root / "pod-resources", machine, rules, clock, Random(chance.random())

@@ -12,8 +12,8 @@ from topoalign.core.model.events import Allocation, TopologyDiscovered
 from topoalign.core.model.processes import Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Endpoint
-from topoalign.runtime.answers import answering
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.runtime.replies import answer_with
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
 
@@ -61,6 +61,6 @@ class Node:
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
-        endpoint = Endpoint(name="use", subject=wire.use_subject(NODE), answer=answering(UseRequest, self.answer))
+        endpoint = Endpoint(name="use", subject=wire.use_subject(NODE), answer=answer_with(UseRequest, self.answer))
         async with self.bus.serve("topoalign-discovery", [endpoint]):
             yield

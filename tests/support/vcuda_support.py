@@ -21,7 +21,7 @@ from topoalign.core.model.ids import PodName, ResourceName
 from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.control_groups import FIRST_NAMESPACE
-from topoalign.plugin_config.configuration import Configuration, Flags, Sharing, Units
+from topoalign.plugin_config.configuration import Configuration, Flags, SharingSection, Units
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 METHOD = "/vcuda.VCUDAService/RegisterVDevice"
@@ -82,7 +82,7 @@ class VcudaNode(ShareNode):
         offers = tuple(msgspec.structs.replace(each, limiter="vcuda") for each in self.machine.offered)
         self.machine = with_addresses(msgspec.structs.replace(self.machine, offers=offers))
         self.configuration = Configuration(
-            flags=Flags(vcuda_root=str(self.root)), sharing=Sharing(units=Units(), limiter="vcuda")
+            flags=Flags(vcuda_root=str(self.root)), sharing=SharingSection(units=Units(), limiter="vcuda")
         )
         self.containers = Containers(lambda: self.configuration, proc=host.proc, cgroups=host.cgroups)
         self.new_limiter()

@@ -2,8 +2,8 @@
 The `topoalign` command.
 
 Answers go to stdout, everything else to stderr. Every command has `--json`. The exit codes are those of
-`topoalign.cli.errors`. Each command is a module that is imported only when the command runs, so that `topoalign topo` does
-not load the libraries of `topoalign up`.
+`topoalign.cli.exit_codes`. Each command is a module that is imported only when the command runs, so that `topoalign
+topo` does not load the libraries of `topoalign up`.
 """
 
 import os
@@ -15,7 +15,7 @@ def main() -> None:
     if sys.stdout is None:  # its reader has closed it and wants no answer
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
     if sys.argv[1:2] == ["health"]:
-        from topoalign.cli.health import quick  # which imports no library
+        from topoalign.cli.health_check import quick  # which imports no library
 
         status = quick(sys.argv[1:])
         if status is not None:
@@ -23,6 +23,6 @@ def main() -> None:
     from topoalign.runtime.collector import importing  # here, so that importing the package costs nothing
 
     with importing():
-        from topoalign.cli.root import run
+        from topoalign.cli.root import run_command_line
 
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_command_line(sys.argv[1:]))

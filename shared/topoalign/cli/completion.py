@@ -21,4 +21,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None, "click knows the three shells"
-    output.say(kind(ctx.find_root().command, {}, "topoalign", "_TOPOALIGN_COMPLETE").source())
+    output.print_line(kind(ctx.find_root().command, {}, "topoalign", "_TOPOALIGN_COMPLETE").source())

@@ -17,9 +17,9 @@ import click
 import msgspec
 
 from topoalign.cli import link, output
-from topoalign.cli.errors import FINDINGS, exit_code
+from topoalign.cli.exit_codes import FINDINGS, exit_code
 from topoalign.cli.options import NATS, NODE
-from topoalign.cli.serve import ALLOCATING, on_a_node, options, variables
+from topoalign.cli.serve import ALLOCATING, add_service_options, flag_variables, on_a_node
 from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
@@ -29,14 +29,14 @@ from topoalign.plugin_config.file import (
     Loaded,
     Wrapped,
     configurations,
-    content,
-    leaves,
-    loaded_from,
+    flatten_document,
+    load_wrapped,
+    read_configuration_file,
 )
-from topoalign.plugin_config.findings import Finding
-from topoalign.plugin_config.offers import list_findings, offers
-from topoalign.plugin_config.watching import first_read
-from topoalign.runtime.installed import kinds, unread
+from topoalign.plugin_config.file_watch import read_first
+from topoalign.plugin_config.findings import ConfigurationFinding
+from topoalign.plugin_config.resource_offers import list_findings, offer_resources
+from topoalign.runtime.installed import find_unknown_variables, settings_by_service
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 
 
@@ -52,11 +52,11 @@ def config() -> None:
     """
 
 
-@config.command()
+@config.command("show")
 @click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, always with origins.")
-@options("machine", *ALLOCATING)
-def show(origin: bool, as_json: bool, **flags: Any) -> None:
+@add_service_options("machine", *ALLOCATING)
+def show_settings(origin: bool, as_json: bool, **flags: Any) -> None:
     """
     Show every setting of all services and the whole configuration, with the values of `topoalign node` with these flags.
 
@@ -67,37 +67,37 @@ def show(origin: bool, as_json: bool, **flags: Any) -> None:
       topoalign config show --origin
       topoalign config show --config topoalign.yaml --json | jq .configuration
     """
-    given = variables(**flags)
-    said = {**os.environ, **given}
-    usual = {f"{PREFIX}NODE": socket.gethostname().lower(), **on_a_node(said)}
-    found = tuple(all_settings(usual, said, given))
-    path, _, read = first_read(usual)
+    given = flag_variables(**flags)
+    set_variables = {**os.environ, **given}
+    usual = {f"{PREFIX}NODE": socket.gethostname().lower(), **on_a_node(set_variables)}
+    found = tuple(all_settings(usual, set_variables, given))
+    path, _, read = read_first(usual)
     fields = tuple(configured_fields(read))
-    notes = [*map(str, read.findings), *unread(said)]
+    notes = [*map(str, read.findings), *find_unknown_variables(set_variables)]
     if as_json:
         file = None if path is None else str(path)
-        output.document({"settings": found, "configuration": {"file": file, "fields": fields}, "notes": notes})
+        output.print_json({"settings": found, "configuration": {"file": file, "fields": fields}, "notes": notes})
         return
     for service in dict.fromkeys(setting.service for setting in found):
-        output.say(output.heading(service))
+        output.print_line(output.heading(service))
         rows = [(each.name, each.value, each.origin) for each in found if each.service == service]
-        output.columns(*table(("SETTING", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
-        output.say()
-    output.say(output.heading("configuration") + (f" ({clean(str(path), 200)})" if path is not None else ""))
+        output.columns(*limit_columns(("SETTING", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
+        output.print_line()
+    output.print_line(output.heading("configuration") + (f" ({clean(str(path), 200)})" if path is not None else ""))
     rows = [(each.field, each.value, each.origin) for each in fields]
-    output.columns(*table(("FIELD", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
+    output.columns(*limit_columns(("FIELD", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
     for note in notes:
         output.note(f"note: {clean(note, 300)}")
 
 
-def table(
+def limit_columns(
     titles: Sequence[str], rows: Sequence[Sequence[str]], columns: int
 ) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """The first of these columns."""
+    """The table with its first columns only."""
     return titles[:columns], [row[:columns] for row in rows]
 
 
-class Field(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigurationField(msgspec.Struct, frozen=True, kw_only=True):
     """One field of the configuration."""
 
     field: str
@@ -106,18 +106,18 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """`default`, `file`, or `environment` with the variable."""
 
 
-def configured_fields(read: Loaded) -> Iterator[Field]:
+def configured_fields(read: Loaded) -> Iterator[ConfigurationField]:
     """Each field of a configuration with its value as JSON and its origin, in the order of the schema."""
-    for path, value in leaves(msgspec.to_builtins(read.configuration)).items():
+    for path, value in flatten_document(msgspec.to_builtins(read.configuration)).items():
         origin = read.origins.get(path, DEFAULT)
-        yield Field(
+        yield ConfigurationField(
             field=path,
-            value=shown(path, msgspec.json.encode(value).decode()),
+            value=hide_secrets(path, msgspec.json.encode(value).decode()),
             origin=origin if origin in (DEFAULT, FROM_FILE) else f"environment {origin}",
         )
 
 
-@config.command()
+@config.command("check")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--machine", metavar="NAME|FILE", help="Show the offers of this machine.  [default: of the running node]")
 @NODE
@@ -126,7 +126,7 @@ def configured_fields(read: Loaded) -> Iterator[Field]:
     "--fail-on-findings", is_flag=True, help="End with exit code 6 if the machine lacks something that the file names."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check(
+def check_configuration_file(
     file: Path, machine: str | None, node: str | None, nats: str | None, fail_on_findings: bool, as_json: bool
 ) -> int | None:
     """
@@ -140,17 +140,17 @@ def check(
       topoalign config check topoalign.yaml --machine dgx-a100
       topoalign config check topoalign.yaml --fail-on-findings
     """
-    found = configurations(content(file), file)
+    found = configurations(read_configuration_file(file), file)
     topology, why = hardware(machine, node, nats)
     checked = [check_configuration(each, topology) for each in found]
     if len(found) == 1 and checked[0].error is not None:
         raise checked[0].error
     if as_json:
-        output.document(checked_document(file, checked, several=len(found) > 1))
+        output.print_json(checked_document(file, checked, several=len(found) > 1))
     else:
         for place, each in enumerate(checked):
             if place:
-                output.say()
+                output.print_line()
             show_checked(file, each)
         if why is not None:
             output.note(f"note: no offers are shown: {clean(why, 300)}")
@@ -163,30 +163,30 @@ def check(
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in one configuration."""
+    """The result of the check of one configuration."""
 
     field: str
-    """Of the wrapper that holds it; "" for the file itself."""
+    """The field of the wrapper that holds it; "" for the file itself."""
     error: BadRequest | None
     offers: tuple[Offer, ...] | None
-    """What the machine would offer; None without a machine."""
-    findings: tuple[Finding, ...]
+    """The offers of the machine; None without a machine."""
+    findings: tuple[ConfigurationFinding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether it can be read, and the machine has what it names."""
+        """Whether it is valid, and the machine has the devices that it names."""
         return self.error is None and not any(finding.severe for finding in self.findings)
 
 
 def check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked:
     """Checks one configuration."""
     try:
-        read = loaded_from(wrapped, {})
+        read = load_wrapped(wrapped, {})
     except BadRequest as error:
         return Checked(wrapped.field, error, None, ())
     if topology is None:
         return Checked(wrapped.field, None, None, read.findings)
-    offering = offers(topology, read.configuration)
+    offering = offer_resources(topology, read.configuration)
     lists = list_findings(topology, offering, read.configuration)
     return Checked(wrapped.field, None, offering.offers, (*read.findings, *offering.findings, *lists))
 
@@ -200,26 +200,26 @@ def checked_document(file: Path, checked: Sequence[Checked], *, several: bool) -
 
 
 def result_fields(checked: Checked) -> dict[str, object]:
-    """What was found in one configuration, as JSON has it."""
+    """The result of the check of one configuration, as JSON."""
     return {"ok": checked.ok, "offers": checked.offers, "findings": checked.findings}
 
 
 def error_of(checked: Checked) -> dict[str, str] | None:
-    """Why a configuration cannot be used, as JSON has it."""
+    """The error of a configuration, as JSON."""
     return None if checked.error is None else {"finding": checked.error.finding, "remedy": checked.error.remedy}
 
 
 def show_checked(file: Path, checked: Checked) -> None:
-    """Prints what was found in one configuration."""
+    """Prints the result of the check of one configuration."""
     name = clean(str(file), 200) + (f", {checked.field}," if checked.field else "")
     if checked.error is None:
-        output.say(f"{name} is a valid configuration")
+        output.print_line(f"{name} is a valid configuration")
     else:
-        output.say(f"{name} is no valid configuration")
+        output.print_line(f"{name} is no valid configuration")
         output.note(f"error: {clean(checked.error.finding, 1000)}")
         output.note(f"  do: {clean(checked.error.remedy, 1000)}")
     if checked.offers is not None:
-        output.say()
+        output.print_line()
         output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(offered, checked.offers))
     for finding in checked.findings:
         output.note(f"{'error' if finding.severe else 'note'}: {clean(str(finding), 300)}")
@@ -234,13 +234,13 @@ def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[T
 
         return machines.load_machine(machine).topology, None
     try:
-        return link.discovered(node, nats, os.environ).topology, None
+        return link.discovered_topology(node, nats, os.environ).topology, None
     except (Unavailable, NotFound) as error:
         return None, error.finding
 
 
 def offered(offer: Offer) -> tuple[object, ...]:
-    """A row for one offer."""
+    """The row of the table for one offer."""
     most = "any" if offer.most is None else offer.most
     shown_devices = " ".join(offer.devices[:4]) + (
         f" and {len(offer.devices) - 4} more" if len(offer.devices) > 4 else ""
@@ -249,50 +249,48 @@ def offered(offer: Offer) -> tuple[object, ...]:
     return offer.resource, shown_devices, shares, most, len(offer.devices) * offer.replicas
 
 
-# Every setting of every installed service, with its value and the origin of the value.
-#
-# A service's settings are the Struct in the module `settings` beside its entry (group `topoalign.services`). Secrets
-# are not shown: credentials in addresses, seeds, and values whose names contain password or token.
-
-
 HIDDEN = "[redacted]"
 
 _SECRET_NAME = re.compile(r"password|passwd|secret|token", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(?:^|(?<=://))(?:(?!\w+://).)*@")
-"""All that stands before a host: a user, a password with whatever it has in it, or a token by itself."""
+"""The text before a host: a user and a password with any characters, or a token alone."""
 _SEED = re.compile(r"\bS[UOANCPXV][A-Z2-7]{54,}\b")
-"""An nkey's seed, where its file's name belongs."""
+"""An nkey's seed, given by mistake instead of the name of its file."""
 
 SHARED = frozenset(RuntimeSettings.__struct_fields__)
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting."""
+    """A setting of a service with its value and origin."""
 
     service: str
     name: str
     value: str
-    """As text, without what is secret."""
+    """The value as text, without secrets."""
     origin: str
     """`default`, `environment` or `flag`."""
 
 
-def all_settings(environment: Mapping[str, str], said: Collection[str], flags: Collection[str]) -> Iterator[Setting]:
+def all_settings(
+    environment: Mapping[str, str], set_variables: Collection[str], flags: Collection[str]
+) -> Iterator[Setting]:
     """
-    Of the process and of each service, in the order in which they start. `environment` holds all that the services are
-    handed; `said` are the variables of it that somebody has set, `flags` those that flags stand for.
+    Yields each setting of the process and of every installed service, in the order in which they start.
+
+    Secrets are hidden: credentials in addresses, seeds, and values whose names contain password or token. `environment` has
+    all variables that the services receive; `set_variables` are those that the user has set, `flags` those set by flags.
 
     Raises InvalidField for a setting that no service would start with.
     """
-    for service, kind in kinds().items():
+    for service, kind in settings_by_service().items():
         found = from_environment(kind, environment)
         for field in msgspec.structs.fields(kind):
             variable = PREFIX + field.name.upper()
             if kind is not RuntimeSettings and field.name in SHARED:
-                continue  # handed on by the process
+                continue  # set by the process itself
             value = getattr(found, field.name)
-            origin = "flag" if variable in flags else "environment" if variable in said else "default"
-            yield Setting(service=service, name=variable, value=shown(variable, as_text(value)), origin=origin)
+            origin = "flag" if variable in flags else "environment" if variable in set_variables else "default"
+            yield Setting(service=service, name=variable, value=hide_secrets(variable, as_text(value)), origin=origin)
 
 
 def as_text(value: object) -> str:
@@ -302,8 +300,8 @@ def as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def shown(name: str, text: str) -> str:
-    """The value of a setting without what is secret in it."""
+def hide_secrets(name: str, text: str) -> str:
+    """The value of a setting without secrets."""
     if _SECRET_NAME.search(name) and text:
         return HIDDEN
     if name.endswith("_URL") or "://" in text:

@@ -27,7 +27,7 @@ from topoalign.core.ports import Bus
 
 
 class Effect(NamedTuple):
-    """What a request changes, for people."""
+    """Describes what a request changes, for people."""
 
     what: str
     """`the allocation for pod ml/train`."""
@@ -35,17 +35,17 @@ class Effect(NamedTuple):
     """The commands that show whether it was done, and undo or complete it."""
 
 
-class Question(NamedTuple):
-    """What is asked, and of whom."""
+class AllocatorRequest(NamedTuple):
+    """A request to a service of the node."""
 
     subject: str
     request: object
     service: str
-    """Who answers: `allocator`."""
+    """The service that answers: `allocator`."""
 
 
 class NodeSilent(Unavailable):
-    """NATS is there, and a service of the node is not."""
+    """NATS is reachable, but a service of the node does not answer."""
 
     code = "NodeSilent"
 
@@ -68,12 +68,14 @@ class OutcomeUnknown(Unavailable):
 
 
 class Interrupted(OutcomeUnknown):
-    """Somebody pressed Ctrl-C meanwhile."""
+    """The user pressed Ctrl-C while the effect was not known."""
 
     code = "Interrupted"
 
 
-async def put(bus: Bus, node: NodeName, question: Question, kind: Any, effect: Effect | None, within: float) -> Any:
+async def put(
+    bus: Bus, node: NodeName, question: AllocatorRequest, kind: Any, effect: Effect | None, within: float
+) -> Any:
     """
     The answer to a question, of type `kind`. An allocator does not carry it out later than `within` seconds from now.
 
@@ -111,7 +113,7 @@ async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline | N
     question = msgspec.json.encode(ClockRequest(node=node))
     try:
         body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
-    except (NobodyAnswers, BusRefused):  # BusRefused: this user may only say what earlier versions asked
+    except (NobodyAnswers, BusRefused):  # BusRefused: this user may only send the requests of earlier versions
         return None
     reading = wire.answered(body, ClockReading)
     return Deadline(clock=reading.clock, at=reading.now + until - anyio.current_time())
@@ -130,14 +132,14 @@ def undone_unless(found: Sequence[object], effect: Effect | None) -> Iterator[No
             raise Interrupted(effect, "interrupted") from error
         if not found:
             raise
-    except Exception:  # whatever it is: the answer is there, and stands
+    except Exception:  # of any kind: the answer has arrived, and stays valid
         if not found:
             raise
 
 
 @contextmanager
 def printing(effect: Effect) -> Iterator[None]:
-    """For an answer that tells of an effect: where it cannot be printed, a note says how to see what was done."""
+    """Prints an answer about an effect. If it cannot be printed, a note names the command that shows what was done."""
     try:
         yield
         sys.stdout.flush()

@@ -10,10 +10,17 @@ import msgspec
 
 from topoalign.cli import formatting, output
 from topoalign.cli import link as links
-from topoalign.cli.allocate import Changes, changes, decide, pod_request, request_options, show_prediction
-from topoalign.cli.cluster import ClusterOptions, ask, of_cluster, show_where
-from topoalign.cli.divisions import document, rows
-from topoalign.cli.link import Link, on_node
+from topoalign.cli.allocation_commands import (
+    Changes,
+    changes,
+    pod_request,
+    request_decision,
+    request_options,
+    show_prediction,
+)
+from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document
+from topoalign.cli.link import NodeLink, on_node
+from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, of_cluster, show_where
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Explained
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 
 OF_THE_POD = ("gpus", "cpus", "memory", "nics", "annotations", "pod")
-"""What `request_options` asks that a manifest says."""
+"""The options of `request_options` that a manifest replaces."""
 
 
 @click.command(name="what-if")
@@ -45,7 +52,7 @@ OF_THE_POD = ("gpus", "cpus", "memory", "nics", "annotations", "pod")
 @of_cluster
 @on_node
 def what_if(
-    link: Link,
+    link: NodeLink,
     pod_file: Path | None,
     machine: str | None,
     config: Path | None,
@@ -60,11 +67,11 @@ def what_if(
 
     With --machine no service is asked: the answer is the decision of kubelet v1.36 on such a machine with this
     configuration, and with the devices, CPUs and memory that the files in its root directory show as held (without
-    --kubelet-root nothing is held). Its devices are offered as the plugin configuration says (--config, the file of
+    --kubelet-root nothing is held). Its devices are offered by the plugin configuration (--config, the file of
     `topoalign node`), so that shares of GPUs can be asked for.
 
     With --cluster every node is asked what its kubelet would decide; --pods, --scoring, --snapshot and --from go with it
-    (`topoalign why` tells more of what refuses).
+    (`topoalign why` shows more about refusals).
 
     \b
     Examples:
@@ -81,13 +88,13 @@ def what_if(
             raise click.UsageError(
                 "--cluster asks all nodes: leave out --node, --machine, --config and the kubelet's files"
             )
-        return show_where(*ask(link.nats_option, whole, *pod, as_json=link.as_json), link.as_json)
+        return show_where(*ask_cluster(link.nats_option, whole, *pod, as_json=link.as_json), link.as_json)
     if whole.given:
         raise click.UsageError("--pods, --scoring, --snapshot and --from go with --cluster")
     if machine is None:
         if config is not None or kubelet_config is not None or kubelet_root is not None:
             raise click.UsageError("--config, --kubelet-config and --kubelet-root go with --machine")
-        return decide(link, "what-if", pod.request, pod.rules)
+        return request_decision(link, "what-if", pod.request, pod.rules)
     from topoalign.cli.predict import Described  # brings in the readers of machines
 
     described = Described(machine, kubelet_config, kubelet_root, config)
@@ -102,22 +109,22 @@ class AskedPod(NamedTuple):
     rules: Changes
     """Rules that are to differ from those of the kubelet."""
     constraints: Constraints | None = None
-    """To which nodes it may go. None: options describe the pod, and there is no manifest."""
+    """The nodes that it may go to. None: options describe the pod, and there is no manifest."""
 
 
 def pod_in(file: Path, **asked: Any) -> AskedPod:
-    """The pod of a manifest. Raises UsageError if a pod is described twice, and what `checked` does."""
+    """The pod of a manifest. Raises UsageError if a pod is described twice, and what `check_pod_manifest` does."""
     rules = rules_alone(asked, "--pod-file")
     from topoalign.kubelet.files import manifest  # brings in YAML
 
-    return checked(manifest.load_manifest(file), rules)
+    return check_pod_manifest(manifest.load_manifest(file), rules)
 
 
-def checked(shown: "manifest.Pod", rules: Changes) -> AskedPod:
-    """The pod of this manifest. Raises InvalidField and NoFit for what an API server with our webhook would not take."""
+def check_pod_manifest(shown: "manifest.PodManifest", rules: Changes) -> AskedPod:
+    """The pod of a manifest. Raises InvalidField and NoFit for what an API server with our webhook would refuse."""
     from topoalign.kubelet.files import manifest  # brings in YAML
 
-    request = manifest.request_of(shown)
+    request = manifest.request_from_pod(shown)
     check_pod(request, compat=msgspec.convert(rules.get("compat", ""), Compat))
     return AskedPod(request, rules, manifest.constraints_of(shown))
 
@@ -134,7 +141,7 @@ def rules_alone(asked: dict[str, Any], instead: str) -> Changes:
 @click.command()
 @click.argument("target", metavar="ID|NS/POD")
 @on_node
-def explain(link: Link, target: str) -> None:
+def explain(link: NodeLink, target: str) -> None:
     """
     Show what an allocation or pod got, the hints of each provider, the merged hint, and the sets considered.
 
@@ -146,8 +153,10 @@ def explain(link: Link, target: str) -> None:
     """
     explained, topology = link.ask("explain", ExplainRequest(node=link.node, target=target), Explained)
     if link.as_json:
-        divided = {gpu: document(each) for gpu, each in cards_of(link, explained.allocations, topology)[0]}
-        output.document({"node": link.node, "explained": explained, "divided": divided})
+        divided = {
+            gpu: partitioning_document(each) for gpu, each in partitioned_gpus(link, explained.allocations, topology)[0]
+        }
+        output.print_json({"node": link.node, "explained": explained, "divided": divided})
         return
     for allocation in explained.allocations:
         known = explained.decision is not None or bool(allocation.cpus or allocation.memory or allocation.affinity)
@@ -155,38 +164,38 @@ def explain(link: Link, target: str) -> None:
     show_cards(link, explained.allocations, topology)
     for device, health in explained.ailing.items():
         cordoned = " and cordoned" if health.cordoned else ""
-        output.say(
+        output.print_line(
             f"holds a device that is {health.state}{cordoned}: {clean(device, 120)}, {clean(health.reason, 400)}"
         )
     for note in explained.notes:
-        output.say(clean(note, 600))
+        output.print_line(clean(note, 600))
     if explained.decision is None:
         if not explained.allocations:
             return
         output.note("the reasons are not known: the kubelet made this decision, or the allocator has restarted since")
         return
     if not explained.allocations:
-        output.say("the pod holds nothing now; the latest decision was:")
+        output.print_line("the pod holds nothing now; the latest decision was:")
         formatting.show_decision(explained.decision, topology)
     formatting.show_explanation(explained.decision.explanation, topology)
 
 
-def show_cards(link: Link, allocations: Iterable[Allocation], topology: Topology) -> None:
-    """How the GPUs are divided of which these allocations have a part: who has the others, and what is left."""
-    divided, newest = cards_of(link, allocations, topology)
+def show_cards(link: NodeLink, allocations: Iterable[Allocation], topology: Topology) -> None:
+    """Prints the partitioned GPUs of these allocations: who else has a share of them, and what is left."""
+    divided, newest = partitioned_gpus(link, allocations, topology)
     if not divided:
         return
-    output.say()
-    output.say(output.heading("The GPUs that this is a part of"))
-    output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), rows(newest, divided))
+    output.print_line()
+    output.print_line(output.heading("The GPUs that this is a part of"))
+    output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), list_partitioning_rows(newest, divided))
 
 
-def cards_of(
-    link: Link, allocations: Iterable[Allocation], topology: Topology
+def partitioned_gpus(
+    link: NodeLink, allocations: Iterable[Allocation], topology: Topology
 ) -> tuple[Sequence[tuple[DeviceID, Division]], Topology]:
-    """The GPUs of which these allocations have a part, with how each is divided, and the topology that this is of."""
-    cards = {card for each in allocations for _, card, part in parts_of(each, topology) if not isinstance(part, Whole)}
-    if cards.isdisjoint(topology.gpu_by_id):
+    """The partitioned GPUs of these allocations, with the partitioning of each, and the topology that it refers to."""
+    gpus = {gpu for each in allocations for _, gpu, part in parts_of(each, topology) if not isinstance(part, Whole)}
+    if gpus.isdisjoint(topology.gpu_by_id):
         return (), topology
-    status = links.discovered(link.node, link.nats_option, os.environ)
-    return [(gpu, each) for gpu, each in divisions(status.state).items() if gpu in cards], status.topology
+    status = links.discovered_topology(link.node, link.nats_option, os.environ)
+    return [(gpu, each) for gpu, each in divisions(status.state).items() if gpu in gpus], status.topology

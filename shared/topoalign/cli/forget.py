@@ -7,8 +7,8 @@ import click
 import msgspec
 
 from topoalign.cli import options, output
-from topoalign.cli.link import CONNECT_SECONDS, connected, located
-from topoalign.client.records import forget_node, has_published
+from topoalign.cli.link import CONNECT_SECONDS, connect_to_bus, locate_bus
+from topoalign.client.stored_records import forget_node, has_published
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BadRequest,
@@ -53,7 +53,7 @@ async def forget_gone(url: str, node: NodeName) -> None:
     Raises NodeLives, NodeMayLive if the question is not answered in time, and NotFound for a node that has published
     nothing.
     """
-    async with connected(url) as bus:
+    async with connect_to_bus(url) as bus:
         question = msgspec.json.encode(ExplainRequest(node=node, target=""))
         try:
             await bus.ask(wire.admission_subject(node, "explain"), question, CONNECT_SECONDS)
@@ -84,9 +84,9 @@ def forget(node: str, nats: str | None, as_json: bool) -> None:
     """
     if not node:  # an unset variable of a script, and not the node of this machine
         raise InvalidField("NODE", "it is empty", "give the name of the node that is gone")
-    url, meant = located(nats, node, os.environ)
+    url, meant = locate_bus(nats, node, os.environ)
     anyio.run(forget_gone, url, meant)
     if as_json:
-        output.document({"forgotten": meant})
+        output.print_json({"forgotten": meant})
     else:
-        output.say(f"{clean(meant)} is forgotten")
+        output.print_line(f"{clean(meant)} is forgotten")

@@ -1,4 +1,4 @@
-"""Allocations and decisions as text for people."""
+"""Formats allocations and decisions as text for people."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from topoalign.cli import output
-from topoalign.cli.divisions import parts_text
+from topoalign.cli.gpu_partitioning import format_parts
 from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.decisions import Alignment, Considered, Decision, Explanation, Refusal
 from topoalign.core.model.errors import clean
@@ -21,10 +21,10 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named, named_devices
 from topoalign.core.placement.preference import seam_of
 from topoalign.core.state.divisions import Parts
-from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files.resource_quantities import whole
 
 MOST_HINTS = 8
-"""Of one resource, shown to people; all of them are in the JSON."""
+"""Hints of one resource in the text for people; the JSON has all of them."""
 BY_POLICY = "TopologyAffinityError"
 """The kubelet's reason where its topology policy refuses a pod; others are about what the pod asks for."""
 SCORES = (
@@ -34,7 +34,7 @@ SCORES = (
     "of NICs, summed over their PCIe paths to the container's GPUs. More is better connected.\n"
     "Four GPUs with 12 NVLinks a pair and PIX: 6 pairs x 1250 = 7500."
 )
-"""The legend of the seams (`placement.gpus.seam`) and scores (go-gpuallocator's, spec/nvidia.md section (a))."""
+"""The legend of the seams (`placement.gpus.seam`) and scores (those of go-gpuallocator)."""
 
 
 def owner(of: Owner | None) -> str:
@@ -42,36 +42,38 @@ def owner(of: Owner | None) -> str:
     return "not known yet" if of is None else clean(f"{of.namespace}/{of.pod}/{of.container}", OWNER_CHARACTERS)
 
 
-def numa(nodes: Sequence[int] | None) -> str:
+def format_numa_nodes(nodes: Sequence[int] | None) -> str:
     """`0-1`, or `any` where nothing was singled out."""
     return "any" if nodes is None else format_cpuset(nodes) or "unknown"
 
 
 def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool = True) -> None:
-    """One allocation, a device a line. `decided`: by us, so that CPUs, memory and alignment are known, too."""
+    """Prints an allocation, a line for each device. `decided`: by us, so that CPUs, memory and alignment are known, too."""
     tentative = "/" in allocation.id  # named after its container: a prediction
     name = "would get" if tentative else f"allocation {clean(allocation.id, 120)}"
-    output.say(output.heading(f"{owner(allocation.owner)}  ({name})"))
+    output.print_line(output.heading(f"{owner(allocation.owner)}  ({name})"))
     if allocation.pod_uid:
-        output.say(f"pod UID     {clean(allocation.pod_uid, 120)}")
+        output.print_line(f"pod UID     {clean(allocation.pod_uid, 120)}")
     for former in allocation.displaced:
         shared = ", ".join(clean(device, 120) for ids in former.devices.values() for device in ids)
-        output.say(
+        output.print_line(
             f"shared      {shared} with {owner(former.owner)}, which was not seen to end: delete one of the two pods"
         )
     rows = [*device_rows(allocation, topology)]
     if rows:
         output.columns(("RESOURCE", "INDEX", "DEVICE", "PCI", "NUMA"), rows)
-    gpus = gpus_of(allocation, topology)
+    gpus = allocation_gpus(allocation, topology)
     if len(gpus) > 1:
-        output.say(f"seam        {seam_of(topology, gpus)}")
+        output.print_line(f"seam        {seam_of(topology, gpus)}")
     if not decided:
-        output.say("CPUs        given by the kubelet, as are memory and alignment: not in this record")
+        output.print_line("CPUs        given by the kubelet, as are memory and alignment: not in this record")
         return
-    output.say(f"CPUs        {allocation.cpus or 'shared pool'}")
+    output.print_line(f"CPUs        {allocation.cpus or 'shared pool'}")
     for block in allocation.memory:
-        output.say(f"{'memory' if block.resource == MEMORY else clean(block.resource):<11} {memory(block)}")
-    output.say(f"aligned to  NUMA {numa(allocation.affinity)}")
+        output.print_line(
+            f"{'memory' if block.resource == MEMORY else clean(block.resource):<11} {format_memory_block(block)}"
+        )
+    output.print_line(f"aligned to  NUMA {format_numa_nodes(allocation.affinity)}")
 
 
 def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[object, ...]]:
@@ -84,35 +86,35 @@ def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[ob
         plain = [device for device in ids if unit_kind(device) is None]
         for gpu, amount in units.items():
             at = named(topology, resource, gpu)
-            yield (*places_of(at), f"{amount} units of {gpu}", at.pci or "-", numa(at.numa_affinity))
+            yield (*device_sort_key(at), f"{amount} units of {gpu}", at.pci or "-", format_numa_nodes(at.numa_affinity))
         for at in named_devices(topology, {resource: plain}):
             for address in [f"VF {each}" for each in allocation.virtual_functions.get(at.id, ())] or [at.pci or "-"]:
                 yield (
-                    *places_of(at),
-                    at.id + amount_text(allocation.slots.get(at.id)),
+                    *device_sort_key(at),
+                    at.id + format_share_amount(allocation.slots.get(at.id)),
                     address,
-                    numa(at.numa_affinity),
+                    format_numa_nodes(at.numa_affinity),
                 )
 
 
-def amount_text(amount: Amount | None) -> str:
+def format_share_amount(amount: Amount | None) -> str:
     """`: 30 cores, 8000 MiB`; empty where there is none."""
-    said = "" if amount is None else parts_text(Parts(cores=amount.cores, memory=amount.memory))
-    return f": {said}" if said else ""
+    formatted = "" if amount is None else format_parts(Parts(cores=amount.cores, memory=amount.memory))
+    return f": {formatted}" if formatted else ""
 
 
-def places_of(at: NamedDevice) -> tuple[object, object]:
-    """Resource and index."""
+def device_sort_key(at: NamedDevice) -> tuple[object, object]:
+    """The sort key of a device: resource and index."""
     return at.resource, "-" if at.index is None else at.index
 
 
-def gpus_of(allocation: Allocation, topology: Topology) -> tuple[DeviceID, ...]:
-    """The GPUs that an allocation has, or has a part of, under whatever names they were handed out."""
-    cards = dict.fromkeys(topology.card_of(device) for devices in allocation.devices.values() for device in devices)
-    return tuple(card for card in cards if card in topology.gpu_by_id)
+def allocation_gpus(allocation: Allocation, topology: Topology) -> tuple[DeviceID, ...]:
+    """The GPUs that an allocation has whole or in part, whatever device ids it has for them."""
+    found = dict.fromkeys(topology.card_of(device) for devices in allocation.devices.values() for device in devices)
+    return tuple(gpu for gpu in found if gpu in topology.gpu_by_id)
 
 
-def memory(block: MemoryBlock) -> str:
+def format_memory_block(block: MemoryBlock) -> str:
     """`64 GiB on NUMA 0`."""
     return f"{binary(block.size)} on NUMA {format_cpuset(block.nodes)}"
 
@@ -121,25 +123,25 @@ def brief(allocation: Allocation, topology: Topology) -> str:
     """One allocation on one line."""
     parts = [clean(short) for name, ids in allocation.devices.items() for short in short_names(name, ids, topology)]
     parts += [f"CPUs {allocation.cpus}"] if allocation.cpus else []
-    parts += [f"{clean(block.resource)} {memory(block)}" for block in allocation.memory]
+    parts += [f"{clean(block.resource)} {format_memory_block(block)}" for block in allocation.memory]
     return " ".join(parts) or "nothing exclusive"
 
 
 def show_refusal(refusal: Refusal) -> None:
-    """Why not, and what to do about it."""
+    """Prints why a pod was refused, and what to do about it."""
     where = f"container {clean(refusal.container)}" if refusal.container is not None else "the pod as a whole"
     if refusal.provider is not None:
         where += f", by the {clean(refusal.provider)} manager"
     elif refusal.reason == BY_POLICY:
         where += ", by the topology policy"
-    output.say(output.heading(f"refused: {clean(refusal.reason)} ({clean(refusal.code)})"))
-    output.say(f"where    {where}")
-    output.say(f"finding  {clean(refusal.finding, 1000)}")
-    output.say(f"remedy   {clean(refusal.remedy, 1000)}")
+    output.print_line(output.heading(f"refused: {clean(refusal.reason)} ({clean(refusal.code)})"))
+    output.print_line(f"where    {where}")
+    output.print_line(f"finding  {clean(refusal.finding, 1000)}")
+    output.print_line(f"remedy   {clean(refusal.remedy, 1000)}")
 
 
 def show_decision(decision: Decision, topology: Topology) -> None:
-    """What was decided, without how; first what it does not cover."""
+    """Prints a decision without its reasons; first what it does not cover."""
     show_not_covered(decision.explanation.not_covered)
     if isinstance(decision, Refusal):
         show_refusal(decision)
@@ -148,35 +150,35 @@ def show_decision(decision: Decision, topology: Topology) -> None:
         show_allocation(allocation, topology)
     for one in decision.explanation.considered:
         if one.alignment_cost:
-            output.say(f"{shorts(one.resource, one.devices, topology)}: {one.seam}; {one.alignment_cost}")
+            output.print_line(f"{shorts(one.resource, one.devices, topology)}: {one.seam}; {one.alignment_cost}")
 
 
 def show_not_covered(things: Iterable[str]) -> None:
-    """What the pod asks for and the answer does not cover."""
+    """Prints what the pod requests and the answer does not cover."""
     for each in things:
-        output.say(f"not covered: {clean(each, 1000)}")
+        output.print_line(f"not covered: {clean(each, 1000)}")
 
 
 def show_explanation(explanation: Explanation, topology: Topology) -> None:
-    """How it was decided: the hints of each provider, the merge, the sets that were considered."""
+    """Prints the reasons of a decision: the hints of each provider, the merge, the considered sets."""
     for alignment in explanation.alignments:
         show_alignment(alignment)
     if explanation.considered:
-        output.say()
-        output.say(output.heading("Sets of devices that were considered"))
+        output.print_line()
+        output.print_line(output.heading("Sets of devices that were considered"))
         output.columns(
             ("", "RESOURCE", "DEVICES", "SEAM", "SCORE", "WHY"),
-            [considered(one, topology) for one in explanation.considered],
+            [considered_row(one, topology) for one in explanation.considered],
         )
-        output.say()
-        output.say(SCORES)
+        output.print_line()
+        output.print_line(SCORES)
 
 
 def show_alignment(alignment: Alignment) -> None:
     """Print the hints of each provider for a container or pod, and the merged hint."""
     whose = "pod as a whole" if alignment.container is None else f"container {clean(alignment.container)}"
-    output.say()
-    output.say(output.heading(f"Hints for {whose}"))
+    output.print_line()
+    output.print_line(output.heading(f"Hints for {whose}"))
     rows = [
         (provider, resource, hints_text(hints))
         for provider, resources in alignment.hints.items()
@@ -184,9 +186,9 @@ def show_alignment(alignment: Alignment) -> None:
     ]
     output.columns(("PROVIDER", "RESOURCE", "HINTS (* preferred)"), rows)
     verdict = "admitted" if alignment.admitted else "refused by the policy"
-    output.say(f"merged: {hint_text(alignment.merged)}, {verdict}")
+    output.print_line(f"merged: {hint_text(alignment.merged)}, {verdict}")
     if alignment.note:
-        output.say(f"note: {clean(alignment.note)}")
+        output.print_line(f"note: {clean(alignment.note)}")
 
 
 def hints_text(hints: Hints) -> str:
@@ -210,7 +212,7 @@ def hint_text(hint: TopologyHint) -> str:
     return affinity + ("*" if hint.preferred else "")
 
 
-def considered(one: Considered, topology: Topology) -> tuple[str, str, str, str, int, str]:
+def considered_row(one: Considered, topology: Topology) -> tuple[str, str, str, str, int, str]:
     """A row of the table of considered sets."""
     return (
         "chosen" if one.chosen else "",
@@ -245,7 +247,7 @@ def short_names(resource: ResourceName, devices: Iterable[DeviceID], topology: T
 
 
 MOST = 1_000_000
-"""Above what any machine has of anything that is counted."""
+"""Larger than any count on any machine."""
 
 _WHOLE = re.compile(r"[0-9]{1,19}")
 

@@ -5,12 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
+from topoalign.cli import gpu_usage, output
 from topoalign.cli import link as links
-from topoalign.cli import output, usage
-from topoalign.cli.divisions import document, holder_text, left_text, mig_document, way_text
 from topoalign.cli.effects import printing
-from topoalign.cli.errors import FAILURE
-from topoalign.cli.link import Link, NodeStatus, on_node
+from topoalign.cli.exit_codes import FAILURE
+from topoalign.cli.gpu_partitioning import (
+    format_remaining,
+    format_strategy,
+    holder_text,
+    mig_document,
+    partitioning_document,
+)
+from topoalign.cli.link import AnnouncedNode, NodeLink, on_node
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Override
@@ -24,7 +30,7 @@ NOT_ENFORCED = (
     "enforced."
 )
 UNTOLD = (
-    "Limiter: not told, by a discovery of an earlier version. It is not known whether anything limits what a container "
+    "Limiter: not reported, by a discovery of an earlier version. It is not known whether anything limits what a container "
     "takes of a GPU in units or slots."
 )
 
@@ -49,10 +55,10 @@ def gpu() -> None:
 
 @gpu.command(name="list")
 @on_node
-def list_devices(link: Link) -> None:
+def list_devices(link: NodeLink) -> None:
     """
-    Show the status of each device, and which pods hold it; of GPUs that are divided also how, who has which part, and what
-    is left.
+    Show the status of each device, and which pods hold it; of partitioned GPUs also how they are shared, who has which
+    share, and what is left.
 
     \b
     Examples:
@@ -61,34 +67,43 @@ def list_devices(link: Link) -> None:
       topoalign gpu list --json | jq '.devices[] | {name, left: .division.left}'
       topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
-    status = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
+    status = links.discovered_or_read_topology(link.node_option, link.nats_option, os.environ)
     divided = divisions(status.state) if status.announced else {}
     if link.as_json:
         rows = [
             {
-                **places(status, device),
+                **device_location(status, device),
                 "id": device,
-                **facts(health, degraded_gpus(status.topology).get(device)),
+                **health_fields(health, degraded_gpus(status.topology).get(device)),
                 "held_by": held_by(status, device),
-                **({"division": document(divided[device])} if device in divided else {}),
+                **({"division": partitioning_document(divided[device])} if device in divided else {}),
                 **mig_document(status.topology.gpu_by_id.get(device)),
             }
-            for device, health in every(status)
+            for device, health in list_health(status)
         ]
-        output.document({"node": status.node, "devices": rows})
+        output.print_json({"node": status.node, "devices": rows})
         return
     if all(each.is_whole for each in divided.values()):
         output.columns(
             ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
             [
-                (*named_cells(status, device), word(health), holders_cell(status, device), why(status, device))
-                for device, health in every(status)
+                (
+                    *named_cells(status, device),
+                    format_state(health),
+                    holders_cell(status, device),
+                    health_reason(status, device),
+                )
+                for device, health in list_health(status)
             ],
         )
     else:
         output.columns(
             ("NAME", "DEVICE", "PCI", "HEALTH", "DIVIDED", "HELD BY", "LEFT", "WHY"),
-            [row for device, health in every(status) for row in rows_of(status, device, health, divided.get(device))],
+            [
+                row
+                for device, health in list_health(status)
+                for row in list_device_rows(status, device, health, divided.get(device))
+            ],
         )
     limiters = {offer.limited_by for offer in status.topology.offered if is_counted(offer)}
     if "none" in limiters:
@@ -103,96 +118,96 @@ def is_counted(offer: Offer) -> bool:
     return offer.by_amounts and not becomes_instances
 
 
-def rows_of(
-    status: NodeStatus, device: DeviceID, health: DeviceHealth, division: Division | None
+def list_device_rows(
+    status: AnnouncedNode, device: DeviceID, health: DeviceHealth, division: Division | None
 ) -> Iterator[tuple[str, ...]]:
-    """The row of a device, and one more for each other holder of a GPU that is divided."""
-    cells = (*named_cells(status, device), word(health))
-    reason = why(status, device)
+    """The row of a device, and one more for each other holder of a partitioned GPU."""
+    cells = (*named_cells(status, device), format_state(health))
+    reason = health_reason(status, device)
     if division is None:
         yield (*cells, "-", holders_cell(status, device), "-", reason)
         return
     first, *others = [holder_text(each) for each in division.held] or ["-"]
-    yield (*cells, way_text(division), first, left_text(division), reason)
+    yield (*cells, format_strategy(division), first, format_remaining(division), reason)
     yield from (("", "", "", "", "", other, "", "") for other in others)
 
 
-def why(status: NodeStatus, device: DeviceID) -> str:
+def health_reason(status: AnnouncedNode, device: DeviceID) -> str:
     """The reason of a device's health; of a degraded GPU also the finding."""
     finding = degraded_gpus(status.topology).get(device)
     reasons = status.health_of(device).reason, finding and f"degraded: {finding}"
     return "; ".join(filter(None, reasons)) or "-"
 
 
-def named_cells(status: NodeStatus, device: DeviceID) -> tuple[str, str, str]:
+def named_cells(status: AnnouncedNode, device: DeviceID) -> tuple[str, str, str]:
     """Name, id and PCI address of a device; a part has its id alone."""
-    at = places(status, device)
+    at = device_location(status, device)
     return str(at["name"] or "-"), device, str(at["pci"] or "-")
 
 
-def holders_cell(status: NodeStatus, device: DeviceID) -> str:
+def holders_cell(status: AnnouncedNode, device: DeviceID) -> str:
     """The pods that hold a device."""
     pods = held_by(status, device)
     return "not known" if pods is None else " ".join(pods) or "-"
 
 
-def every(status: NodeStatus) -> Iterator[tuple[DeviceID, DeviceHealth]]:
-    """All cards, and after each card those parts of it that something is said of."""
+def list_health(status: AnnouncedNode) -> Iterator[tuple[DeviceID, DeviceHealth]]:
+    """Yields each GPU and NIC, followed by those parts of it that have a status of their own."""
     topology = status.topology
-    for card in (*topology.gpu_by_id, *topology.nic_by_id):
-        yield card, status.health_of(card)
+    for whole in (*topology.gpu_by_id, *topology.nic_by_id):
+        yield whole, status.health_of(whole)
         for device in status.health:
-            if device != card and topology.card_of(device) == card:
+            if device != whole and topology.card_of(device) == whole:
                 yield device, status.health_of(device)
 
 
-def places(status: NodeStatus, device: DeviceID) -> dict[str, int | str | None]:
-    """Index, name in `topo` and PCI address of a card; a part has none of its own."""
-    card = status.topology.gpu_by_id.get(device) or status.topology.nic_by_id.get(device)
-    if card is None:
+def device_location(status: AnnouncedNode, device: DeviceID) -> dict[str, int | str | None]:
+    """Index, name in `topo` and PCI address of a device; a part has none of its own."""
+    whole = status.topology.gpu_by_id.get(device) or status.topology.nic_by_id.get(device)
+    if whole is None:
         return {"index": None, "name": None, "pci": None}
-    gpu = isinstance(card, Gpu)
-    return {"index": card.index if gpu else None, "name": f"{'GPU' if gpu else 'NIC'}{card.index}", "pci": card.pci}
+    gpu = isinstance(whole, Gpu)
+    return {"index": whole.index if gpu else None, "name": f"{'GPU' if gpu else 'NIC'}{whole.index}", "pci": whole.pci}
 
 
-def facts(health: DeviceHealth, degraded: str | None = None) -> dict[str, object]:
+def health_fields(health: DeviceHealth, degraded: str | None = None) -> dict[str, object]:
     """The health of a device as fields of the JSON output; `degraded`: the finding, of a degraded GPU."""
     known: dict[str, object] = {"state": health.state, "cordoned": health.cordoned, "reason": health.reason}
     return known | {"degraded": degraded} if degraded else known
 
 
-def word(health: DeviceHealth) -> str:
+def format_state(health: DeviceHealth) -> str:
     """The state of a device, and whether it is cordoned: `healthy, cordoned`."""
     return f"{health.state}, cordoned" if health.cordoned else health.state.value
 
 
-def held_by(status: NodeStatus, device: DeviceID) -> tuple[str, ...] | None:
+def held_by(status: AnnouncedNode, device: DeviceID) -> tuple[str, ...] | None:
     """The pods that hold a device; None where that is not known."""
     return status.holders.get(device, ()) if status.announced else None
 
 
 @gpu.command(name="usage")
 @on_node
-def show_usage(link: Link) -> None:
+def show_usage(link: NodeLink) -> None:
     """
-    Show who uses each GPU now: the containers that hold it, and whoever else runs on it.
+    Show who uses each GPU now: the containers that hold it, and other processes that run on it.
 
-    MEMORY and TIME are what processes use, as the driver tells: bytes, and percent of the last second. HOLDS says `nothing`
-    for processes that were not given the GPU: of the host, of other pods. `?` is not known.
+    MEMORY and TIME are what processes use, as reported by the driver: bytes, and percent of the last second. HOLDS is
+    `nothing` for processes without an allocation of the GPU: of the host, of other pods. `?` is not known.
 
     \b
     Examples:
       topoalign gpu usage --node gpu-1
       topoalign gpu usage --json | jq '.devices[] | select(.others != [])'
     """
-    usage.show(link)
+    gpu_usage.print_usage(link)
 
 
 @gpu.command()
 @click.argument("devices", metavar="ID...", nargs=-1, required=True)
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown with the device's status.")
 @on_node
-def cordon(link: Link, devices: Sequence[str], reason: str) -> None:
+def cordon(link: NodeLink, devices: Sequence[str], reason: str) -> None:
     """
     Stop giving out devices: the kubelet sees them as unhealthy. Containers that hold them keep them.
 
@@ -203,13 +218,13 @@ def cordon(link: Link, devices: Sequence[str], reason: str) -> None:
       topoalign gpu cordon 3 --reason "fan is replaced at noon"
       topoalign gpu cordon 0000:07:00.0 mlx5_0 --node gpu-1
     """
-    tell(link, "cordon", devices, reason)
+    send_override(link, "cordon", devices, reason)
 
 
 @gpu.command()
 @click.argument("devices", metavar="ID...", nargs=-1, required=True)
 @on_node
-def uncordon(link: Link, devices: Sequence[str]) -> None:
+def uncordon(link: NodeLink, devices: Sequence[str]) -> None:
     """
     Remove the cordon of devices.
 
@@ -217,13 +232,13 @@ def uncordon(link: Link, devices: Sequence[str]) -> None:
     Examples:
       topoalign gpu uncordon 3
     """
-    tell(link, "uncordon", devices)
+    send_override(link, "uncordon", devices)
 
 
 @gpu.command()
 @click.argument("devices", metavar="ID...", nargs=-1, required=True)
 @on_node
-def heal(link: Link, devices: Sequence[str]) -> int | None:
+def heal(link: NodeLink, devices: Sequence[str]) -> int | None:
     """
     Forget the errors of devices, for example after a reset that the service did not notice.
 
@@ -233,24 +248,29 @@ def heal(link: Link, devices: Sequence[str]) -> int | None:
     Examples:
       topoalign gpu heal 3
     """
-    health = tell(link, "heal", devices)
+    health = send_override(link, "heal", devices)
     still = [device for device, known in health.items() if not known.usable]
     return FAILURE if still else None
 
 
-def tell(link: Link, word: Override, devices: Sequence[str], reason: str = "") -> Mapping[DeviceID, DeviceHealth]:
+def send_override(
+    link: NodeLink, word: Override, devices: Sequence[str], reason: str = ""
+) -> Mapping[DeviceID, DeviceHealth]:
     """Send the override to the node's discovery, and print the resulting health of each device."""
-    health = link.tell(word, devices, reason)
-    with printing(links.spoken(word, devices)):
-        show(link, health)
+    health = link.override(word, devices, reason)
+    with printing(links.override_effect(word, devices)):
+        print_health(link, health)
     return health
 
 
-def show(link: Link, health: Mapping[DeviceID, DeviceHealth]) -> None:
+def print_health(link: NodeLink, health: Mapping[DeviceID, DeviceHealth]) -> None:
     """Print the health of these devices, as a table or as JSON."""
     if link.as_json:
-        output.document({"node": link.node, "devices": {device: facts(known) for device, known in health.items()}})
+        output.print_json(
+            {"node": link.node, "devices": {device: health_fields(known) for device, known in health.items()}}
+        )
         return
     output.columns(
-        ("DEVICE", "HEALTH", "WHY"), [(device, word(known), known.reason or "-") for device, known in health.items()]
+        ("DEVICE", "HEALTH", "WHY"),
+        [(device, format_state(known), known.reason or "-") for device, known in health.items()],
     )

@@ -7,9 +7,9 @@ import click
 
 from topoalign.cli import output
 from topoalign.core.model.errors import InvalidField, clean
-from topoalign.kubelet.files.reading import opened
+from topoalign.kubelet.files.reading import open_regular_file
 from topoalign.plugin_config.hook_files import LARGEST, NoLibrary, check_library
-from topoalign.plugin_config.hook_files import install as put_in_place
+from topoalign.plugin_config.hook_files import install_library as put_in_place
 
 
 @click.group()
@@ -40,21 +40,21 @@ def install(library: Path, to: Path, as_json: bool) -> None:
       topoalign hook install --library libvgpu.so --to /var/lib/topoalign/hami
       topoalign hook install --library libvgpu.so --to /var/lib/topoalign/hami --json | jq .files
     """
-    put = put_in_place(read_library(library), to.absolute())
+    put = put_in_place(read_limiter_library(library), to.absolute())
     if as_json:
-        output.document(
+        output.print_json(
             {"files": [{"path": str(each.path), "bytes": each.size, "changed": each.changed} for each in put]}
         )
         return
     for each in put:
         done = "installed" if each.changed else "unchanged"
-        output.say(f"{done}: {clean(str(each.path), 200)} ({each.size} bytes)")
+        output.print_line(f"{done}: {clean(str(each.path), 200)} ({each.size} bytes)")
 
 
-def read_library(library: Path) -> bytes:
-    """The content of a library for this machine. Raises InvalidField for what is no file, and NoLibrary."""
+def read_limiter_library(library: Path) -> bytes:
+    """Reads a library for this machine. Raises InvalidField if it is no file, and NoLibrary."""
     try:
-        with opened(library) as file:
+        with open_regular_file(library) as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
         finding = f"the file {clean(str(library), 200)} cannot be read: {error.strerror}"

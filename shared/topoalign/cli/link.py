@@ -20,9 +20,9 @@ import click
 import msgspec
 
 from topoalign.cli import options, output, running, this_machine
-from topoalign.cli.effects import Effect, Question, put, undone_unless
+from topoalign.cli.effects import AllocatorRequest, Effect, put, undone_unless
 from topoalign.client import Client
-from topoalign.client.records import newest_reservations
+from topoalign.client.stored_records import newest_reservations
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NotFound, TopoalignError, Unavailable, clean, quoted
 from topoalign.core.model.events import (
@@ -53,11 +53,11 @@ CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 10.0
 """For a decision: far above the slowest ones, so that only a dead allocator is given up."""
 WORDS_SECONDS = 3.0
-"""For the topology that an answer is worded with; without it device ids stand alone."""
+"""Time-out of the request for the topology that an answer is printed with; without it, device ids are printed alone."""
 
 
 class NothingRuns(Unavailable):
-    """Nothing says where NATS is."""
+    """No setting, and no running `topoalign up`, has the address of NATS."""
 
     code = "NothingRuns"
 
@@ -69,8 +69,8 @@ class NothingRuns(Unavailable):
 
 
 @dataclass(frozen=True)
-class Link:
-    """Where a command asks, and how it answers. Looked up when it is needed: a wrong option is told first."""
+class NodeLink:
+    """The node and NATS that a command asks, and the form of its output. Resolved at first use: wrong options come first."""
 
     nats_option: str | None
     node_option: str | None
@@ -79,7 +79,7 @@ class Link:
     @cached_property
     def found(self) -> tuple[str, NodeName]:
         """URL of NATS, name of the node. Raises NothingRuns."""
-        return located(self.nats_option, self.node_option, os.environ)
+        return locate_bus(self.nats_option, self.node_option, os.environ)
 
     @property
     def nats(self) -> str:
@@ -93,42 +93,44 @@ class Link:
 
     def ask(self, verb: str, request: object, kind: Any, effect: Effect | None = None) -> tuple[Any, Topology]:
         """
-        One question to the allocator of the node, and the node's topology to word the answer with.
+        Asks the allocator of the node one question. Returns the answer, and the node's topology to print it with.
 
         `kind` is the type of the answer, `effect` what the request changes. The topology is empty where none was announced
         or can be had now, and with --json, which does not need it. Raises what the allocator failed with, NodeSilent if it
         does not answer, and OutcomeUnknown if it does not and may have done it.
         """
-        question = Question(wire.admission_subject(self.node, verb), request, "allocator")
+        question = AllocatorRequest(wire.admission_subject(self.node, verb), request, "allocator")
         return self._put(question, kind, effect, worded=not self.as_json)
 
-    def tell(self, word: Override, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
+    def override(self, word: Override, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
         """
-        An operator's word on devices, to the discovery of the node. Returns how each of them is from now on.
+        Sends an operator override of devices to the discovery of the node. Returns the new health of each device.
 
         Raises what discovery failed with, NodeSilent if it does not answer, and OutcomeUnknown if it may have received
         the request.
         """
         request = DevicesRequest(node=self.node, devices=tuple(devices), reason=reason)
-        effect = spoken(word, devices)
-        question = Question(wire.devices_subject(self.node, word), request, "discovery")
+        effect = override_effect(word, devices)
+        question = AllocatorRequest(wire.devices_subject(self.node, word), request, "discovery")
         health: dict[DeviceID, DeviceHealth]
         health, _ = self._put(question, dict[DeviceID, DeviceHealth], effect, worded=False)
         return health
 
     def measure(self) -> Measurement:
-        """What the GPUs of the node are used for now, from its discovery. Raises what discovery failed with, NodeSilent."""
-        question = Question(wire.use_subject(self.node), UseRequest(node=self.node), "discovery")
+        """Asks the node's discovery for the current use of its GPUs. Raises discovery's error, and NodeSilent."""
+        question = AllocatorRequest(wire.use_subject(self.node), UseRequest(node=self.node), "discovery")
         measured: Measurement
         measured, _ = self._put(question, Measurement, None, worded=False)
         return measured
 
-    def _put(self, question: Question, kind: Any, effect: Effect | None, *, worded: bool) -> tuple[Any, Topology]:
-        """The answer; with `worded` also the topology, where it can be had. An answer stands, whatever comes after it."""
+    def _put(
+        self, question: AllocatorRequest, kind: Any, effect: Effect | None, *, worded: bool
+    ) -> tuple[Any, Topology]:
+        """The answer, and with `worded` the topology if available. Later errors do not affect an answer."""
         found: list[tuple[Any, Topology]] = []
 
         async def ask() -> None:
-            async with connected(self.nats) as bus:
+            async with connect_to_bus(self.nats) as bus:
                 answer = await put(bus, self.node, question, kind, effect, ANSWER_SECONDS)
                 found.append((answer, Topology()))
                 if worded:
@@ -140,14 +142,14 @@ class Link:
         return found[-1]
 
 
-def spoken(word: Override, devices: Sequence[str]) -> Effect:
-    """What an operator's override of devices does, for errors after it was sent."""
+def override_effect(word: Override, devices: Sequence[str]) -> Effect:
+    """Describes the effect of an operator override, for errors after it was sent."""
     return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
 
 
-def located(nats: str | None, node: str | None, environment: Mapping[str, str]) -> tuple[str, NodeName]:
+def locate_bus(nats: str | None, node: str | None, environment: Mapping[str, str]) -> tuple[str, NodeName]:
     """The NATS to use and the node that is meant. Raises NothingRuns."""
-    up = running.find(environment) if nats is None else None
+    up = running.find_running(environment) if nats is None else None
     url = nats or (up.nats if up is not None else None)
     if url is None:
         raise NothingRuns
@@ -155,21 +157,21 @@ def located(nats: str | None, node: str | None, environment: Mapping[str, str]) 
 
 
 def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --node, --nats and --json, and hands them to the command as a `Link`."""
+    """Adds --node, --nats and --json, and passes them to the command as a `NodeLink`."""
 
     @options.NODE
     @options.NATS
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)
     def linked(node: str | None, nats: str | None, as_json: bool, **rest: Any) -> Any:
-        return command(Link(nats, node, as_json), **rest)
+        return command(NodeLink(nats, node, as_json), **rest)
 
     return linked
 
 
 @asynccontextmanager
-async def connected(url: str, log_level: str = "error") -> AsyncIterator[Bus]:
-    """The bus at this address; who we are to it comes from the environment. Raises BusUnavailable, BusRefused."""
+async def connect_to_bus(url: str, log_level: str = "error") -> AsyncIterator[Bus]:
+    """Connects to the bus at this address with the credentials of the environment. Raises BusUnavailable, BusRefused."""
     configure_logging(level=log_level)
     settings = from_environment(RuntimeSettings, os.environ)
     async with connect_bus(url, name="topoalign-cli", wait=CONNECT_SECONDS, access=Access.of(settings)) as bus:
@@ -177,7 +179,7 @@ async def connected(url: str, log_level: str = "error") -> AsyncIterator[Bus]:
 
 
 async def newest_topology(bus: Bus, node: NodeName) -> Topology | None:
-    """What the node announced last; None if it never did."""
+    """The newest topology that the node announced; None if there is none."""
     reading = await newest_reading(bus, node, TopologyDiscovered)
     return reading.topology if reading is not None else None
 
@@ -192,7 +194,7 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
     with anyio.move_on_after(ANSWER_SECONDS):
         async with bus.follow(Stream.NODES, subject) as messages:  # the stream keeps five of them
             async for received in messages:
-                with suppress(BadRequest):  # what anybody may have written there; subscribers put it aside
+                with suppress(BadRequest):  # anybody may have written it; subscribers put it on the dead-letter stream
                     event = wire.decode(received.message)
                     newest = newer(newest, event) if isinstance(event, kind) else newest
                 if received.position >= last:
@@ -201,7 +203,7 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
 
 
 async def live_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
-    """What is held on the node; nothing where its allocator never spoke."""
+    """The live allocations of the node; none if its allocator never published."""
     if not await bus.last_position(Stream.ALLOCATIONS, wire.allocation_subjects(node)):
         return ()
     with anyio.move_on_after(CONNECT_SECONDS):
@@ -213,7 +215,7 @@ async def live_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
 
 
 async def named_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
-    """What is held on the node; what init containers left, which PodResources does not show, with them as owners."""
+    """The live allocations of the node. Those of ended init containers, which PodResources lacks, have them as owners."""
     allocations = await live_allocations(bus, node)
     if all(each.owner is not None for each in allocations):
         return allocations
@@ -227,31 +229,31 @@ async def named_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
 
 
 @dataclass(frozen=True)
-class NodeStatus:
+class AnnouncedNode:
     """A running node as its services have announced it."""
 
     node: NodeName
     topology: Topology
     allocations: tuple[Allocation, ...]
     health: Mapping[DeviceID, DeviceHealth]
-    """What was told, of cards and of parts that are ill alone; `health_of` derives from it how each device is."""
+    """The published health, of whole devices and of parts that are unhealthy alone; `health_of` derives each device's."""
     announced: bool = True
-    """False: no node runs, and this is what the hardware of this machine says; who holds what is not known then."""
+    """False: no node runs, and this was read from the hardware of this machine; holders are not known then."""
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """Of anything that is handed out, by the rule of `device_health`."""
+        """The health of a device or of a part of one, by the rule of `device_health`."""
         return self.state.health_of(device)
 
     @cached_property
     def state(self) -> NodeState:
-        """The same as a fold, so that the rules of the core apply."""
+        """The status as a fold, so that the rules of the core apply."""
         live = {allocation.id: allocation for allocation in self.allocations}
         state = announced(self.node, self.topology, self.health, "announced")
         return msgspec.structs.replace(state, allocations=live)
 
     @cached_property
     def holders(self) -> dict[DeviceID, tuple[str, ...]]:
-        """Card, or part of one -> the pods that hold it or something of it; `?` where the kubelet has not said which."""
+        """Device, or part of one -> the pods that hold it or a share of it; `?` where the kubelet has not reported which."""
         held: dict[DeviceID, dict[str, None]] = {}
         for allocation in self.allocations:
             pod = "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
@@ -261,42 +263,42 @@ class NodeStatus:
         return {device: tuple(pods) for device, pods in held.items()}
 
 
-def discovered(node: str | None, nats: str | None, environment: Mapping[str, str]) -> NodeStatus:
-    """What a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
-    url, meant = located(nats, node, environment)
+def discovered_topology(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
+    """Reads what a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
+    url, meant = locate_bus(nats, node, environment)
 
-    async def ask() -> NodeStatus:
-        async with connected(url) as bus:
+    async def ask() -> AnnouncedNode:
+        async with connect_to_bus(url) as bus:
             topology = await newest_topology(bus, meant)
             if topology is None:
                 raise NotFound("node", meant, "give its name with --node, and check that `topoalign node` runs there")
             health = await newest_reading(bus, meant, DeviceHealthChanged)
             allocations = await named_allocations(bus, meant)
-            return NodeStatus(meant, topology, allocations, health.devices if health is not None else {})
+            return AnnouncedNode(meant, topology, allocations, health.devices if health is not None else {})
 
     return anyio.run(ask)
 
 
-def discovered_or_read(node: str | None, nats: str | None, environment: Mapping[str, str]) -> NodeStatus:
+def discovered_or_read_topology(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
     """
-    What a running node has announced; where nothing says which node, what this machine has.
+    What a running node has announced; without the name of a node, what this machine has.
 
     Raises NotFound, BusUnavailable, NothingHere where this machine has nothing either.
     """
     try:
-        return discovered(node, nats, environment)
+        return discovered_topology(node, nats, environment)
     except NothingRuns:
         if node is not None:
             raise NothingRuns(this_machine.PLAY) from None
-    inventory = this_machine.read()
-    machine = this_machine.played()
+    inventory = this_machine.read_inventory()
+    machine = this_machine.configured_machine()
     if machine:
         shown = f"{clean(machine, 200)}, the machine that TOPOALIGN_MACHINE describes, not this machine's hardware"
     else:
         shown = "the hardware of this machine; which pods hold it is not known"
     output.note(f"no node runs here: this is {shown}")
     here = NodeName(socket.gethostname().lower())
-    return NodeStatus(here, inventory.topology, (), inventory.health, announced=False)
+    return AnnouncedNode(here, inventory.topology, (), inventory.health, announced=False)
 
 
 def self_test(url: str) -> str:
@@ -307,7 +309,7 @@ def self_test(url: str) -> str:
     """
 
     async def test() -> str:
-        async with connected(url) as bus:
+        async with connect_to_bus(url) as bus:
             began = time.perf_counter()
             positions = [await bus.last_position(stream) for stream in Stream]
             milliseconds = (time.perf_counter() - began) * 1000 / len(positions)

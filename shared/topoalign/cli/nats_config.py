@@ -10,7 +10,7 @@ from topoalign.cli import output
 from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField, StateFault, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.runtime.nats_accounts import EVERY_NODE, accounts
+from topoalign.runtime.nats_accounts import EVERY_NODE, format_accounts
 
 LONGEST_NAME = 253
 """Characters of the name of a Kubernetes node."""
@@ -43,7 +43,7 @@ def nats_config(nodes: TextIO, out: Path) -> None:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         public = {name: public_key(out / file_of(name)) for name in names}
         keys = {role: public_key(out / f"{role}.nk") for role in ROLES}
-        (out / "accounts.conf").write_text(accounts(public, **keys))
+        (out / "accounts.conf").write_text(format_accounts(public, **keys))
     except OSError as error:
         raise StateFault(
             f"cannot write {clean(str(out), 200)}: {error.strerror}", "name a directory that can be written with --out"
@@ -61,7 +61,9 @@ def names_in(lines: list[str]) -> list[NodeName]:
         if len(name) > LONGEST_NAME or any(character.isspace() or character == "/" for character in name):
             raise InvalidField("--nodes", f"{clean(name)!r} is no name of a node", "write one name in each line")
     if EVERY_NODE in names and len(names) > 1:
-        raise InvalidField("--nodes", "`*` stands beside names", "write `*` alone, or the names of all nodes")
+        raise InvalidField(
+            "--nodes", "there are names in addition to `*`", "write `*` alone, or the names of all nodes"
+        )
     return names
 
 

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from topoalign.cli import options, output
-from topoalign.cli.cluster import FILE, facts
+from topoalign.cli.whole_cluster import FILE, read_cluster_record
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.model.errors import NoFit, NotFound, clean
 from topoalign.core.model.ids import NodeName
@@ -17,7 +17,7 @@ from topoalign.core.node_resource_topology import NodeResourceTopology, node_res
 @click.group()
 def nrt() -> None:
     """
-    Print NodeResourceTopology objects, which tell scheduler plugins what each NUMA node has.
+    Print NodeResourceTopology objects, which describe each NUMA node's resources to scheduler plugins.
 
     \b
     Examples:
@@ -49,20 +49,20 @@ def export(node: str | None, nats: str | None, from_file: Path | None, as_json: 
       topoalign nrt export gpu-7
       topoalign nrt export --json | kubectl apply -f -
     """
-    known = Nodes(facts(nats, from_file))
+    known = Nodes(read_cluster_record(nats, from_file))
     objects = list(of_all(known)) if node is None else [of_one(known, NodeName(node))]
     if as_json:
         listed = {"apiVersion": "v1", "kind": "List", "items": objects}
-        output.document(objects[0] if node is not None else listed)
+        output.print_json(objects[0] if node is not None else listed)
         return
     from topoalign.kubelet.files.yaml_text import write_yaml  # brings in YAML
 
     if objects:
-        output.say("---\n".join(write_yaml(msgspec.to_builtins(each)) for each in objects).removesuffix("\n"))
+        output.print_line("---\n".join(write_yaml(msgspec.to_builtins(each)) for each in objects).removesuffix("\n"))
 
 
 def of_one(known: Nodes, name: NodeName) -> NodeResourceTopology:
-    """Of this node. Raises NotFound, and what keeps it from being known."""
+    """The object of this node. Raises NotFound, and the errors of reading its state."""
     if name in known.unasked:
         raise known.unasked[name]
     found = next((each for each in known.asked if each.name == name), None)
@@ -72,7 +72,7 @@ def of_one(known: Nodes, name: NodeName) -> NodeResourceTopology:
 
 
 def of_all(known: Nodes) -> Iterator[NodeResourceTopology]:
-    """Of all nodes that are known, by name; the others are noted."""
+    """The objects of all known nodes, by name; notes name the others."""
     for name, error in known.unasked.items():
         output.note(f"{clean(name, 253)} is left out: {clean(error.finding, 300)}")
     for each in known.asked:

@@ -1,5 +1,5 @@
 """
-Output of the command line: JSON for programs, aligned columns for people, colours only on a terminal.
+Prints the output of the command line: JSON for programs, aligned columns for people, colours only on a terminal.
 
 Data goes to stdout, everything else to stderr. Names of pods, GPUs and machines come from outside: text for
 people goes through `clean`, and JSON is escaped, so that a terminal does not execute part of a name as a command.
@@ -27,30 +27,30 @@ _UNUSUAL = re.compile("[^\n -~]")
 """Everything but ASCII that can be seen: among it what msgspec leaves as JSON allows, but a terminal obeys."""
 
 
-def document(data: object) -> None:
+def print_json(data: object) -> None:
     """Prints one JSON document."""
-    click.echo(escaped(msgspec.json.format(msgspec.json.encode(data), indent=2)))
+    click.echo(escape_json(msgspec.json.format(msgspec.json.encode(data), indent=2)))
 
 
-def line(data: object) -> None:
+def print_json_line(data: object) -> None:
     """Prints one JSON object on a line of its own (NDJSON), at once."""
-    click.echo(escaped(msgspec.json.encode(data)))
+    click.echo(escape_json(msgspec.json.encode(data)))
     sys.stdout.flush()
 
 
-def escaped(body: bytes) -> str:
-    """The same JSON, with what cannot be seen, and what a terminal would obey, written as \\u escapes."""
+def escape_json(body: bytes) -> str:
+    """The JSON with invisible characters, and control characters of terminals, as \\u escapes."""
     return _UNUSUAL.sub(lambda match: match[0] if match[0].isprintable() else json_escape(match[0]), body.decode())
 
 
 def json_escape(character: str) -> str:
-    """As JSON writes a character outside the basic plane: in two halves."""
+    """Escapes a character as JSON does: outside the basic plane as two surrogates."""
     halves = character.encode("utf-16-be")
     return "".join(f"\\u{halves[at : at + 2].hex()}" for at in range(0, len(halves), 2))
 
 
-def say(text: str = "") -> None:
-    """Prints a line of the answer for people; what is foreign in it has been cleaned."""
+def print_line(text: str = "") -> None:
+    """Prints a line of the answer for people. The caller has cleaned texts from outside."""
     click.echo(text, color=None if colours(sys.stdout) else False)
 
 
@@ -69,7 +69,7 @@ def pipe() -> int | None:
 
 
 def heading(text: str) -> str:
-    """The text in bold; `say` removes the style if stdout is no terminal."""
+    """The text in bold; `print_line` removes the style if stdout is no terminal."""
     return click.style(text, bold=True)
 
 
@@ -81,7 +81,7 @@ def columns(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         return
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
     for row in (titles, *cells):
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
@@ -113,14 +113,14 @@ def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
 
 def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """A line for each cell of a row that says something, after its title, and an empty line between rows."""
+    """A line for each non-empty cell of a row, after its title, and an empty line between rows."""
     width = max(map(len, titles))
     for number, row in enumerate(cells):
         if number:
-            say()
+            print_line()
         for title, cell in zip(titles, row, strict=True):
             if cell not in ("", "-"):
-                say(f"{heading(title.ljust(width))}  {cell}".rstrip())
+                print_line(f"{heading(title.ljust(width))}  {cell}".rstrip())
 
 
 def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:

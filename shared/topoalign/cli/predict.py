@@ -4,7 +4,7 @@ A prediction without any service: the decision of the kubelet of a described mac
 The rules come from the kubelet's configuration file, the held resources from the files in its root directory, and what
 the devices are offered as from the plugin configuration. Without a kubelet's configuration the rules are topoalign's own;
 without a root directory nothing is held; without a plugin configuration the machine's own offers count, which are whole
-devices unless its description says otherwise.
+devices unless its description differs.
 """
 
 import time
@@ -30,13 +30,13 @@ from topoalign.core.sharing.pod_checks import offers_of
 from topoalign.core.sharing.slot_defaults import slot_defaults, with_defaults
 from topoalign.core.state.fold import NodeState, announced
 from topoalign.core.state.share_amounts import held_by_slot
-from topoalign.kubelet.files import configuration
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
-from topoalign.kubelet.files.settling import settling
+from topoalign.kubelet.files.settling import unsettled_reason
 from topoalign.machines import Machine, load_machine
 from topoalign.plugin_config.configuration import PluginFlags
 from topoalign.plugin_config.file import load_plugin_config
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offer_resources
 
 
 def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
@@ -52,7 +52,7 @@ def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str
 
 
 def amounts_note(state: NodeState) -> str | None:
-    """That the kubelet's files do not have the amounts of slots; None: no container has a slot."""
+    """The note that the kubelet's files lack the amounts of slots; None: no container has a slot."""
     slots = sum(map(len, held_by_slot(state.hardware, state.allocations.values()).values()))
     if not slots:
         return None
@@ -83,7 +83,7 @@ class Described:
         taken = None
         rules = AdmissionRules(mode=Mode.KUBELET)
         if self.kubelet_config is not None:
-            rules, taken = configuration.load_with_note(self.kubelet_config)
+            rules, taken = kubelet_configuration.load_with_note(self.kubelet_config)
         node = self.node(machine, rules)
         pod = validate_pod(pod)
         rules = overridden(rules, changes)
@@ -93,7 +93,7 @@ class Described:
         demand = pod_demand(pod, rules)
         passed_over = check_resources(demand, machine.topology, node.registered)
         decision = with_unserved(explained(node.state, demand), unserved_names(demand, machine.topology))
-        starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
+        starting = unsettled_reason(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         lists = list_notes(machine.topology, pod) if plugin.by_variable_alone else ()
         notes = [taken, *found, *node.findings, amounts_note(node.state), starting, *passed_over, *lists]
         return node.state.node, noted(decision, tuple(filter(None, notes))), machine.topology
@@ -107,7 +107,7 @@ class Described:
         if self.plugin_config is None:
             return machine, PluginFlags(), ()
         read = load_plugin_config(self.plugin_config)
-        offering = offers(machine.topology, read.configuration)
+        offering = offer_resources(machine.topology, read.configuration)
         topology = msgspec.structs.replace(machine.topology, offers=offering.offers)
         findings = (
             *map(str, read.findings),
@@ -116,7 +116,7 @@ class Described:
         return msgspec.structs.replace(machine, topology=topology), read.configuration.flags.plugin, findings
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
-        """Every device is taken as healthy, unless the kubelet's files tell otherwise."""
+        """Every device counts as healthy, unless the kubelet's files show otherwise."""
         healthy = DeviceHealth(state=HealthState.HEALTHY)
         hardware = machine.topology
         devices = {hardware.card_of(device): healthy for listed in hardware.devices.values() for device in listed}

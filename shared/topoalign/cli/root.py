@@ -1,5 +1,5 @@
 """
-The table of all commands; finds and runs one.
+Finds and runs commands; has the table of all of them.
 
 The table has the line that `--help` prints, because importing every command for its help would take longer than
 running one. Commands of services are found by entry point (group `topoalign.commands`).
@@ -13,57 +13,63 @@ from typing import NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from topoalign.cli import errors
+from topoalign.cli import exit_codes
 from topoalign.runtime.collector import importing
 
 ENTRY_POINTS = "topoalign.commands"
 
 
-class Entry(NamedTuple):
-    """Where a command is, and what it does in one line."""
+class CommandEntry(NamedTuple):
+    """The function of a command, and its help in one line."""
 
     target: str
     """`module:name` below `topoalign`."""
     help: str
 
 
-SECTIONS: dict[str, dict[str, Entry]] = {
+SECTIONS: dict[str, dict[str, CommandEntry]] = {
     "Run": {
-        "up": Entry("cli.up:up", "Run all services in one process, with NATS and the HTTP API."),
-        "node": Entry("cli.serve:node", "Run discovery, hinting and allocator: the agent of a GPU node."),
-        "discovery": Entry("cli.serve:discovery", "Run only the service that reads the hardware."),
-        "hinting": Entry("cli.serve:hinting", "Run only the service that answers hint questions."),
-        "allocator": Entry("cli.serve:allocator", "Run only the service that gives devices to containers."),
-        "mps": Entry("cli.serve:mps", "Run NVIDIA's MPS daemons, where GPUs are shared by MPS."),
-        "registry": Entry("cli.serve:registry", "Run only the service that shows the cluster over HTTP."),
+        "up": CommandEntry("cli.up:up", "Run all services in one process, with NATS and the HTTP API."),
+        "node": CommandEntry("cli.serve:run_node", "Run discovery, hinting and allocator: the agent of a GPU node."),
+        "discovery": CommandEntry("cli.serve:run_discovery", "Run only the service that reads the hardware."),
+        "hinting": CommandEntry("cli.serve:run_hinting", "Run only the service that answers hint questions."),
+        "allocator": CommandEntry("cli.serve:run_allocator", "Run only the service that gives devices to containers."),
+        "mps": CommandEntry("cli.serve:run_mps", "Run NVIDIA's MPS daemons, where GPUs are shared by MPS."),
+        "registry": CommandEntry("cli.serve:run_registry", "Run only the service that shows the cluster over HTTP."),
     },
     "Look": {
-        "topo": Entry("cli.topo:topo", "Show how the GPUs and NICs of a machine are connected."),
-        "fragmentation": Entry(
-            "cli.fragmentation:fragmentation", "Compare the best free GPU sets with the machine's best."
+        "topo": CommandEntry("cli.topo:topo", "Show how the GPUs and NICs of a machine are connected."),
+        "fragmentation": CommandEntry(
+            "cli.free_sets:compare_free_sets", "Compare the best free GPU sets with the machine's best."
         ),
-        "watch": Entry("cli.watch:watch", "Print allocation events as they occur."),
-        "explain": Entry("cli.explain:explain", "Show the reasons of a decision."),
-        "why": Entry("cli.why:why", "Show why a pod fits on no node of the cluster."),
-        "what-if": Entry("cli.explain:what_if", "Show what `allocate` would decide, without effect."),
-        "nrt": Entry("cli.nrt:nrt", "Print NodeResourceTopology objects of the nodes."),
+        "watch": CommandEntry("cli.watch_events:watch", "Print allocation events as they occur."),
+        "explain": CommandEntry("cli.explain:explain", "Show the reasons of a decision."),
+        "why": CommandEntry("cli.why:why", "Show why a pod fits on no node of the cluster."),
+        "what-if": CommandEntry("cli.explain:what_if", "Show what `allocate` would decide, without effect."),
+        "nrt": CommandEntry("cli.nrt:nrt", "Print NodeResourceTopology objects of the nodes."),
     },
     "Change": {
-        "allocate": Entry("cli.allocate:allocate", "Request GPUs, CPUs, memory and NICs of a node."),
-        "release": Entry("cli.allocate:release", "Release an allocation."),
-        "gpu": Entry("cli.gpu:gpu", "Show the status of a node's devices, or override it."),
-        "hook": Entry("cli.hook:hook", "Install the library that limits containers with slots of GPUs."),
-        "forget": Entry("cli.forget:forget", "Delete the facts of a node that is gone for good."),
-        "stores": Entry("cli.stores:stores", "Create and change the stores of events at NATS."),
-        "nats-config": Entry("cli.nats_config:nats_config", "Write accounts and keys for nats-server."),
-        "trust": Entry("cli.allocate:trust", "Confirm a node's record after its journal was damaged."),
+        "allocate": CommandEntry(
+            "cli.allocation_commands:allocate_for_container", "Request GPUs, CPUs, memory and NICs of a node."
+        ),
+        "release": CommandEntry("cli.allocation_commands:release_allocations", "Release an allocation."),
+        "gpu": CommandEntry("cli.gpu:gpu", "Show the status of a node's devices, or override it."),
+        "hook": CommandEntry("cli.hook:hook", "Install the library that limits containers with slots of GPUs."),
+        "forget": CommandEntry("cli.forget:forget", "Delete the facts of a node that is gone for good."),
+        "stores": CommandEntry("cli.stores:stores", "Create and change the stores of events at NATS."),
+        "nats-config": CommandEntry("cli.nats_config:nats_config", "Write accounts and keys for nats-server."),
+        "trust": CommandEntry(
+            "cli.allocation_commands:trust", "Confirm a node's record after its journal was damaged."
+        ),
     },
     "Check": {
-        "health": Entry("cli.health:health", "Check whether a process is ready, as a health check does."),
-        "doctor": Entry("cli.doctor:doctor", "Check this machine, and print a remedy for each problem."),
-        "config": Entry("cli.config:config", "Show every setting with its origin, or check a file."),
-        "completion": Entry("cli.completion:completion", "Print the completion script of your shell."),
-        "version": Entry("cli.version:version", "Print the versions of this program and its dependencies."),
+        "health": CommandEntry(
+            "cli.health_command:health", "Check whether a process is ready, as a health check does."
+        ),
+        "doctor": CommandEntry("cli.doctor:doctor", "Check this machine, and print a remedy for each problem."),
+        "config": CommandEntry("cli.config:config", "Show every setting with its origin, or check a file."),
+        "completion": CommandEntry("cli.completion:completion", "Print the completion script of your shell."),
+        "version": CommandEntry("cli.version:version", "Print the versions of this program and its dependencies."),
     },
 }
 TOOLS = {
@@ -113,7 +119,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but an unknown name fails with suggestions."""
         if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise errors.unknown("command", args[0], self.list_commands(ctx), ctx)
+            raise exit_codes.unknown_name_error("command", args[0], self.list_commands(ctx), ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -150,12 +156,12 @@ def topoalign() -> None:
     """Topology-aware GPU allocation: which GPUs, CPUs, memory and NICs a pod gets on a node."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code; what went wrong has been said by then."""
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; errors have been printed by then."""
     as_json = "--json" in arguments
     try:
         status = topoalign.main(list(arguments), prog_name="topoalign", standalone_mode=False)
         sys.stdout.flush()
-    except errors.REPORTED as error:
-        return errors.report(error, as_json)
-    return status if isinstance(status, int) else errors.OK
+    except exit_codes.REPORTED as error:
+        return exit_codes.report(error, as_json)
+    return status if isinstance(status, int) else exit_codes.OK

@@ -1,5 +1,5 @@
 """
-The file with which `topoalign allocate` in another terminal finds a running `topoalign up`.
+Keeps the file with which `topoalign allocate` in another terminal finds a running `topoalign up`.
 
 `up` writes a small file when it is ready and removes it when it ends. A killed `up` leaves the file behind; it is ignored,
 because its process does not exist. The file belongs to the user, in a directory that no other user can read.
@@ -16,8 +16,8 @@ from topoalign.cli import output
 from topoalign.core.model.ids import NodeName
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """What another terminal needs to know."""
+class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The addresses of a running `up`, for commands in other terminals."""
 
     pid: int
     nats: str
@@ -28,14 +28,14 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folder(environment: Mapping[str, str]) -> Path:
-    """Where the files are: in the session's run-time directory, or below the home directory where there is none."""
+    """The folder of the files: in the session's run-time directory, or below the home directory if there is none."""
     runtime = environment.get("XDG_RUNTIME_DIR")
     return (Path(runtime) if runtime else Path.home() / ".local" / "state") / "topoalign"
 
 
 @contextmanager
-def announced(running: Running, environment: Mapping[str, str]) -> Iterator[None]:
-    """Keeps a file while the context is open. Does without where none can be written: then others must say --nats."""
+def announce_running(running: RunningUp, environment: Mapping[str, str]) -> Iterator[None]:
+    """Keeps a file while the context is open. If it cannot be written, other terminals need --nats."""
     file = folder(environment) / f"up-{running.pid}.json"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,20 +52,20 @@ def announced(running: Running, environment: Mapping[str, str]) -> Iterator[None
             file.unlink(missing_ok=True)
 
 
-def find(environment: Mapping[str, str]) -> Running | None:
+def find_running(environment: Mapping[str, str]) -> RunningUp | None:
     """The `up` that runs for this user now, if any; of several the one that started last."""
     files: list[Path] = []
     with suppress(OSError):  # the folder is another user's, or one that ends at this moment takes its file along
         files = [*folder(environment).glob("up-*.json")]
         files.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    found = (read(file) for file in files)
+    found = (read_running_file(file) for file in files)
     return next((running for running in found if running is not None and alive(running.pid)), None)
 
 
-def read(file: Path) -> Running | None:
+def read_running_file(file: Path) -> RunningUp | None:
     """The content of such a file; None if it is missing or damaged."""
     with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(file.read_bytes(), type=Running)
+        return msgspec.json.decode(file.read_bytes(), type=RunningUp)
     return None
 
 

@@ -14,12 +14,12 @@ import click
 
 from topoalign.cli.options import PLACEMENT, POLICY, SCOPE
 from topoalign.core.model.errors import clean
-from topoalign.runtime.process import run
+from topoalign.runtime.process import run_process
 from topoalign.runtime.settings import PREFIX
 
 NODE = ("discovery", "hinting", "allocator")
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
-"""The kubelet's device plugin directory, unless it was told otherwise (kubelet v1.36.3)."""
+"""The default of the kubelet's device plugin directory (kubelet v1.36.3)."""
 
 Command = Callable[..., Any]
 
@@ -73,8 +73,8 @@ ALLOCATING = (
 )
 
 
-def options(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Command], Command]:
-    """Adds these options, and those that every service takes, or as many of them as this one does."""
+def add_service_options(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Command], Command]:
+    """Adds these options, and those of every service in `everywhere`."""
 
     def add(command: Command) -> Command:
         for name in reversed((*names, *everywhere)):
@@ -85,21 +85,21 @@ def options(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Co
 
 
 def settings(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Command], Command]:
-    """Adds these options, as `options` does, and hands the command the environment under what they say."""
+    """Adds these options, as `add_service_options` does, and calls the command with the environment that they override."""
 
     def add(command: Command) -> Command:
         def with_environment(**flags: Any) -> Any:
-            return command({**os.environ, **variables(**flags)})
+            return command({**os.environ, **flag_variables(**flags)})
 
         with_environment.__name__ = command.__name__
         with_environment.__doc__ = command.__doc__
-        return options(*names, everywhere=everywhere)(with_environment)
+        return add_service_options(*names, everywhere=everywhere)(with_environment)
 
     return add
 
 
-def variables(http: tuple[str, int] | None, **flags: str | None) -> dict[str, str]:
-    """The settings that flags stand for."""
+def flag_variables(http: tuple[str, int] | None, **flags: str | None) -> dict[str, str]:
+    """Variable -> value of the settings that flags set."""
     given = {name: value for name, value in flags.items() if value is not None}
     if http is not None:
         given |= {"http_host": http[0], "http_port": str(http[1])}
@@ -107,14 +107,14 @@ def variables(http: tuple[str, int] | None, **flags: str | None) -> dict[str, st
 
 
 def on_a_node(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same, with the kubelet's directory where it is there and nothing else was said."""
+    """The environment with the kubelet's directory, if that exists and none is set."""
     usual = {PREFIX + "KUBELET_DIR": str(KUBELET_DIR)} if KUBELET_DIR.is_dir() else {}
     return {**usual, **environment}
 
 
-@click.command()
+@click.command("node")
 @settings("machine", *ALLOCATING)
-def node(environment: dict[str, str]) -> None:
+def run_node(environment: dict[str, str]) -> None:
     """
     Run discovery, hinting and allocator in one process: the agent of a GPU node.
 
@@ -126,12 +126,12 @@ def node(environment: dict[str, str]) -> None:
       topoalign node --nats nats://hub:4222
       topoalign node --machine dgx-a100 --kubelet-dir "" --state-dir ./state
     """
-    run(NODE, on_a_node(environment))
+    run_process(NODE, on_a_node(environment))
 
 
-@click.command()
+@click.command("discovery")
 @settings("machine", "node", "config")
-def discovery(environment: dict[str, str]) -> None:
+def run_discovery(environment: dict[str, str]) -> None:
     """
     Run only the service that reads the hardware.
 
@@ -139,12 +139,12 @@ def discovery(environment: dict[str, str]) -> None:
     Examples:
       topoalign discovery --nats nats://hub:4222
     """
-    run(("discovery",), environment)
+    run_process(("discovery",), environment)
 
 
-@click.command()
+@click.command("hinting")
 @settings("node")
-def hinting(environment: dict[str, str]) -> None:
+def run_hinting(environment: dict[str, str]) -> None:
     """
     Run only the service that answers hint questions.
 
@@ -152,12 +152,12 @@ def hinting(environment: dict[str, str]) -> None:
     Examples:
       topoalign hinting --nats nats://hub:4222
     """
-    run(("hinting",), environment)
+    run_process(("hinting",), environment)
 
 
-@click.command()
+@click.command("allocator")
 @settings(*ALLOCATING)
-def allocator(environment: dict[str, str]) -> None:
+def run_allocator(environment: dict[str, str]) -> None:
     """
     Run only the service that gives devices to containers.
 
@@ -165,12 +165,12 @@ def allocator(environment: dict[str, str]) -> None:
     Examples:
       topoalign allocator --nats nats://hub:4222 --kubelet-dir /var/lib/kubelet/device-plugins
     """
-    run(("allocator",), environment)
+    run_process(("allocator",), environment)
 
 
-@click.command()
+@click.command("mps")
 @settings("config", everywhere=("http", "log_format", "log_level"))
-def mps(environment: dict[str, str]) -> None:
+def run_mps(environment: dict[str, str]) -> None:
     """
     Run NVIDIA's MPS daemons: one for each resource whose GPUs the configuration shares by MPS.
 
@@ -183,12 +183,12 @@ def mps(environment: dict[str, str]) -> None:
     """
     from topoalign.runtime.memory_bus import MemoryBus  # for this command alone
 
-    run(("mps",), environment, bus=MemoryBus())
+    run_process(("mps",), environment, bus=MemoryBus())
 
 
-@click.command()
+@click.command("registry")
 @settings()
-def registry(environment: dict[str, str]) -> None:
+def run_registry(environment: dict[str, str]) -> None:
     """
     Run only the service that folds the facts of the cluster and answers over HTTP.
 
@@ -196,4 +196,4 @@ def registry(environment: dict[str, str]) -> None:
     Examples:
       topoalign registry --nats nats://hub:4222 --http 127.0.0.1:8470
     """
-    run(("registry",), environment)
+    run_process(("registry",), environment)

@@ -31,13 +31,16 @@ class NothingHere(TopoalignError):
         super().__init__(f"this machine has nothing to show: {finding}", PLAY)
 
 
-def played() -> str:
-    """The described machine that `read` reads in place of the hardware, as TOPOALIGN_MACHINE says; empty: the hardware."""
+def configured_machine() -> str:
+    """
+    The described machine of TOPOALIGN_MACHINE that `read_inventory` reads instead of the hardware; empty: the
+    hardware.
+    """
     real = os.environ.get(PREFIX + "DRIVER") in ("nvml", "sysfs")
     return "" if real else os.environ.get(PREFIX + "MACHINE", "")
 
 
-def read() -> Inventory:
+def read_inventory() -> Inventory:
     """
     The GPUs and NICs of this machine, as discovery would read them with this environment.
 

@@ -56,26 +56,26 @@ def topo(
     if machine is not None:
         from topoalign.machines import load_machine  # the readers are not needed for a running node
 
-        show(load_machine(machine).topology, {}, wide, as_json)
+        print_topology(load_machine(machine).topology, {}, wide, as_json)
     else:
         from topoalign.cli import link  # brings in what talks to the network
 
-        status = link.discovered_or_read(node, nats, os.environ)
+        status = link.discovered_or_read_topology(node, nats, os.environ)
         used_by = {device: ", ".join(pods) for device, pods in status.holders.items()}
-        show(status.topology, used_by, wide, as_json)
+        print_topology(status.topology, used_by, wide, as_json)
 
 
-def show(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:
+def print_topology(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:
     """
     Print a topology as a matrix or as JSON; degraded GPUs are named on stderr, so that the matrix is nvidia-smi's.
     `used_by`: device -> its holders, for the wide form.
     """
     if as_json:
-        output.document(topology)
+        output.print_json(topology)
         return
     from topoalign.machines.nvidia_smi_print import print_matrix  # JSON needs no printer
 
-    output.say(print_matrix(topology, wide, used_by).removesuffix("\n"))
+    output.print_line(print_matrix(topology, wide, used_by).removesuffix("\n"))
     for gpu, finding in degraded_gpus(topology).items():
         output.note(f"GPU{topology.gpu_by_id[gpu].index} is degraded: {finding}")
 
@@ -103,9 +103,9 @@ def import_machine(source: str, target: Path | None) -> None:
     from topoalign.machines import document, load_machine  # as above
 
     machine = load_machine(source)
-    written = output.escaped(document.encode(machine))
+    written = output.escape_json(document.encode_machine(machine))
     if target is None:
-        output.say(written.removesuffix("\n"))
+        output.print_line(written.removesuffix("\n"))
         return
     target.write_text(written, "utf-8")
     output.note(f"{clean(str(target), 200)}: {clean(machine.name)}, {machine.topology.describe()}")

@@ -22,25 +22,25 @@ from topoalign.cli import output, running
 from topoalign.cli.doctor import why_no_driver
 from topoalign.cli.serve import ALLOCATING, NODE, settings
 from topoalign.core.model.errors import clean
-from topoalign.plugin_config import nvidia
-from topoalign.runtime.ending import run_until_signal
+from topoalign.plugin_config import nvidia_fields
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, apply_stores
 from topoalign.runtime.nats_server import NatsServerFailed, local_nats
-from topoalign.runtime.runner import Running, run_services
+from topoalign.runtime.runner import RunningServices, run_services
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
+from topoalign.runtime.shutdown import run_until_signal
 from topoalign.runtime.tasks import background
 
 ALL = (*NODE, "registry")
 MACHINE = "dgx-a100"
-"""What `up` plays where there is no GPU driver."""
+"""The machine that `up` simulates without a GPU driver."""
 HTTP_PORT = 8470
-"""Where `up` serves HTTP, if it is free."""
+"""The port of the HTTP pages, if it is free."""
 NATS_PORT = 4222
-"""Where its NATS listens, if it is free: where every NATS client looks first."""
+"""The port of its NATS, if it is free: the default of every NATS client."""
 READY_TRIES = 500
 READY_PAUSE = 0.02
-"""How often, and with how many seconds between, `up` looks whether it is ready before it says so."""
+"""How often, and with how many seconds between, `up` checks whether it is ready before it reports so."""
 
 
 @click.command()
@@ -58,7 +58,7 @@ def up(environment: dict[str, str]) -> None:
       topoalign up --machine pasted.txt --policy restricted
     """
     defaults = {PREFIX + "LOG_LEVEL": "warning", PREFIX + "NATS_WAIT": "10"}
-    environment = {**defaults, **nvidia.left_out(environment)}
+    environment = {**defaults, **nvidia_fields.drop_nvidia_variables(environment)}
     if PREFIX + "HTTP_PORT" not in environment:
         environment[PREFIX + "HTTP_PORT"] = str(HTTP_PORT if is_free(HTTP_PORT) else 0)
     if PREFIX + "MACHINE" not in environment and why_no_driver() is not None:
@@ -66,11 +66,11 @@ def up(environment: dict[str, str]) -> None:
     runtime = from_environment(RuntimeSettings, environment)
     configure_logging(runtime.log_format, runtime.log_level)
     with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
-        run_until_signal(partial(serve_all, environment, Path(scratch)))
+        run_until_signal(partial(serve_with_nats, environment, Path(scratch)))
 
 
-async def serve_all(environment: dict[str, str], scratch: Path) -> None:
-    """Runs everything with what is missing in `environment` put below `scratch`."""
+async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
+    """Runs all services, with a NATS of their own if `environment` has none; its files are below `scratch`."""
     environment = {PREFIX + "STATE_DIR": str(scratch / "state"), **environment}
     async with AsyncExitStack() as servers:
         if PREFIX + "NATS_URL" not in environment:
@@ -81,14 +81,14 @@ async def serve_all(environment: dict[str, str], scratch: Path) -> None:
         with ExitStack() as while_running:
             async with background() as tasks:
 
-                def ready(running: Running) -> None:
+                def ready(running: RunningServices) -> None:
                     tasks.start_soon(welcome_once_ready, running, environment, while_running)
 
                 await run_services(ALL, environment, ready=ready, signals=False)
 
 
 async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
-    """Starts NATS on this port of the loopback, on any other where it is taken; its URL. Raises NatsServerFailed."""
+    """Starts NATS on this port of the loopback, or on another if it is taken. Returns its URL. Raises NatsServerFailed."""
     if is_free(port):
         with suppress(
             NatsServerFailed
@@ -97,19 +97,21 @@ async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
     return await servers.enter_async_context(local_nats(scratch / "nats-elsewhere"))
 
 
-async def welcome_once_ready(running: Running, environment: Mapping[str, str], while_running: ExitStack) -> None:
-    """Waits until the first fact has gone all the way: whoever reads the welcome may rely on what it says."""
+async def welcome_once_ready(
+    running: RunningServices, environment: Mapping[str, str], while_running: ExitStack
+) -> None:
+    """Prints the welcome once the first fact has reached the registry, so that all of its commands work."""
     for _ in range(READY_TRIES):
         if await anyio.to_thread.run_sync(is_ready, running, abandon_on_cancel=True):
             break
         await anyio.sleep(READY_PAUSE)
     else:
-        output.note(f"not ready yet: {running.http}/readyz?verbose says why")
+        output.note(f"not ready yet: {running.http}/readyz?verbose shows why")
     welcome(running, environment, while_running)
 
 
-def is_ready(ready: Running) -> bool:
-    """Whether every check is content, and the registry has the node with its hardware and its allocator."""
+def is_ready(ready: RunningServices) -> bool:
+    """Whether every check passes, and the registry has the node with its hardware and its allocator."""
     try:
         with urlopen(f"{ready.http}/readyz", timeout=1):  # noqa: S310  # our own address
             pass
@@ -120,11 +122,11 @@ def is_ready(ready: Running) -> bool:
     return any(node["name"] == ready.node and node["source"] and not node["stale"] for node in listed)
 
 
-def welcome(ready: Running, environment: Mapping[str, str], while_running: ExitStack) -> None:
-    """Says where everything is and what to try, and lets other terminals find it."""
+def welcome(ready: RunningServices, environment: Mapping[str, str], while_running: ExitStack) -> None:
+    """Prints the addresses and commands to try, and lets other terminals find them."""
     assert ready.nats is not None and ready.http is not None, "`up` has both"
-    found = running.Running(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
-    while_running.enter_context(running.announced(found, environment))
+    found = running.RunningUp(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
+    while_running.enter_context(running.announce_running(found, environment))
     machine = environment.get(PREFIX + "MACHINE")
     output.note(
         f"node    {clean(ready.node)}" + (f", with the described machine {clean(machine, 200)}" if machine else "")

@@ -1,4 +1,4 @@
-"""`topoalign version`: what is installed here."""
+"""`topoalign version`: the versions of the installed packages."""
 
 import platform
 from importlib import metadata
@@ -18,12 +18,12 @@ def version(as_json: bool) -> None:
     packages = {name: installed(name) for name in STANDS_ON}
     ours = metadata.version("topoalign")
     if as_json:
-        output.document({"topoalign": ours, "python": platform.python_version(), "packages": packages})
+        output.print_json({"topoalign": ours, "python": platform.python_version(), "packages": packages})
         return
-    output.say(f"topoalign {ours}")
-    output.say(f"Python {platform.python_version()} ({platform.system()} {platform.machine()})")
+    output.print_line(f"topoalign {ours}")
+    output.print_line(f"Python {platform.python_version()} ({platform.system()} {platform.machine()})")
     for name, found in packages.items():
-        output.say(f"{name} {found or 'not installed'}")
+        output.print_line(f"{name} {found or 'not installed'}")
 
 
 def installed(package: str) -> str | None:

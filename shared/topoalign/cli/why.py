@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from topoalign.cli import cluster, options
-from topoalign.cli.allocate import pod_name, pod_request, request_options
-from topoalign.cli.cluster import FILE, ClusterOptions, ask, of_cluster, show_why
-from topoalign.cli.explain import AskedPod, checked, pod_in, rules_alone
+from topoalign.cli import options, whole_cluster
+from topoalign.cli.allocation_commands import pod_name, pod_request, request_options
+from topoalign.cli.explain import AskedPod, check_pod_manifest, pod_in, rules_alone
+from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_why
 from topoalign.core.model.errors import Unavailable, clean
 
 
@@ -43,7 +43,7 @@ def why(
     Show why a pod fits on no node of the cluster, and what would make it fit.
 
     Every node is asked what its kubelet would decide now. POD is a pod of Kubernetes, NAMESPACE/NAME, which kubectl reads;
-    else the options or a manifest say what is asked for. If it fits nowhere, the exit code is 4.
+    else the options or a manifest describe the pod. If it fits nowhere, the exit code is 4.
 
     The nodeSelector, node affinity and tolerations of POD or the manifest are applied to the nodes that kubectl shows.
 
@@ -59,7 +59,7 @@ def why(
         pod = pod_of_kubernetes(name, pod_file, asked)
     else:
         pod = AskedPod(*pod_request(**asked)) if pod_file is None else pod_in(pod_file, **asked)
-    return show_why(*ask(nats, whole, *pod, as_json=as_json), as_json)
+    return show_why(*ask_cluster(nats, whole, *pod, as_json=as_json), as_json)
 
 
 def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -> AskedPod:
@@ -76,7 +76,7 @@ def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -
     from topoalign.kubelet.files import documents, manifest  # brings in YAML
 
     try:
-        shown = cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
-    except cluster.KubectlFailed as error:
+        shown = whole_cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
+    except whole_cluster.KubectlFailed as error:
         raise PodUnknown(name, error.finding) from error
-    return checked(manifest.read_manifest(documents.read(shown, "the answer of kubectl")), rules)
+    return check_pod_manifest(manifest.read_manifest(documents.parse_document(shown, "the answer of kubectl")), rules)

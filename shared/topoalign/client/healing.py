@@ -1,8 +1,8 @@
 """
 Asks the allocators of nodes with missing events for snapshots, which come over the stream.
 
-An allocator is asked again when no snapshot came that made its node whole: ever more rarely where it promised one, and
-never more often than `MOST_ASKS`, because it may be another one's forged facts that make the gaps.
+An allocator is asked again when no snapshot has closed the gap. The interval grows if it promised one, and the number of
+requests is limited by `MOST_ASKS`, because another client's forged facts may cause the gaps.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.client.fold import Believed, Fold
+from topoalign.client.node_folds import Believed, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
@@ -23,30 +23,33 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import backoff_seconds
 
 SNAPSHOT_SECONDS = 1.0
-"""For an allocator to announce itself anew. One that is down is known at once; only one that hangs takes this long."""
+"""Time-out of a request for a snapshot. One that is down is known at once; only one that hangs takes this long."""
 ASK_AGAIN_SECONDS = 6.0
-"""Until what did not come is asked for again: a snapshot, or the end of a stream. Longer than a follower bears silence."""
+"""
+Until a snapshot or the end of a stream that did not come is requested again. Longer than the silence a follower allows.
+"""
 LONGEST_ASK_AGAIN_SECONDS = 600.0
 """
-A snapshot that comes and is of no use is asked for ever more rarely, at last so often: an allocator of another version
-writes its journal anew for each.
+Upper bound of the backoff after snapshots that do not close the gap: an allocator of another version rewrites its journal
+for each.
 """
 MOST_ASKS = 10
-"""So often an allocator is asked for a snapshot within ASK_AGAIN_SECONDS, however many forged facts make gaps meanwhile."""
+"""Requests to one allocator within ASK_AGAIN_SECONDS, however many gaps forged facts make meanwhile."""
 
 LONGEST_SILENT_SECONDS = 60.0
-"""One that does not answer is asked ever more rarely, at last so often. When it begins it says its snapshot unasked."""
+"""Upper bound of the backoff for an allocator that does not answer. When it starts, it publishes its snapshot unasked."""
 ASKED_AT_ONCE = 256
+"""Allocators that are asked at the same time."""
 MOST_DUE = 1024
-"""Allocators that are asked at the same time, and before the next events are read: forged facts name thousands of nodes."""
+"""Allocators that are asked before the next events are read: forged facts can name thousands of nodes."""
 EACH_SECONDS = 1e-5
-"""All broken nodes are looked at again after so long for each: with thousands of them not at every event."""
+"""All broken nodes are checked again after this time for each of them: with thousands of them, not at every event."""
 
 log = structlog.get_logger("topoalign.client")
 
 
 class Healer:
-    """Asks on behalf of one client."""
+    """Requests snapshots for one client."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
@@ -81,7 +84,7 @@ class Healer:
             await self._ask(fold, node)
 
     async def _ask(self, fold: Fold, node: NodeName) -> None:
-        """Once, unless the node's allocator was asked too often of late: then when it is looked at again."""
+        """Asks once, unless the node's allocator was asked `MOST_ASKS` times recently."""
         if node not in fold.broken:  # a snapshot came in the meantime
             return
         now = self._clock.monotonic()
@@ -99,7 +102,7 @@ class Healer:
                 fold.promise(node, *wire.answered(answer, tuple[int, int]))
                 fold.of(node).silent = 0
         except (Unavailable, BadRequest, NoFit) as error:
-            # It may be gone for good, and its last events be there for a month.
+            # The node may be gone for good, and its last events stay in the stream for a month.
             if node in fold:
                 if not fold.of(node).silent:
                     log.info("no snapshot yet", node=node, finding=error.finding)

@@ -22,10 +22,10 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.client.fold import Counts, Delivery, Fold, abridged, made_up, time_of
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
+from topoalign.client.node_folds import Counts, Delivery, Fold, current_snapshot, drop_usage_content, time_of
 from topoalign.client.superseded import KeptNodes, Superseded, newest_snapshots
-from topoalign.client.verifying import Unsettled, Verifier, kind_of
+from topoalign.client.verifying import Unsettled, Verifier, reading_kind
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BusRefused,
@@ -42,17 +42,14 @@ from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import newer
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.request_turns import Turns
-
-# How far behind its streams a subscriber is, and a log line when it begins and ends to be slow.
-
+from topoalign.runtime.request_turns import TaskTurns
 
 MOST_WAITING = 1_000
-"""Messages behind which a subscriber that was up to date is told that it is slow: some ten thousand are read in a second."""
+"""Waiting messages above which a subscriber that was up to date counts as slow: some ten thousand are read in a second."""
 
 
-class Pace:
-    """The pace of one client."""
+class Backlog:
+    """How far one client is behind its streams."""
 
     def __init__(self) -> None:
         self.waiting: dict[Stream, int] = {}
@@ -60,7 +57,7 @@ class Pace:
         self._slow: set[Stream] = set()
 
     def note(self, stream: Stream, received: Received, *, up_to_date: bool) -> None:
-        """Says once when a subscriber that was up to date has fallen behind, and once when it has caught up."""
+        """Logs once when a subscriber that was up to date has fallen behind, and once when it has caught up."""
         self.waiting[stream] = received.waiting
         if received.waiting > MOST_WAITING and up_to_date and stream not in self._slow:
             self._slow.add(stream)
@@ -68,9 +65,6 @@ class Pace:
         elif not received.waiting and stream in self._slow:
             self._slow.discard(stream)
             log.info("subscriber has caught up", stream=stream, position=received.position)
-
-
-# Puts messages that cannot be read on the dead-letter stream, with the reason.
 
 
 LONGEST_HEADER = 300
@@ -85,11 +79,11 @@ KNOWN_HEADERS = (
     "ce-datacontenttype",
     "traceparent",
 )
-"""What a dead letter keeps of the headers it was found with: those that events have."""
+"""The headers that a dead letter keeps of its message: those that events have."""
 
 
 class DeadLetters:
-    """Those of one client."""
+    """Puts messages that one client cannot decode on the dead-letter stream, with the reason."""
 
     def __init__(self, bus: Bus, clock: Clock, name: str, counts: Counts) -> None:
         """`name`: of the client; the letters carry it."""
@@ -131,13 +125,14 @@ def dead_letter(service: str, message: Message, error: TopoalignError, time: flo
 
 AT_ONCE = 256
 AT_ONCE_BYTES = 4 * 2**20
-"""Messages of the past that are taken at once: so many, or the first of them whose bodies have so many bytes."""
+"""Messages of the past that are taken at once: at most so many, and at most so many bytes of bodies."""
 PAUSE = 0.2
+"""Seconds between two questions for the end of a stream while the bus is away."""
 LONG_PAUSE = 5.0
-"""Seconds between two tries to learn where a stream ends, from a bus that is away and from one that refuses."""
+"""Seconds between two questions for the end of a stream while the bus refuses the answer."""
 
 Facts = AsyncGenerator[tuple[Received, Delivery], None]
-"""Messages with what they say."""
+"""Messages with their decoded events."""
 
 log = structlog.get_logger("topoalign.client")
 
@@ -154,13 +149,13 @@ class Client:
         """
         self.counts = Counts()
         self.unread: dict[Stream, int] = {}
-        """Of each stream that is followed: how far away the end of its past still is; 0 once all of it was handed over."""
+        """Stream -> positions until the end of its past; 0 once all of the past was delivered."""
         self._bus = bus
         self._clock: Clock = clock or SystemClock()
         self._bodies = bodies
         self._usage = usage
-        self._pace = Pace()
-        self._turns = Turns(self._clock)
+        self._backlog = Backlog()
+        self._turns = TaskTurns(self._clock)
         self._shapes = Shapes()
         self._letters = DeadLetters(bus, self._clock, name, self.counts)
         self._healer = Healer(bus, self._clock)
@@ -170,19 +165,20 @@ class Client:
     @property
     def waiting(self) -> Mapping[Stream, int]:
         """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
-        return self._pace.waiting
+        return self._backlog.waiting
 
     @property
     def unsettled(self) -> Unsettled:
-        """The nodes of which it is not certain now what is allocated."""
+        """The nodes whose allocations are not certain now."""
         return self._verifier.unsettled
 
     async def verify(self, node: NodeName, within: float = SNAPSHOT_SECONDS) -> None:
         """
-        Compares what is believed of a node, by each `allocations` and `nodes` that is iterated over, with what its allocator
-        stands by. Where they differ, the node's services are asked to say it anew: then `Delivery.anew` of a snapshot tells
-        that it replaces what was received, and topology and health come under a new epoch. Raises Unavailable if the
-        allocator does not answer.
+        Compares the view of a node in each running `allocations` and `nodes` with what its allocator confirms.
+
+        Where they differ, the node's services are asked to publish again: a snapshot then has `Delivery.anew` and replaces
+        what was received, and topology and health come under a new epoch. Raises Unavailable if the allocator does not
+        answer.
         """
         await self._verifier.verify(node, within)
         self.kept.confirm(node)
@@ -196,14 +192,14 @@ class Client:
         `since` None begins with one AllocationsSnapshot per node that stands for all before it. Else the events after
         that position follow; where the stream does not reach back, or does not reach that far, snapshots fill the gap.
         `superseded` False leaves out the past events for which a later snapshot of their node stands (`superseded`).
-        To leave the loop early, wrap this in `contextlib.aclosing`. Raises nothing: whatever the bus has against it is
-        logged and tried again.
+        To leave the loop early, wrap this in `contextlib.aclosing`. Raises nothing: errors of the bus are logged, and the
+        call is repeated.
         """
         subject = wire.allocation_subjects(node)
-        newest = await self._newest(Stream.ALLOCATIONS, subject)
+        newest = await self._find_end(Stream.ALLOCATIONS, subject)
         resumed = since is not None and since <= newest
         known_until = since if since is not None and resumed else newest
-        passed_over = Superseded({} if superseded else await self._newest_snapshots(node, newest))
+        passed_over = Superseded({} if superseded else await self._find_newest_snapshots(node, newest))
         fold = Fold(self.counts)
         position = 0
         announced = resumed
@@ -212,7 +208,9 @@ class Client:
                 if position >= newest:
                     if passed_over.missed:
                         passed_over = Superseded({})
-                        async with aclosing(self._folded(fold, self._past(subject, newest), known_until)) as missed:
+                        async with aclosing(
+                            self._fold_facts(fold, self._read_past(subject, newest), known_until)
+                        ) as missed:
                             async for delivery in missed:
                                 yield delivery
                     if not announced:
@@ -220,10 +218,12 @@ class Client:
                         for snapshot in fold.snapshots():
                             await self._turns.give()
                             if snapshot.node in fold:  # else it was forgotten meanwhile
-                                yield made_up(snapshot, fold.of(snapshot.node).state, newest, self._clock.wall())
+                                yield current_snapshot(
+                                    snapshot, fold.of(snapshot.node).state, newest, self._clock.wall()
+                                )
                     await self._healer.heal(fold)
                 self.unread[Stream.ALLOCATIONS] = max(0, newest - position)
-                for received in await self._some(messages, position, newest, patient=not fold.broken):
+                for received in await self._take_some(messages, position, newest, patient=not fold.broken):
                     end = await self._end_after(received, Stream.ALLOCATIONS, subject, position, newest)
                     if end is not None:
                         announced = announced and position >= known_until
@@ -235,14 +235,16 @@ class Client:
                     position = received.position
                     if passed_over.has(received):
                         continue
-                    async with aclosing(self._folded(fold, self._said(received, passed_over), known_until)) as news:
+                    async with aclosing(
+                        self._fold_facts(fold, self._decode_with_passed_over(received, passed_over), known_until)
+                    ) as news:
                         async for delivery in news:
                             yield delivery
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Delivery, None]:
         """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
         subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.token(node)}"
-        newest = await self._newest(Stream.NODES, subject)
+        newest = await self._find_end(Stream.NODES, subject)
         known: dict[tuple[NodeName, str], Delivery] = {}
         position = 0
         announced = False
@@ -254,7 +256,7 @@ class Client:
                         await self._turns.give()
                         yield old
                 self.unread[Stream.NODES] = max(0, newest - position)
-                for received in await self._some(messages, position, newest):
+                for received in await self._take_some(messages, position, newest):
                     end = await self._end_after(received, Stream.NODES, subject, position, newest)
                     newest = newest if end is None else end
                     if received is None:
@@ -263,7 +265,7 @@ class Client:
                     delivery = await self._decode(Stream.NODES, received)
                     if delivery is None or not isinstance(delivery.event, Reading):
                         continue
-                    key = (delivery.event.node, kind_of(delivery.event))
+                    key = (delivery.event.node, reading_kind(delivery.event))
                     had = known.get(key)
                     if (
                         had is not None
@@ -271,14 +273,14 @@ class Client:
                         and newer(had.event, delivery.event) is had.event
                     ):
                         self.counts.repeated += 1
-                        self._verifier.look_twice(had, delivery)
+                        self._verifier.compare_revisions(had, delivery)
                         continue
                     known[key] = delivery
                     if announced:
                         yield delivery
 
-    async def _newest(self, stream: Stream, subject: str) -> int:
-        """Where the past ends: what comes later is news. Waits for the bus."""
+    async def _find_end(self, stream: Stream, subject: str) -> int:
+        """The position where the past ends; later messages are news. Waits for the bus."""
         refusal = ""
         while True:
             try:
@@ -296,22 +298,22 @@ class Client:
         self, received: Received | None, stream: Stream, subject: str, position: int, newest: int
     ) -> int | None:
         """
-        Where the past ends now, if the stream went back after `position`, else None.
+        The position where the past ends now, if the stream went back after `position`, else None.
 
-        Seen by a position that was there before, or by a past that does not come and is shorter than it was.
+        A stream has gone back if a position comes a second time, or if the past does not come and is shorter than it was.
         """
         back = received is not None and received.position <= position
         if not back and (received is not None or position >= newest):
             return None
-        end = await self._newest(stream, subject)
+        end = await self._find_end(stream, subject)
         return end if back or end < newest else None
 
-    async def _some(
+    async def _take_some(
         self, messages: AsyncIterator[Received], position: int, newest: int, *, patient: bool = True
     ) -> Sequence[Received | None]:
         """
-        The next message after `position`; of the past, which is already there, several. One None when it is time to ask
-        again for what did not come. `patient`: nothing is asked for again once the past has come.
+        The next message after `position`, or several of the past, which are already there. Returns `[None]` when it is time
+        to request again what did not come. `patient`: wait without limit once the past has come.
         """
         if patient and position >= newest:
             return [await anext(messages)]
@@ -327,41 +329,39 @@ class Client:
                 position = received.position
         return some or [None]
 
-    async def _newest_snapshots(self, node: NodeName | None, newest: int) -> Mapping[NodeName, int]:
-        """Node -> the position of its newest snapshot, as far as that can be told of the past up to this position."""
+    async def _find_newest_snapshots(self, node: NodeName | None, newest: int) -> Mapping[NodeName, int]:
+        """Node -> the position of its newest snapshot in the past up to this position; empty where that is not certain."""
         subject = wire.allocation_subjects(node, "snapshot")
-        end = min(newest, await self._newest(Stream.ALLOCATIONS, subject))
+        end = min(newest, await self._find_end(Stream.ALLOCATIONS, subject))
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
             return await newest_snapshots(messages, end, ASK_AGAIN_SECONDS, self._turns)
 
-    async def _folded(self, fold: Fold, facts: Facts, known_until: int) -> AsyncGenerator[Delivery, None]:
-        """The news among these facts, which are folded, as far as they come after this position."""
+    async def _fold_facts(self, fold: Fold, facts: Facts, known_until: int) -> AsyncGenerator[Delivery, None]:
+        """Folds these facts and yields the news among them that come after this position."""
         async with aclosing(facts):
             async for received, delivery in facts:
-                if await self._news(fold, received, delivery) and received.position > known_until:
+                if await self._apply(fold, received, delivery) and received.position > known_until:
                     state = fold.of(delivery.event.node).state
                     yield msgspec.structs.replace(delivery, state=state, anew=fold.anew)
 
-    async def _said(self, received: Received, passed_over: Superseded) -> Facts:
-        """
-        A message with what it says; before it all those of its node that were passed over, if it does not come after them.
-        """
+    async def _decode_with_passed_over(self, received: Received, passed_over: Superseded) -> Facts:
+        """Decodes a message. If it does not come after the facts of its node that were passed over, yields those first."""
         delivery = await self._decode(Stream.ALLOCATIONS, received)
         if delivery is None or not isinstance(delivery.event, LedgerFact):
             return
         if not passed_over.is_newest(delivery.event):
             subject = wire.allocation_subjects(delivery.event.node)
-            async with aclosing(self._past(subject, delivery.position - 1)) as before:
+            async with aclosing(self._read_past(subject, delivery.position - 1)) as before:
                 async for each in before:
                     yield each
         yield received, delivery
 
-    async def _past(self, subject: str, end: int) -> Facts:
-        """The messages up to the position `end`, each with what it says. Ends early where one does not come."""
+    async def _read_past(self, subject: str, end: int) -> Facts:
+        """The decoded messages up to the position `end`. Ends early where one does not come."""
         position = 0
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
             while position < end:
-                for received in await self._some(messages, position, end):
+                for received in await self._take_some(messages, position, end):
                     if received is None or not position < received.position <= end:
                         return
                     position = received.position
@@ -370,8 +370,8 @@ class Client:
                         yield received, delivery
 
     async def _decode(self, stream: Stream, received: Received) -> Delivery | None:
-        """What a message says, if it says something to this version."""
-        self._pace.note(stream, received, up_to_date=not self.unread.get(stream))
+        """Decodes a message; None for an event of a later version, and for one that cannot be decoded."""
+        self._backlog.note(stream, received, up_to_date=not self.unread.get(stream))
         await self._turns.give()
         try:
             event = wire.decode(received.message)
@@ -381,17 +381,17 @@ class Client:
         except Undecodable as error:
             await self._letters.put(stream, received, error)
             return None
-        self.kept.hear(event.node)
+        self.kept.note(event.node)
         if isinstance(event, TopologyDiscovered):
             event = msgspec.structs.replace(event, topology=self._shapes.interned(event.topology))
         left_out = b""
         if isinstance(event, UsageObserved) and not self._usage:
-            event, left_out = abridged(event)
+            event, left_out = drop_usage_content(event)
         body = received.message.body if self._bodies else b""
         time = time_of(received.message)
         return Delivery(event=event, position=received.position, time=time, body=body, left_out=left_out)
 
-    async def _news(self, fold: Fold, received: Received, delivery: Delivery) -> bool:
+    async def _apply(self, fold: Fold, received: Received, delivery: Delivery) -> bool:
         try:
             return fold.apply(delivery.event)
         except Contradiction as error:

@@ -1,5 +1,5 @@
 """
-Tells which facts of a stream a later snapshot of their node stands for, so that a reader of much need not fold them.
+Finds the facts of a stream for which a later snapshot of their node stands, so that a reader of a long stream skips them.
 
 The rule: the snapshots of the stream are folded alone, by the rules for all facts (`Fold`). The last one of a node that
 is believed is its newest, and the facts that were stored before it are superseded. They are not decoded; but the epoch and
@@ -19,20 +19,20 @@ from contextlib import suppress
 import anyio
 import structlog
 
-from topoalign.client.fold import Counts, Fold
+from topoalign.client.node_folds import Counts, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.events import LARGEST_NUMBER, AllocationsSnapshot, LedgerFact
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message, Received
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 
 Place = tuple[int, int]
 """Epoch and seq."""
 
 
 class Superseded:
-    """The superseded facts of one reading of a stream, which is told of its messages in order."""
+    """Recognises superseded facts while one stream is read in order."""
 
     def __init__(self, newest: Mapping[NodeName, int]) -> None:
         """`newest`: node -> the position of its newest snapshot."""
@@ -47,7 +47,7 @@ class Superseded:
         token = received.message.subject.split(".", 4)[3]  # of allocation_subjects
         if received.position >= self._newest.get(token, 0):
             return False
-        place = place_of(received.message)
+        place = message_position(received.message)
         if place > self._highest.get(token, (-1, -1)):
             self._highest[token] = place
         return True
@@ -75,8 +75,8 @@ class Superseded:
         self._newest.clear()
 
 
-def place_of(message: Message) -> Place:
-    """Epoch and seq of a fact by its id, without decoding it; the highest possible where the id does not tell them."""
+def message_position(message: Message) -> Place:
+    """Epoch and seq from the id of a fact, without decoding it; the highest possible where the id does not contain them."""
     try:
         parts = message.headers["Nats-Msg-Id"].split(".", 4)
         return int(parts[2]), int(parts[3])
@@ -85,7 +85,7 @@ def place_of(message: Message) -> Place:
 
 
 async def newest_snapshots(
-    messages: AsyncIterator[Received], end: int, patience: float, turns: Turns
+    messages: AsyncIterator[Received], end: int, patience: float, turns: TaskTurns
 ) -> dict[NodeName, int]:
     """
     Node -> the position of its newest snapshot, of those up to the position `end`. Empty if the stream went back, or if a
@@ -103,62 +103,60 @@ async def newest_snapshots(
             return {}
         position = received.position
         await turns.give()
-        with suppress(Undecodable, wire.UnknownEvent):  # whoever reads everything tells of it
+        with suppress(Undecodable, wire.UnknownEvent):  # the reader of the whole stream counts and reports it
             event = wire.decode(received.message)
-            kept.hear(event.node)
+            kept.note(event.node)
             if fold.apply(event):
                 newest[event.node] = position
     return newest
 
 
-# Bounds of how many nodes something is kept.
-#
-# Whoever may publish on the subjects of nodes can invent names of nodes. A node is confirmed once a service of it has
-# answered; the others are strangers, as a node is that has just begun. Of strangers `MOST_STRANGERS` are kept: of one
-# more, that is forgotten of which nothing was received for longest. What it says later is received as if it had said nothing
-# before.
-
-
-MOST_STRANGERS = 20_000
-"""Four times the nodes of a large cluster, which all are strangers until they are asked. Each takes some kilobytes."""
+MOST_UNKNOWN_NODES = 20_000
+"""Four times the nodes of a large cluster, which are all unknown until they are asked. Each takes some kilobytes."""
 
 log = structlog.get_logger("topoalign.client")
 
 
 class KeptNodes:
-    """The nodes of which something is kept, by name."""
+    """
+    Bounds the number of nodes whose facts are kept.
+
+    A client that may publish on the subjects of nodes can invent names of nodes. A node is confirmed once a service of it
+    has answered; until then it is unknown. At most `MOST_UNKNOWN_NODES` unknown nodes are kept: if there is one more, the
+    node that has published nothing for the longest time is forgotten. Later facts of it are received as its first ones.
+    """
 
     def __init__(self, *forgotten: Callable[[NodeName], object]) -> None:
-        """`forgotten`: each is told the nodes of which nothing is kept from now on."""
+        """`forgotten`: each is called with a node that is forgotten."""
         self.forgotten = [*forgotten]
         self.dropped = 0
-        """Strangers that were forgotten because there were too many."""
+        """Unknown nodes that were forgotten because there were too many."""
         self._confirmed: set[NodeName] = set()
-        self._strangers: dict[NodeName, None] = {}
-        """Of which something was received longest ago first."""
+        self._unknown: dict[NodeName, None] = {}
+        """In the order of their last facts, the oldest first."""
 
-    def hear(self, node: NodeName) -> None:
-        """Something was known this node, so it is kept."""
+    def note(self, node: NodeName) -> None:
+        """Notes that something was received of this node."""
         if node in self._confirmed:
             return
-        self._strangers.pop(node, None)
-        self._strangers[node] = None
-        while len(self._strangers) > MOST_STRANGERS:
-            self._drop(next(iter(self._strangers)))
+        self._unknown.pop(node, None)
+        self._unknown[node] = None
+        while len(self._unknown) > MOST_UNKNOWN_NODES:
+            self._drop(next(iter(self._unknown)))
 
     def confirm(self, node: NodeName) -> None:
-        """A service of the node has answered."""
-        self._strangers.pop(node, None)
+        """Notes that a service of the node has answered."""
+        self._unknown.pop(node, None)
         self._confirmed.add(node)
 
-    def doubt(self, node: NodeName) -> None:
-        """It is a stranger, from now on or still."""
+    def unconfirm(self, node: NodeName) -> None:
+        """Makes the node an unknown one."""
         self._confirmed.discard(node)
-        self.hear(node)
+        self.note(node)
 
     def forget(self, node: NodeName) -> None:
-        """Nothing of this node is kept."""
-        self._strangers.pop(node, None)
+        """Drops everything that is kept of this node."""
+        self._unknown.pop(node, None)
         self._confirmed.discard(node)
         for each in self.forgotten:
             each(node)
@@ -167,7 +165,7 @@ class KeptNodes:
         if not self.dropped:
             log.warning(
                 "nodes that have never answered are forgotten: there are too many",
-                most=MOST_STRANGERS,
+                most=MOST_UNKNOWN_NODES,
                 node=node,
                 remedy="see who may publish on the subjects of nodes: only their own services should",
             )

@@ -12,9 +12,9 @@ the question. The rules:
 
 Two different facts with one number are a difference, too.
 
-If allocations differ, the node is in doubt (`Fold.doubt`) and its allocator is asked for a snapshot. The allocator
-reports topology and health as discovery confirmed them some seconds ago; so if those seem to differ, discovery is asked
-before a conclusion, and is then asked to publish both again, which it does under a new epoch.
+If allocations differ, the node is unconfirmed (`Fold.mark_unconfirmed`) and its allocator is asked for a snapshot. The
+allocator reports topology and health as discovery confirmed them some seconds ago; so if those seem to differ, discovery
+is asked before a conclusion, and is then asked to publish both again, which it does under a new epoch.
 
 If a difference remains after the writer has published again, the questions become less and less frequent: an allocator
 of another version may compute digests that this one cannot.
@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from topoalign.client.fold import REMEDY, Counts, Delivery, Fold, View
+from topoalign.client.node_folds import REMEDY, Counts, Delivery, Fold, View
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.events import Reading
@@ -37,12 +37,12 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import backoff_seconds
 
 WRITER_SECONDS = 1.0
-"""For the writer of a reading to answer."""
+"""Time-out of a question to the writer of a reading."""
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 320.0
-"""Seconds before what still differs is asked for again, doubled each time. The first is below the registry's period."""
+"""Seconds before a remaining difference is reported again, doubled each time. The first is below the registry's period."""
 MISSING = "facts of the allocator are missing"
-"""What is found of a view that stays behind; of a node that is known to be broken it is no news."""
+"""The finding about a view that stays behind. It is not reported of a node that is known to be broken."""
 
 T = TypeVar("T")
 Place = tuple[int, int]
@@ -57,21 +57,21 @@ log = structlog.get_logger("topoalign.client")
 
 
 class Unsettled(NamedTuple):
-    """Nodes of which it is not certain what is allocated."""
+    """Nodes whose allocations are not certain."""
 
     incomplete: frozenset[NodeName]
-    """Events are missing or on their way, or the allocator does not stand by what was received."""
-    twins: frozenset[NodeName]
-    """Two allocators speak for it, or did a moment ago."""
+    """Events are missing or under way, or the allocator does not confirm what was received."""
+    duplicate_agents: frozenset[NodeName]
+    """Two allocators publish for it, or did a moment ago."""
 
 
-def kind_of(reading: Reading) -> str:
-    """By the name that `WriterPosition.readings` has for it."""
+def reading_kind(reading: Reading) -> str:
+    """The name of a reading in `WriterPosition.readings`: `topology`, `health`, `usage`."""
     return wire.SUBJECTS[type(reading)][0].split(".")[0]
 
 
 class Verifier:
-    """Asks the services of a node what they stand by, and has said anew what is believed and not theirs."""
+    """Compares the views of a client with what a node's services confirm, and has them publish again what differs."""
 
     def __init__(self, bus: Bus, clock: Clock, counts: Counts, heal: Heal) -> None:
         self._bus = bus
@@ -80,40 +80,42 @@ class Verifier:
         self._heal = heal
         self._folds: list[Fold] = []
         self._known: list[Known] = []
-        """What is believed by the iterations under way."""
+        """The readings of each running iteration."""
         self._behind: dict[Key, Place] = {}
         """Readings that were behind their writer at the last question."""
         self._conflicts: dict[Key, Place] = {}
         """Readings of which two had the same epoch and revision: one of them is forged."""
         self._questions: dict[Key, tuple[Place | None, float, int]] = {}
-        """What differed at the last question -> where it was, when it was asked for, and how often so far."""
+        """Reading that differed at the last question -> its epoch and seq, when it was requested, and how often so far."""
 
     @property
     def unsettled(self) -> Unsettled:
-        """Of all folds that are compared."""
+        """The unsettled nodes of all folds that are compared."""
         broken = (fold.broken.keys() | fold.behind for fold in self._folds)
-        return Unsettled(frozenset().union(*broken), frozenset().union(*(fold.twins for fold in self._folds)))
+        return Unsettled(
+            frozenset().union(*broken), frozenset().union(*(fold.duplicate_agents for fold in self._folds))
+        )
 
     def of_fold(self, fold: Fold) -> AbstractAsyncContextManager[None]:
         """The fold is compared while the context is open."""
-        return among(self._folds, fold)
+        return listed_while_open(self._folds, fold)
 
     def of_readings(self, known: Known) -> AbstractAsyncContextManager[None]:
         """These readings are compared while the context is open."""
-        return among(self._known, known)
+        return listed_while_open(self._known, known)
 
-    def look_twice(self, had: Delivery, got: Delivery) -> None:
-        """Notes that two readings of a node have the same number and are not the same."""
+    def compare_revisions(self, had: Delivery, got: Delivery) -> None:
+        """Notes a conflict if two readings of a node have the same epoch and revision but differ."""
         one = had.event
         other = got.event
         if not isinstance(one, Reading) or not isinstance(other, Reading):
             return
         place = one.epoch, one.revision
         if place == (other.epoch, other.revision) and (one, had.left_out) != (other, got.left_out):
-            self._conflicts[one.node, kind_of(one)] = place
+            self._conflicts[one.node, reading_kind(one)] = place
 
     def forget(self, node: NodeName) -> None:
-        """Keeps nothing of this node, and lets nothing be kept that is compared."""
+        """Drops everything that is kept of this node, also in the folds and readings that are compared."""
         for fold in self._folds:
             fold.forget(node)
         for kind in ("allocations", *wire.READINGS):
@@ -123,7 +125,7 @@ class Verifier:
     async def verify(self, node: NodeName, within: float) -> None:
         """Raises Unavailable if the node's allocator does not answer."""
         views = [(fold, fold.view(node)) for fold in self._folds]
-        readings = [places_of(known, node) for known in self._known]
+        readings = [believed_positions(known, node) for known in self._known]
         position = await writer_position_of(self._bus, self._clock, node, within)
         if position.epoch:
             for fold, view in views:
@@ -132,29 +134,29 @@ class Verifier:
             await self._verify_readings(node, places, position.readings)
 
     async def _verify_allocations(self, fold: Fold, node: NodeName, view: View, position: WriterPosition) -> None:
-        finding = None if fold.is_in_doubt(node) else self._difference(fold, node, view, position)
+        finding = None if fold.is_unconfirmed(node) else self._find_difference(fold, node, view, position)
         if finding is not None and not (node in fold.broken and finding == MISSING):
-            fold.differ(node, finding)
-            fold.doubt(node, (position.epoch, position.seq))
+            fold.count_difference(node, finding)
+            fold.mark_unconfirmed(node, (position.epoch, position.seq))
         if node in fold.broken:
             await self._heal(fold)
 
-    def _difference(self, fold: Fold, node: NodeName, view: View, position: WriterPosition) -> str | None:
-        """Why the allocator does not stand by what was believed; None if it does, or if that cannot be told yet."""
+    def _find_difference(self, fold: Fold, node: NodeName, view: View, position: WriterPosition) -> str | None:
+        """Why the allocator does not confirm the view; None if it does, or if that is not certain yet."""
         place = (view.epoch, view.seq)
-        said = (position.epoch, position.seq)
+        confirmed_place = (position.epoch, position.seq)
         key = (node, "allocations")
-        if place == said and view.digest == position.digest:
+        if place == confirmed_place and view.digest == position.digest:
             self._questions.pop(key, None)
-            fold.agree(node)
+            fold.count_agreement(node)
             return None
-        if place == said:
-            # Where the snapshot itself has the allocator's digest, and not the one that is computed of it here, another
-            # snapshot will hardly help.
+        if place == confirmed_place:
+            # If the snapshot has the allocator's digest and the digest computed here differs, another snapshot is unlikely
+            # to help.
             if (view.claimed == position.digest or key in self._questions) and not self._is_due(key, None):
                 return None
             return "the same facts have another digest"
-        if place > said:
+        if place > confirmed_place:
             return "it is ahead of the allocator"
         if fold.of(node).behind == place:
             return MISSING
@@ -162,43 +164,49 @@ class Verifier:
         fold.behind.add(node)
         return None
 
-    async def _verify_readings(self, node: NodeName, places: Mapping[str, Place], said: Mapping[str, Place]) -> None:
-        odd = {kind for kind in places.keys() & said.keys() if self._is_odd((node, kind), places[kind], said[kind])}
-        of_allocator = {kind for kind in odd if wire.READINGS[kind] == "allocator"}
-        if [kind for kind in sorted(of_allocator) if self._differs((node, kind), places[kind])]:
-            await self._have_said(wire.admission_subject(node, "announce"), node)
-        if odd == of_allocator:
+    async def _verify_readings(
+        self, node: NodeName, places: Mapping[str, Place], confirmed_place: Mapping[str, Place]
+    ) -> None:
+        unconfirmed = {
+            kind
+            for kind in places.keys() & confirmed_place.keys()
+            if self._is_unconfirmed((node, kind), places[kind], confirmed_place[kind])
+        }
+        of_allocator = {kind for kind in unconfirmed if wire.READINGS[kind] == "allocator"}
+        if [kind for kind in sorted(of_allocator) if self._count_difference((node, kind), places[kind])]:
+            await self._request_announcement(wire.admission_subject(node, "announce"), node)
+        if unconfirmed == of_allocator:
             return
-        confirmed = await self._confirmed(node)
-        of_others = (odd - of_allocator) & confirmed.keys()
-        odd = {kind for kind in of_others if self._is_odd((node, kind), places[kind], confirmed[kind])}
-        if [kind for kind in sorted(odd) if self._differs((node, kind), places[kind])]:
-            await self._have_said(wire.announce_subject(node), node)
+        confirmed = await self._ask_discovery(node)
+        of_others = (unconfirmed - of_allocator) & confirmed.keys()
+        unconfirmed = {kind for kind in of_others if self._is_unconfirmed((node, kind), places[kind], confirmed[kind])}
+        if [kind for kind in sorted(unconfirmed) if self._count_difference((node, kind), places[kind])]:
+            await self._request_announcement(wire.announce_subject(node), node)
 
-    def _is_odd(self, key: Key, place: Place, said: Place) -> bool:
-        """Whether a reading that was believed is not one that its writer stands by."""
+    def _is_unconfirmed(self, key: Key, place: Place, confirmed_place: Place) -> bool:
+        """Whether the writer of a reading does not confirm it."""
         if self._conflicts.get(key) == place:
             return True
-        if place == said:
+        if place == confirmed_place:
             self._behind.pop(key, None)
             self._conflicts.pop(key, None)
             self._questions.pop(key, None)
             return False
-        odd = place > said or self._behind.get(key) == place
-        if not odd:
+        unconfirmed = place > confirmed_place or self._behind.get(key) == place
+        if not unconfirmed:
             self._behind[key] = place
-        return odd
+        return unconfirmed
 
-    def _differs(self, key: Key, place: Place) -> bool:
+    def _count_difference(self, key: Key, place: Place) -> bool:
         """Counts and logs a difference. Returns whether its writer is to be asked."""
-        told = key in self._questions
+        logged = key in self._questions
         if not self._is_due(key, place):
             return False
         node, kind = key
         self._counts.differences[kind] += 1
-        if not told:
+        if not logged:
             log.warning(
-                "discovery or the allocator does not stand by what was known its node: it is asked to say it anew",
+                "discovery or the allocator does not confirm what was received of its node: it is asked to publish again",
                 node=node,
                 what=kind,
                 had=place,
@@ -207,7 +215,7 @@ class Verifier:
         return True
 
     def _is_due(self, key: Key, place: Place | None) -> bool:
-        """Whether to ask about this now: at once where it is not what it was when it was asked about, else ever later."""
+        """Whether to ask now: at once where the reading has changed since the last question, else with a growing pause."""
         now = self._clock.monotonic()
         had, asked, times = self._questions.get(key, (place, now, 0))
         if times and had == place and now < asked + backoff_seconds(times, FIRST_PAUSE, LONGEST_PAUSE):
@@ -215,8 +223,8 @@ class Verifier:
         self._questions[key] = place, now, times + 1 if had == place else 1
         return True
 
-    async def _confirmed(self, node: NodeName) -> dict[str, Place]:
-        """What discovery stands by; nothing if it does not answer."""
+    async def _ask_discovery(self, node: NodeName) -> dict[str, Place]:
+        """The readings that discovery confirms; empty if it does not answer."""
         question = msgspec.json.encode(AliveRequest(node=node))
         try:
             answer = await self._bus.ask(wire.alive_subject(node), question, WRITER_SECONDS)
@@ -225,17 +233,17 @@ class Verifier:
             log.debug("discovery does not answer", node=node, finding=error.finding)
             return {}
 
-    async def _have_said(self, subject: str, node: NodeName) -> None:
+    async def _request_announcement(self, subject: str, node: NodeName) -> None:
         try:
             await self._bus.ask(subject, msgspec.json.encode(AnnounceRequest(node=node)), WRITER_SECONDS)
         except Unavailable as error:
-            log.debug("nothing is said anew", node=node, finding=error.finding)
+            log.debug("the writer does not publish again", node=node, finding=error.finding)
 
 
 async def writer_position_of(bus: Bus, clock: Clock, node: NodeName, within: float) -> WriterPosition:
     """
-    What the allocator of a node stands by; an empty one of a version that does not tell. Raises Unavailable if it does not
-    answer within so many seconds.
+    The position that the allocator of a node confirms; an empty one of a version without `alive`. Raises Unavailable if it
+    does not answer within so many seconds.
     """
     until = clock.monotonic() + within
     question = msgspec.json.encode(AliveRequest(node=node))
@@ -252,15 +260,15 @@ async def writer_position_of(bus: Bus, clock: Clock, node: NodeName, within: flo
     return WriterPosition()
 
 
-def places_of(known: Known, node: NodeName) -> dict[str, Place]:
-    """The readings of a node that are believed, by kind."""
+def believed_positions(known: Known, node: NodeName) -> dict[str, Place]:
+    """Kind of reading -> epoch and revision of the newest one of a node."""
     events = {kind: known[node, kind].event for kind in wire.READINGS if (node, kind) in known}
     return {kind: (event.epoch, event.revision) for kind, event in events.items() if isinstance(event, Reading)}
 
 
 @asynccontextmanager
-async def among(believed: list[T], one: T) -> AsyncIterator[None]:
-    """One more is in the list while the context is open."""
+async def listed_while_open(believed: list[T], one: T) -> AsyncIterator[None]:
+    """Keeps an element in the list while the context is open."""
     believed.append(one)
     try:
         yield

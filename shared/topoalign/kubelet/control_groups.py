@@ -1,13 +1,13 @@
 """
 Reads which processes are in a container's control group, from the tree of the host's cgroup file system.
 
-The group's path is what /proc/<pid>/cgroup tells, and its directory is below the root of a hierarchy: version 2 has one
-root; version 1 has one for each controller, and a host with both has version 2 at `unified`. The kernel tells a path from
+The group's path comes from /proc/<pid>/cgroup, and its directory is below the root of a hierarchy: version 2 has one
+root; version 1 has one for each controller, and a host with both has version 2 at `unified`. The kernel reports a path from
 the root of the reader's own cgroup namespace, `/../../kubepods-burstable-pod….slice/…` where that is a container's: then
-the directory with this name is looked for, three levels deep.
+the directory with this name is searched for, three levels deep.
 
-A container may make groups below its own; its processes are those of all of them. A process may end at any time, and a group
-with it: then there is nothing to tell of it, and it is no error.
+A container may create groups below its own; its processes are those of all of them. A process may end at any time, and a
+group with it: it is then left out without an error.
 
 Source: cgroups(7), and "Control Group v2" of the kernel's documentation.
 """
@@ -26,9 +26,9 @@ HIERARCHIES = ("memory", "pids", "", "unified")
 """Below the root: of version 1 one that each container has a group in, then version 2."""
 PROCESSES = "cgroup.procs"
 MOST_GROUPS = 4_096
-"""That are looked at in one tree."""
+"""Groups that are read in one tree at most."""
 MOST_BELOW = 1_024
-"""Of these in a container, which may make as many as it likes: a tenth of a second."""
+"""Groups that are read below a container's, which may create any number: they take a tenth of a second."""
 LONGEST_LISTS = 1 << 18
 """Bytes of a container's lists of processes that are read: some 30,000 processes."""
 DEPTH = 3
@@ -58,8 +58,8 @@ def processes_in(directory: Path) -> tuple[int, ...]:
     """
     found: set[int] = set()
     left = LONGEST_LISTS
-    for each in islice(tree(directory), MOST_BELOW):
-        text = listed(each, left)
+    for each in islice(walk_directories(directory), MOST_BELOW):
+        text = read_process_list(each, left)
         left -= len(text)
         found.update(pid for word in text.split() if word.isdigit() and (pid := int(word)))
     return tuple(sorted(found))
@@ -67,7 +67,7 @@ def processes_in(directory: Path) -> tuple[int, ...]:
 
 def directory_of(root: Path, group: PurePosixPath) -> Path | None:
     """
-    Where this group is; None where there is no such directory. `root`: where the host's cgroup file system is mounted.
+    The directory of this group; None if there is none. `root`: where the host's cgroup file system is mounted.
     """
     parts = [part for part in group.parts if part != "/"]
     own = [part for part in parts if part != ".."]
@@ -77,14 +77,14 @@ def directory_of(root: Path, group: PurePosixPath) -> Path | None:
         base = root / hierarchy
         if not os.path.isfile(base / PROCESSES):  # Path.is_file raises where it may not look
             continue
-        above = [base] if own == parts else list(tree(base, DEPTH))
+        above = [base] if own == parts else list(walk_directories(base, DEPTH))
         for each in above:
             if os.path.isdir(found := each.joinpath(*own)):
                 return found
     return None
 
 
-def tree(directory: Path, depth: int | None = None) -> Iterator[Path]:
+def walk_directories(directory: Path, depth: int | None = None) -> Iterator[Path]:
     """This directory and those below it, so deep (None: all), the nearest first; `MOST_GROUPS` at most, and no links."""
     level = [directory]
     count = 0
@@ -102,7 +102,7 @@ def tree(directory: Path, depth: int | None = None) -> Iterator[Path]:
         depth = None if depth is None else depth - 1
 
 
-def listed(directory: Path, most: int) -> bytes:
+def read_process_list(directory: Path, most: int) -> bytes:
     """
     The list of the processes in one group, so many bytes of it at most and whole lines; empty of a group that goes while it
     is read, or has threads only.
@@ -117,16 +117,8 @@ def listed(directory: Path, most: int) -> bytes:
     return text[: text.rfind(b"\n") + 1]
 
 
-# Reads from /proc in which container a process runs.
-#
-# Ids of processes mean the node's own only in its first PID namespace. In another one, as in a container without
-# `hostPID`, the same number is another process or none: `sees_all_processes` tells, and then nobody may be looked up.
-#
-# A process may end at any time, also between two of its files: then there is nothing to tell, and it is no error.
-
-
 FIRST_NAMESPACE = "pid:[4026531836]"
-"""What the kernel calls its first PID namespace (PROC_PID_INIT_INO of Linux)."""
+"""The kernel's name of its first PID namespace (PROC_PID_INIT_INO of Linux)."""
 LONGEST_FILE = 1 << 20
 """Bytes of a file in /proc that are read; a host of some thousand mounts has that many."""
 LONGEST_PATH = 512
@@ -134,7 +126,12 @@ LONGEST_PATH = 512
 
 
 def sees_all_processes(proc: Path) -> bool:
-    """Whether the ids of processes are those of the node here. `proc`: where /proc is mounted."""
+    """
+    Whether process ids in this container are those of the node. `proc`: where /proc is mounted.
+
+    This holds only in the node's first PID namespace. In another one, for example in a container without `hostPID`, the same
+    number is another process or none, so no process may be looked up.
+    """
     try:
         return str((proc / "self/ns/pid").readlink()) == FIRST_NAMESPACE
     except OSError:
@@ -143,12 +140,13 @@ def sees_all_processes(proc: Path) -> bool:
 
 def identity_of(proc: Path, pid: int) -> ProcessIdentity | None:
     """
-    Where a process runs; None where it has ended. What may not be read is empty. `proc`: where /proc is mounted.
+    Reads from /proc in which container a process runs; None if it has ended, which may happen between two of its files. A
+    file without read permission counts as empty. `proc`: where /proc is mounted.
     """
     try:
-        placement = placement_of(text_of(proc / str(pid) / "cgroup"))
-        command = text_of(proc / str(pid) / "comm")
-        mounts = text_of(proc / str(pid) / "mountinfo") if placement.pod_uid else ""
+        placement = placement_of(read_proc_text(proc / str(pid) / "cgroup"))
+        command = read_proc_text(proc / str(pid) / "comm")
+        mounts = read_proc_text(proc / str(pid) / "mountinfo") if placement.pod_uid else ""
     except (FileNotFoundError, ProcessLookupError):
         return None
     return ProcessIdentity(
@@ -160,7 +158,7 @@ def identity_of(proc: Path, pid: int) -> ProcessIdentity | None:
     )
 
 
-def text_of(file: Path) -> str:
+def read_proc_text(file: Path) -> str:
     """
     The beginning of a file in /proc; empty where it may not be read. Raises FileNotFoundError and ProcessLookupError where
     the process has ended.

@@ -1,5 +1,5 @@
 """
-Descriptions of machines: by a name of the catalogue, or by a file.
+Loads descriptions of machines by a name of the catalogue, or from a file.
 
 `load_machine` takes a name of the catalogue, a file or `-`. The content of a file decides its format: the output of
 `nvidia-smi topo -m`, lstopo's XML, a captured sysfs tree (a folder or an archive of one), or topoalign's own JSON.
@@ -17,18 +17,18 @@ from topoalign.machines.document import Machine
 __all__ = ["MOST_BYTES", "Machine", "load_machine", "read"]
 
 MOST_BYTES = 64 << 20
-"""Of a file, as it is. The largest that is useful, a packed sysfs tree, has less than one MiB."""
+"""Bytes of a file on disk. The largest useful one, a packed sysfs tree, has less than one MiB."""
 
 _ARCHIVE_STARTS = (b"BZh", b"\x1f\x8b", b"\xfd7zXZ")
 DEEPEST_ROOT = 2
-"""So many folders may stand around the `sys` of a captured tree."""
+"""Levels of folders that may enclose the `sys` of a captured tree."""
 
 _TEXT_IN_MARKUP = re.compile(
     rb"(?:<\?xml[^>]{0,100}>\s*)?(?:<!DOCTYPE (?:html|nvidia_smi_log)|"
     rb"<(?:html|head|body|pre|code|div|span|p|br|table|tr|td|details|blockquote|nvidia_smi_log)\b)",
     re.IGNORECASE,
 )
-"""How a web page begins, and `nvidia-smi -q -x`: these are read, or refused, as the text in them."""
+"""The start of a web page, or of `nvidia-smi -q -x`: the text in them is read, or refused."""
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SUPPORTED = "give the output of `nvidia-smi topo -m`, lstopo's XML, a sysfs tree or topoalign's own JSON"
@@ -36,7 +36,7 @@ _SUPPORTED = "give the output of `nvidia-smi topo -m`, lstopo's XML, a sysfs tre
 
 def load_machine(source: str) -> Machine:
     """
-    The machine that is called so in the catalogue, or described by the file or folder of this name, or by stdin (`-`).
+    Loads the machine with this name in the catalogue, or from the file or folder with this name, or from stdin (`-`).
 
     Raises NotFound for a name that is neither, InvalidMachine (with line and column where there are any) for a file that
     cannot be read, InvalidField for a wrong value in a JSON document.
@@ -83,10 +83,10 @@ def read(raw: bytes, name: str, source: str = "") -> Machine:
     if start.startswith(b"{"):
         from topoalign.machines import document
 
-        return document.decode(raw.removeprefix(b"\xef\xbb\xbf"), name)
+        return document.decode_machine(raw.removeprefix(b"\xef\xbb\xbf"), name)
     from topoalign.machines import nvidia_smi
 
-    return Machine(name=name, topology=nvidia_smi.read(_decoded(raw)), source=source)
+    return Machine(name=name, topology=nvidia_smi.read_pasted_matrix(_decoded(raw)), source=source)
 
 
 def _decoded(raw: bytes) -> str:
@@ -100,10 +100,10 @@ def _decoded(raw: bytes) -> str:
 
 
 def _folder(path: Path) -> Topology:
-    """The tree whose root is this folder or one inside it."""
-    from topoalign.machines.sysfs import read_sysfs
+    """The captured tree whose root is this folder or one inside it."""
     from topoalign.machines.sysfs_cpus import CPUS
-    from topoalign.machines.sysfs_files import missing
+    from topoalign.machines.sysfs_files import describe_missing_tree
+    from topoalign.machines.sysfs_machine import read_sysfs
 
     places = [path]
     files = set[str]()
@@ -114,7 +114,7 @@ def _folder(path: Path) -> Topology:
         found = [inner for place in places for inner in place.iterdir() if not inner.is_symlink()]
         files |= {inner.name for inner in found}
         places = [inner for inner in found if inner.is_dir()]
-    raise InvalidMachine(missing(f"no folder in {quoted([str(path)])} holds {CPUS}", files), _SUPPORTED)
+    raise InvalidMachine(describe_missing_tree(f"no folder in {quoted([str(path)])} holds {CPUS}", files), _SUPPORTED)
 
 
 def _did_you_mean(source: str, names: tuple[str, ...]) -> str:

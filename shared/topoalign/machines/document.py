@@ -1,5 +1,5 @@
 """
-topoalign's own description of a machine: strict JSON, and the only format with everything that a `Topology` holds.
+Reads and writes topoalign's own description of a machine: strict JSON, the only format with all fields of a `Topology`.
 
     {"kind": "topoalign.machine", "version": 1, "name": "lab-7", "source": "…", "topology": {"cpus": [{"id": 0, …}], …}}
 
@@ -29,10 +29,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A machine that was described, not discovered."""
 
     name: str
-    """What to call it: its name in the catalogue or in the document, else that of the file."""
+    """Its name in the catalogue or in the document, else that of the file."""
     topology: Topology
     source: str = ""
-    """Where the description comes from, for people."""
+    """The source of the description, for people."""
 
 
 class _Document(Machine, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,13 +40,13 @@ class _Document(Machine, frozen=True, kw_only=True, omit_defaults=True):
     version: int
 
 
-def encode(machine: Machine) -> bytes:
+def encode_machine(machine: Machine) -> bytes:
     """The JSON of a machine, indented, with a line end."""
     document = {"kind": KIND, "version": VERSION, **msgspec.to_builtins(machine)}
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def decode(raw: bytes, name: str) -> Machine:
+def decode_machine(raw: bytes, name: str) -> Machine:
     """
     The machine of a document; `name` is for a topology alone. Raises InvalidMachine for what is no JSON, and InvalidField
     with the path of a value that is missing, unknown or wrong.
@@ -87,18 +87,18 @@ def _converted(content: Mapping[str, object], kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         finding, _, path = str(error).partition(" - at ")
         raise InvalidField(clean(path.strip("`$.")) or "document", clean(finding, 200), _REMEDY) from error
-    _check_known(content, value, "")
+    _check_known_fields(content, value, "")
     return value
 
 
-def _check_known(content: object, value: object, path: str) -> None:
-    """That every field in the JSON is one that the struct made of it has."""
+def _check_known_fields(content: object, value: object, path: str) -> None:
+    """Raises InvalidField for a field of the JSON that its struct does not have."""
     if isinstance(value, msgspec.Struct) and isinstance(content, dict):
         for name, inner in content.items():
             if name not in value.__struct_fields__:
                 finding = f"there is no field {quoted([name])}"
                 raise InvalidField(f"{path}{clean(name)}", finding, f"known are {', '.join(value.__struct_fields__)}")
-            _check_known(inner, getattr(value, name), f"{path}{name}.")
+            _check_known_fields(inner, getattr(value, name), f"{path}{name}.")
     elif isinstance(value, tuple) and isinstance(content, list):
         for i, (inner, item) in enumerate(zip(content, value, strict=False)):
-            _check_known(inner, item, f"{path.removesuffix('.')}[{i}].")
+            _check_known_fields(inner, item, f"{path.removesuffix('.')}[{i}].")

@@ -23,15 +23,12 @@ from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
 from topoalign.core.model.topology.validate import MOST_CPUS, MOST_GPUS, MOST_NICS, MOST_NODES
 from topoalign.machines import pcie
+from topoalign.machines.cpu_sockets import number_sockets
+from topoalign.machines.hugepages import hugepage_totals
 from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element, read_elements
-from topoalign.machines.pages import fitting
-from topoalign.machines.possible import possible
-from topoalign.machines.sockets import numbered
-from topoalign.machines.sysfs_files import number
+from topoalign.machines.possible import check_possible
+from topoalign.machines.sysfs_files import parse_number
 from topoalign.machines.sysfs_nics import natural
-
-# Reads CPUs, NUMA nodes and distances from the objects of an lstopo export.
-
 
 PACKAGES = ("Package", "Socket")
 GPU_MEMORY = "GPUMemory"
@@ -45,10 +42,10 @@ Distances = tuple[tuple[int, ...], ...]
 
 
 class Cores:
-    """Which CPUs there are, and what is around each of them."""
+    """The CPUs of an export, and the objects around each of them."""
 
     def __init__(self, root: Element) -> None:
-        """Raises InvalidMachine if there is no CPU, one is there twice, or there are too many."""
+        """Raises InvalidMachine for no CPU, a duplicate one, or too many."""
         elements = list(root.all())
         self.nodes = _by_index([e for e in elements if e.type == "NUMANode"], MOST_NODES)
         self._units = _by_index([e for e in elements if e.type == "PU"], MOST_CPUS)
@@ -63,13 +60,13 @@ class Cores:
         All CPUs, by ascending id. Cores, caches and sockets without an id of their own are numbered by their lowest
         CPU.
         """
-        cores = self._lowest(_core)
+        cores = self._lowest(_core_element)
         caches = self._lowest(_cache)
-        cache_ids = {cpu: number(cache.get("os_index")) for cpu in caches if (cache := _cache(self._units[cpu]))}
+        cache_ids = {cpu: parse_number(cache.get("os_index")) for cpu in caches if (cache := _cache(self._units[cpu]))}
         uncores = {cpu: cache_id for cpu, cache_id in cache_ids.items() if cache_id is not None}
         if len(uncores) < len(caches):
             uncores = caches
-        sockets = numbered({cpu: _package(unit) for cpu, unit in self._units.items()})
+        sockets = number_sockets({cpu: _package(unit) for cpu, unit in self._units.items()})
         return tuple(
             Cpu(
                 id=cpu,
@@ -83,31 +80,31 @@ class Cores:
 
     def numa_nodes(self) -> tuple[NumaNode, ...]:
         """
-        By id. A machine without NUMA nodes has node 0 with all its memory.
+        All NUMA nodes, by id. A machine without any has node 0 with all its memory.
 
         hwloc writes no `local_memory` for a node that has none, so where other nodes have some, this one has 0.
         """
         if not self.nodes:
-            return (_node(0, self._machine, None),)
-        unsaid = 0 if any(element.get("local_memory") for element in self.nodes.values()) else None
-        return tuple(_node(node, element, unsaid) for node, element in sorted(self.nodes.items()))
+            return (_parse_node(0, self._machine, None),)
+        default_memory = 0 if any(element.get("local_memory") for element in self.nodes.values()) else None
+        return tuple(_parse_node(node, element, default_memory) for node, element in sorted(self.nodes.items()))
 
     def inside(self, place: Element) -> tuple[int, ...]:
         """The CPUs inside an object, ascending."""
         return tuple(sorted(os_index(element) for element in place.all() if element.type == "PU"))
 
     def _home(self, unit: Element) -> int:
-        """The node around the CPU, or the first one beside an object around it; the lowest if there is none."""
+        """The node around the CPU, or the first one attached to an object around it; the lowest if there is none."""
         for place in unit.above():
             if place.type == "NUMANode":
                 return os_index(place)
-            beside = self._beside(place)
-            if beside is not None:
-                return beside
+            attached = self._attached(place)
+            if attached is not None:
+                return attached
         return min(self.nodes, default=0)
 
-    def _beside(self, place: Element) -> int | None:
-        """The lowest node that stands in the object as its memory, GPUs' memory last."""
+    def _attached(self, place: Element) -> int | None:
+        """The lowest node that the object has as its memory, GPUs' memory last."""
         if id(place) not in self._memory:
             caches = [child for child in place.children if child.type == "MemCache"]
             nodes = [child for around in (place, *caches) for child in around.children if child.type == "NUMANode"]
@@ -126,8 +123,8 @@ class Cores:
 
 
 def os_index(element: Element) -> int:
-    """Raises InvalidMachine if it has none: then it cannot be told which CPU or node it is."""
-    index = number(element.get("os_index"))
+    """The OS index of a CPU or node. Raises InvalidMachine if it has none."""
+    index = parse_number(element.get("os_index"))
     if index is None:
         raise InvalidMachine(f"an object {clean(element.type)} has no os_index", EXPORT_AGAIN)
     return index
@@ -149,8 +146,8 @@ def read_distances(root: Element, nodes: Sequence[NumaNode]) -> Distances | None
     ids = [node.id for node in nodes]
     for element in root.all():
         values = None
-        if element.tag == "distances2" and _tells_latency(element):
-            values = _distances(element)
+        if element.tag == "distances2" and _has_latency(element):
+            values = _parse_distances(element)
         elif element.tag == "distances":
             values = _old_distances(element, numa_nodes)
         if values is not None and all((a, b) in values for a in ids for b in ids):
@@ -158,15 +155,15 @@ def read_distances(root: Element, nodes: Sequence[NumaNode]) -> Distances | None
     return None
 
 
-def _tells_latency(element: Element) -> bool:
-    return element.get("type") == "NUMANode" and bool((number(element.get("kind")) or 0) & _MEANS_LATENCY)
+def _has_latency(element: Element) -> bool:
+    return element.get("type") == "NUMANode" and bool((parse_number(element.get("kind")) or 0) & _MEANS_LATENCY)
 
 
-def _distances(element: Element) -> dict[tuple[int, int], int] | None:
+def _parse_distances(element: Element) -> dict[tuple[int, int], int] | None:
     """hwloc 2: ids and values as text, perhaps in several pieces."""
     texts = {tag: [e.text for e in element.children if e.tag == tag] for tag in ("indexes", "u64values")}
-    ids = [number(word) for word in " ".join(texts["indexes"]).split()]
-    return _pairs(ids, [number(word) for word in " ".join(texts["u64values"]).split()])
+    ids = [parse_number(word) for word in " ".join(texts["indexes"]).split()]
+    return _pairs(ids, [parse_number(word) for word in " ".join(texts["u64values"]).split()])
 
 
 def _old_distances(element: Element, nodes: Sequence[Element]) -> dict[tuple[int, int], int] | None:
@@ -188,18 +185,20 @@ def _pairs(ids: Sequence[int | None], values: Sequence[int | None]) -> dict[tupl
     }
 
 
-def _node(node: int, element: Element, unsaid: int | None) -> NumaNode:
-    """`unsaid`: its memory where the document does not tell it."""
-    memory = number(element.get("local_memory")) if element.get("local_memory") else unsaid
+def _parse_node(node: int, element: Element, default_memory: int | None) -> NumaNode:
+    """`default_memory`: its memory if the document does not contain it."""
+    memory = parse_number(element.get("local_memory")) if element.get("local_memory") else default_memory
     sizes = {
-        number(page.get("size")) or 0: number(page.get("count")) for page in element.children if page.tag == "page_type"
+        parse_number(page.get("size")) or 0: parse_number(page.get("count"))
+        for page in element.children
+        if page.tag == "page_type"
     }
     base = min(sizes, default=0)
     pages = {size: count for size, count in sizes.items() if size > base and count is not None}
-    return NumaNode(id=node, memory=memory, hugepages=fitting(pages, memory))
+    return NumaNode(id=node, memory=memory, hugepages=hugepage_totals(pages, memory))
 
 
-def _core(unit: Element) -> Element | None:
+def _core_element(unit: Element) -> Element | None:
     return next((place for place in unit.above() if place.type == "Core"), None)
 
 
@@ -210,13 +209,13 @@ def _cache(unit: Element) -> Element | None:
 
 
 def _is_old_shared_cache(place: Element) -> bool:
-    return place.type == "Cache" and (number(place.get("depth")) or 0) >= 3
+    return place.type == "Cache" and (parse_number(place.get("depth")) or 0) >= 3
 
 
 def _package(unit: Element) -> tuple[int | None, int]:
-    """hwloc's id of the package around the CPU, and what tells it from others; CPUs outside of all packages share one."""
+    """hwloc's id of the package around the CPU, and its key; CPUs outside of all packages share one."""
     package = next((place for place in unit.above() if place.type in PACKAGES), None)
-    return (None, 0) if package is None else (number(package.get("os_index")), id(package))
+    return (None, 0) if package is None else (parse_number(package.get("os_index")), id(package))
 
 
 _NVIDIA = re.compile(r"03(?:00|02) \[10de:")
@@ -230,34 +229,34 @@ _KIBIBYTES = re.compile(r"([0-9]{1,15})(?:KiB)?")
 
 
 def read_lstopo(source: IO[bytes]) -> Topology:
-    """The machine of an XML file. Raises InvalidMachine."""
+    """Reads the machine from an XML file. Raises InvalidMachine."""
     root = read_elements(source)
     cores = Cores(root)
     near = Nearness(cores)
-    devices = [element for element in root.all() if element.type == "PCIDev" and _address(element)]
-    gpus = _gpus([element for element in devices if _NVIDIA.match(element.get("pci_type"))], near)
-    nics = _nics(devices, near, major_version(root))
+    devices = [element for element in root.all() if element.type == "PCIDev" and _pci_address(element)]
+    gpus = _parse_gpus([element for element in devices if _NVIDIA.match(element.get("pci_type"))], near)
+    nics = _parse_nics(devices, near, major_version(root))
     nodes = cores.numa_nodes()
     if len(gpus) > MOST_GPUS or len(nics) > MOST_NICS:
         finding = f"{len(gpus)} GPUs and {len(nics)} NICs: a machine has at most {MOST_GPUS} and {MOST_NICS}"
         raise InvalidMachine(finding, EXPORT_AGAIN)
-    chains = {_address(element): _chain(element) for element in devices}
+    chains = {_pci_address(element): _bridges_above(element) for element in devices}
     attached = [pcie.Attached(gpu.id, chains[gpu.pci or ""], gpu.numa_affinity) for gpu in gpus]
     attached += [pcie.Attached(nic.id, chains[nic.pci or ""], nic.numa_affinity) for nic in nics]
     topology = Topology(
         cpus=cores.cpus(),
         nodes=nodes,
         distances=read_distances(root, nodes),
-        bridges=pcie.bridges(place.chain for place in attached),
+        bridges=pcie.collect_bridges(place.chain for place in attached),
         gpus=gpus,
         nics=nics,
-        links=pcie.links(attached, one_node=len(nodes) == 1),
+        links=pcie.link_devices(attached, one_node=len(nodes) == 1),
     )
-    return possible(topology, "the topology", EXPORT_AGAIN)
+    return check_possible(topology, "the topology", EXPORT_AGAIN)
 
 
 class Nearness:
-    """The CPUs and NUMA nodes that a device is near to, found once for each object that devices stand in."""
+    """Finds the CPUs and NUMA nodes that a device is near to, once for each object that encloses devices."""
 
     def __init__(self, cores: Cores) -> None:
         self._cores = cores
@@ -282,27 +281,27 @@ class Nearness:
         return None
 
 
-def _gpus(elements: Sequence[Element], near: Nearness) -> tuple[Gpu, ...]:
-    elements = sorted(elements, key=_address)[: MOST_GPUS + 1]  # one too many is refused all the same
-    gpus = [_gpu(element, index, near) for element, index in zip(elements, _indices(elements), strict=True)]
+def _parse_gpus(elements: Sequence[Element], near: Nearness) -> tuple[Gpu, ...]:
+    elements = sorted(elements, key=_pci_address)[: MOST_GPUS + 1]  # one too many is refused all the same
+    gpus = [_parse_gpu(element, index, near) for element, index in zip(elements, _indices(elements), strict=True)]
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
 def _indices(elements: Sequence[Element]) -> list[int]:
-    """NVML's, else CUDA's, else positions: whichever numbers all of them."""
+    """NVML's indices, else CUDA's, else positions: the first that number all GPUs."""
     for prefix in ("nvml", "cuda"):
         names = [[device.get("name") for device in os_devices(element)] for element in elements]
-        found = [[number(name[4:]) for name in each if name.startswith(prefix)] for each in names]
+        found = [[parse_number(name[4:]) for name in each if name.startswith(prefix)] for each in names]
         indices = [each[0] for each in found if each and each[0] is not None]
         if len(set(indices)) == len(elements):
             return indices
     return list(range(len(elements)))
 
 
-def _gpu(element: Element, index: int, near: Nearness) -> Gpu:
+def _parse_gpu(element: Element, index: int, near: Nearness) -> Gpu:
     facts = {info.get("name"): info.get("value") for info in element.all() if info.tag == "info"}
-    address = _address(element)
-    chain = _chain(element)
+    address = _pci_address(element)
+    chain = _bridges_above(element)
     cpus, nodes = near.of(element)
     uuid = facts.get("NVIDIAUUID", "")
     kibibytes = _KIBIBYTES.fullmatch(facts.get("CUDAGlobalMemorySize", ""))
@@ -319,39 +318,43 @@ def _gpu(element: Element, index: int, near: Nearness) -> Gpu:
     )
 
 
-def _nics(elements: Sequence[Element], near: Nearness, version: int) -> tuple[Nic, ...]:
+def _parse_nics(elements: Sequence[Element], near: Nearness, version: int) -> tuple[Nic, ...]:
     """A NIC for each OpenFabrics device, in the natural order of their names."""
-    kinds = [(device, kinds_of(device, version), element) for element in elements for device in os_devices(element)]
+    kinds = [
+        (device, os_device_kinds(device, version), element) for element in elements for device in os_devices(element)
+    ]
     netdevs: dict[str, set[str]] = {}
     for device, kind, element in kinds:
-        if Kind.NETWORK in kind and Kind.OPENFABRICS not in kind:
-            netdevs.setdefault(_address(element), set()).add(clean(device.get("name")))
-    named = [(device, element) for device, kind, element in kinds if Kind.OPENFABRICS in kind]
+        if OsDeviceKind.NETWORK in kind and OsDeviceKind.OPENFABRICS not in kind:
+            netdevs.setdefault(_pci_address(element), set()).add(clean(device.get("name")))
+    named = [(device, element) for device, kind, element in kinds if OsDeviceKind.OPENFABRICS in kind]
     named.sort(key=lambda pair: natural(pair[0].get("name")))
-    return tuple(_nic(device, element, index, near, netdevs) for index, (device, element) in enumerate(named))
+    return tuple(_parse_nic(device, element, index, near, netdevs) for index, (device, element) in enumerate(named))
 
 
-def _nic(device: Element, element: Element, index: int, near: Nearness, netdevs: Mapping[str, Collection[str]]) -> Nic:
-    chain = _chain(element)
+def _parse_nic(
+    device: Element, element: Element, index: int, near: Nearness, netdevs: Mapping[str, Collection[str]]
+) -> Nic:
+    chain = _bridges_above(element)
     states = [(_PORT_STATE.fullmatch(info.get("name")), info.get("value")) for info in device.children]
     return Nic(
         id=DeviceID(device.get("name")),
         index=index,
-        pci=_address(element),
+        pci=_pci_address(element),
         bridge=chain[-1] if chain else None,
         numa_affinity=near.of(element)[1],
-        netdevs=tuple(sorted(netdevs.get(_address(element), ()))),
+        netdevs=tuple(sorted(netdevs.get(_pci_address(element), ()))),
         ports=tuple(NicPort(number=int(port[1]), state=_STATES.get(state, "")) for port, state in states if port),
     )
 
 
-def _address(element: Element) -> str:
+def _pci_address(element: Element) -> str:
     """The PCI address; "" if it has none."""
     address = element.get("pci_busid").lower()
     return address if pcie.is_address(address) else ""
 
 
-def _chain(element: Element) -> pcie.Chain:
+def _bridges_above(element: Element) -> pcie.Chain:
     """The bridges around a PCI device; empty if the file left some out."""
     bridges = [place for place in element.above() if place.type == "Bridge"]
     chain = tuple(_bridge(place) for place in reversed(bridges))
@@ -360,38 +363,27 @@ def _chain(element: Element) -> pcie.Chain:
 
 def _bridge(place: Element) -> str:
     """Address of a bridge; a host bridge is named by the domain and the first of its buses."""
-    if _address(place):
-        return _address(place)
+    if _pci_address(place):
+        return _pci_address(place)
     buses = _HOST_BRIDGE.fullmatch(place.get("bridge_pci").lower())
     return f"pci{buses[1]}:{buses[2]}" if buses else ""
-
-
-# The kind of an OS device of an lstopo export: a disk, memory, a GPU, a network interface, an RDMA device.
-#
-# hwloc changed the meaning of `osdev_type` with its version 3; the version of the document decides which meaning
-# applies:
-#
-# - from 3.0 on it is a set of bits: 1 storage, 2 memory, 4 GPU, 8 co-processor, 16 network, 32 OpenFabrics, 64 DMA. An
-#   RDMA device is 16 + 32 = 48, and a CXL memory device with persistent memory is 1 + 2 = 3
-# - before 3.0 it is one number: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 4 DMA, 5 co-processor. There a BXI interface
-#   is 3 as well, with subtype `BXI`, although it has no RDMA device; from 3.0 on it is network alone
 
 
 _MAJOR = re.compile(r"([0-9]{1,4})(?:\.|$)")
 
 
-class Kind(IntFlag):
-    """Those of hwloc's bits since version 3 that tell a network interface and an RDMA device (HWLOC_OBJ_OSDEV_*)."""
+class OsDeviceKind(IntFlag):
+    """hwloc's bits since version 3 of a network interface and an RDMA device (HWLOC_OBJ_OSDEV_*)."""
 
     NETWORK = 16
     OPENFABRICS = 32
 
 
-_OLD_KINDS = {"2": Kind.NETWORK, "3": Kind.NETWORK | Kind.OPENFABRICS}
+_OLD_KINDS = {"2": OsDeviceKind.NETWORK, "3": OsDeviceKind.NETWORK | OsDeviceKind.OPENFABRICS}
 
 
 def major_version(root: Element) -> int:
-    """Of the document's format: 3 of `version="3.0"`. hwloc 1 writes none, which is 1."""
+    """The major version of the document's format: 3 for `version="3.0"`. hwloc 1 writes none, which counts as 1."""
     found = _MAJOR.match(root.get("version"))
     return int(found[1]) if found else 1
 
@@ -401,11 +393,20 @@ def os_devices(element: Element) -> list[Element]:
     return [child for child in element.children if child.type == "OSDev"]
 
 
-def kinds_of(device: Element, version: int) -> Kind:
-    """What an OS device is, by the major version of its document; nothing for a type that is unknown or no number."""
+def os_device_kinds(device: Element, version: int) -> OsDeviceKind:
+    """
+    The kinds of an OS device: none for an unknown or invalid type.
+
+    hwloc changed the meaning of `osdev_type` with its version 3; the major version of the document decides:
+
+    - from 3.0 on it is a set of bits: 1 storage, 2 memory, 4 GPU, 8 co-processor, 16 network, 32 OpenFabrics, 64 DMA. An
+      RDMA device is 16 + 32 = 48, and a CXL memory device with persistent memory is 1 + 2 = 3
+    - before 3.0 it is one number: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 4 DMA, 5 co-processor. There a BXI interface
+      is 3 as well, with subtype `BXI`, although it has no RDMA device; from 3.0 on it is only network
+    """
     kind = device.get("osdev_type")
     if version >= 3:
-        return Kind(number(kind) or 0)
+        return OsDeviceKind(parse_number(kind) or 0)
     if device.get("subtype") == "BXI":
-        return Kind.NETWORK
-    return _OLD_KINDS.get(kind, Kind(0))
+        return OsDeviceKind.NETWORK
+    return _OLD_KINDS.get(kind, OsDeviceKind(0))

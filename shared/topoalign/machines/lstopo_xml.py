@@ -2,7 +2,7 @@
 Reads lstopo's XML into plain objects, safely.
 
 The document may come from an untrusted source, so it is read as a stream with a limit on bytes, elements and depth.
-Entities are refused as soon as one is declared, whatever it would expand to, and nothing outside the document is
+The declaration of an entity is refused, independent of its content, and nothing outside the document is
 opened. The DOCTYPE that names hwloc's own DTD is accepted and ignored.
 """
 
@@ -37,7 +37,7 @@ _KEPT = frozenset(
 
 @dataclass
 class Element:
-    """One element of those that matter here, with its children in order."""
+    """One relevant element, with its children in order."""
 
     tag: str
     attributes: dict[str, str]
@@ -76,7 +76,7 @@ class Element:
 
 
 def read_elements(source: IO[bytes]) -> Element:
-    """The topology element. Raises InvalidMachine with line and column."""
+    """Parses a document and returns its topology element. Raises InvalidMachine with line and column."""
     # Not `forbid_external`: it would refuse the DOCTYPE of real files. What it names is not opened, and an external entity
     # has to be declared before it can be used, which `forbid_entities` refuses.
     parser = DefusedExpatParser(forbid_dtd=False, forbid_entities=True, forbid_external=False)

@@ -5,11 +5,11 @@ A matrix has less information than a machine. Missing information is derived:
 
 - CPUs are the union of the CPU affinities, with one thread per core. The CPUs of one NUMA node count as one socket and
   one last-level cache, and the output does not show this socket (`sockets_known`). A CPU belongs to the first node of
-  the NUMA affinity beside it; if several GPUs list it, to that of the first GPU.
+  the NUMA affinity in the same row; if several GPUs list it, to that of the first GPU.
 - If the column NUMA Affinity is missing, GPUs with equal CPU affinities are on one node, because the driver prints the
   CPUs of the GPU's node; the nodes are numbered in the order of their lowest CPU.
 - If the column exists but has `N/A` or nothing, the GPU's node is unknown. If no GPU's node is known, CPUs are put on
-  nodes as if the column were missing; else CPUs that are listed only beside unknown nodes are left out.
+  nodes as if the column were missing; else CPUs that are listed only with unknown nodes are left out.
 - Memory is unknown. The node of a GPU's own memory (GPU NUMA ID) exists and has no CPUs.
 - A NIC is near the nodes of the nearest GPU that it reaches without leaving the NUMA node (PIX before PXB, NODE at
   most), of several the first.
@@ -21,29 +21,29 @@ from collections.abc import Mapping, Sequence
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
-from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, ids_of, link
+from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, parse_affinity, parse_link
 from topoalign.machines.nvidia_smi_matrix import Matrix, read_matrix
 from topoalign.machines.nvidia_smi_print import print_matrix
-from topoalign.machines.possible import possible
+from topoalign.machines.possible import check_possible
 
-__all__ = ["Matrix", "print_matrix", "read", "read_matrix", "topology_of"]
+__all__ = ["Matrix", "print_matrix", "read_matrix", "read_pasted_matrix", "topology_of"]
 
 Nodes = tuple[int, ...]
 NEAREST_FIRST = tuple(PcieClass)
 WITHIN_A_NODE = frozenset(PcieClass) - {PcieClass.SYS}
 
 
-def read(text: str) -> Topology:
-    """The machine whose matrix stands in the text. Raises InvalidMachine with line and column."""
+def read_pasted_matrix(text: str) -> Topology:
+    """Reads the machine from a pasted matrix. Raises InvalidMachine with line and column."""
     return topology_of(read_matrix(text))
 
 
 def topology_of(matrix: Matrix) -> Topology:
-    """The machine of a matrix. Raises InvalidMachine if it cannot be one."""
-    cpu_lists = {gpu: ids_of((matrix.cpu_affinity or {}).get(gpu, "")) for gpu in matrix.gpus}
+    """Makes a machine from a matrix. Raises InvalidMachine if there can be no such machine."""
+    cpu_lists = {gpu: parse_affinity((matrix.cpu_affinity or {}).get(gpu, "")) for gpu in matrix.gpus}
     affinities = _numa_affinities(matrix, cpu_lists)
-    memory_nodes = {gpu: min(ids_of(text), default=None) for gpu, text in (matrix.gpu_numa_id or {}).items()}
-    cpus = _cpus(matrix.gpus, cpu_lists, affinities)
+    memory_nodes = {gpu: min(parse_affinity(text), default=None) for gpu, text in (matrix.gpu_numa_id or {}).items()}
+    cpus = _read_cpus(matrix.gpus, cpu_lists, affinities)
     nodes = {cpu.node for cpu in cpus}.union(*affinities.values())
     nodes.update(node for node in memory_nodes.values() if node is not None)
     gpus = tuple(
@@ -62,18 +62,18 @@ def topology_of(matrix: Matrix) -> Topology:
         cpus=cpus,
         nodes=tuple(NumaNode(id=node) for node in sorted(nodes)),
         gpus=gpus,
-        nics=_nics(matrix, ids, affinities),
-        links=_links(matrix, ids),
+        nics=_read_nics(matrix, ids, affinities),
+        links=_read_links(matrix, ids),
         sockets_known=False,
-        nodes_known=any(map(ids_of, (matrix.numa_affinity or {}).values())),
+        nodes_known=any(map(parse_affinity, (matrix.numa_affinity or {}).values())),
     )
-    return possible(topology, "the matrix", COPY_AGAIN)
+    return check_possible(topology, "the matrix", COPY_AGAIN)
 
 
 def _numa_affinities(matrix: Matrix, cpu_lists: Mapping[str, frozenset[int]]) -> dict[str, Nodes]:
     if matrix.numa_affinity is None:
         return _numbered(cpu_lists)
-    return {gpu: tuple(sorted(ids_of(text))) for gpu, text in matrix.numa_affinity.items()}
+    return {gpu: tuple(sorted(parse_affinity(text))) for gpu, text in matrix.numa_affinity.items()}
 
 
 def _numbered(cpu_lists: Mapping[str, frozenset[int]]) -> dict[str, Nodes]:
@@ -82,7 +82,7 @@ def _numbered(cpu_lists: Mapping[str, frozenset[int]]) -> dict[str, Nodes]:
     return {gpu: (distinct.index(cpus),) if cpus else () for gpu, cpus in cpu_lists.items()}
 
 
-def _cpus(
+def _read_cpus(
     gpus: Sequence[str], cpu_lists: Mapping[str, frozenset[int]], affinities: Mapping[str, Nodes]
 ) -> tuple[Cpu, ...]:
     if not any(affinities.values()):
@@ -98,7 +98,7 @@ def _cpus(
     )
 
 
-def _nics(matrix: Matrix, ids: Mapping[str, DeviceID], affinities: Mapping[str, Nodes]) -> tuple[Nic, ...]:
+def _read_nics(matrix: Matrix, ids: Mapping[str, DeviceID], affinities: Mapping[str, Nodes]) -> tuple[Nic, ...]:
     near: dict[str, tuple[int, Nodes]] = {}
     for a, b, cell in matrix.pairs():
         if a in affinities and b not in affinities and cell in WITHIN_A_NODE:
@@ -115,6 +115,6 @@ def _nics(matrix: Matrix, ids: Mapping[str, DeviceID], affinities: Mapping[str, 
     )
 
 
-def _links(matrix: Matrix, ids: Mapping[str, DeviceID]) -> tuple[Link, ...]:
-    found = (link(ids[a], ids[b], cell) for a, b, cell in matrix.pairs())
+def _read_links(matrix: Matrix, ids: Mapping[str, DeviceID]) -> tuple[Link, ...]:
+    found = (parse_link(ids[a], ids[b], cell) for a, b, cell in matrix.pairs())
     return tuple(one for one in found if one is not None)

@@ -1,5 +1,5 @@
 """
-The header of a matrix: the devices that have a column, and the affinity columns that follow them.
+Finds the header of a matrix: the devices that have a column, and the affinity columns that follow them.
 
 The header may be anywhere in the text, because prompts, warnings and other output may precede it. A line counts as the
 header if it begins with a GPU's label and every word of it is a label or part of a title; it may continue on the next
@@ -19,16 +19,16 @@ from topoalign.machines.nvidia_smi_lines import (
     CPU_AFFINITY,
     GPU_NUMA_ID,
     NUMA_AFFINITY,
-    Line,
+    PastedLine,
     Word,
     is_cell,
     lines_from,
-    place,
-    wrong,
+    locate_line,
+    word_error,
 )
 
 MOST_CANDIDATES = 1_000
-"""So many lines that begin with a GPU's label are looked at; then the text is no `topo -m` output."""
+"""Lines with a GPU's label at the start that are checked; after them, the text is no `topo -m` output."""
 
 _CANDIDATE = re.compile(r"^(?:[ \t\xa0#>|*`]|\x1b\[[0-9;]{0,16}m){0,256}GPU[0-9]", re.MULTILINE)
 _GPU = re.compile(r"GPU[0-9]{1,4}")
@@ -39,21 +39,21 @@ TITLE_WORDS = frozenset({"CPU", "NUMA", "Affinity", "GPU", "ID"})
 
 
 @dataclass(frozen=True)
-class Header:
+class MatrixHeader:
     """The header of a matrix: labels, titles, and where they are in the text."""
 
     labels: tuple[str, ...]
-    """Of the device columns, in order."""
+    """The labels of the device columns, in order."""
     titles: tuple[str, ...]
-    """Of the affinity columns that are there, in order."""
+    """The titles of the affinity columns, in order."""
     title_columns: tuple[int, ...]
-    """Where each title begins, if they stand in one line; else empty."""
+    """The column of each title, if they are in one line; else empty."""
     line: int
-    """Where it begins."""
+    """The line in which the header begins."""
     number: int
-    """Of the first line below it."""
+    """The number of the first line below the header."""
     after: int
-    """Where in the text that line begins."""
+    """The position in the text at which that line begins."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -78,21 +78,21 @@ def is_glued(word: str) -> bool:
     return _GLUED.match(word) is not None
 
 
-def is_header_line(line: Line) -> bool:
+def is_header_line(line: PastedLine) -> bool:
     """Whether a line begins with a GPU's label and has only labels and parts of titles."""
     return len(line.words) > 1 and is_gpu(line.first) and all(_is_header_word(word.text) for word in line.words)
 
 
-def find_header(text: str, start: int = 0) -> Header:
-    """The first header from this position on. Raises InvalidMachine, at what comes closest to one if anything does."""
+def find_header(text: str, start: int = 0) -> MatrixHeader:
+    """The first header from this position on. Raises InvalidMachine, if possible at the line most similar to a header."""
     closest: InvalidMachine | None = None
-    number, at = place(text, start)
+    number, at = locate_line(text, start)
     for match in islice(_CANDIDATE.finditer(text, start), MOST_CANDIDATES):
         number = number + text.count("\n", at, match.start())
         at = match.start()
         line = next(lines_from(text, at, number))
         if all(_is_header_word(word.text) for word in line.words):
-            return _read(text, line)
+            return _read_header(text, line)
         closest = closest or _near_miss(line)
     raise closest or no_matrix(text)
 
@@ -106,19 +106,19 @@ def _is_header_word(word: str) -> bool:
     return word in TITLE_WORDS or is_label(word)
 
 
-def _near_miss(line: Line) -> InvalidMachine | None:
-    """The fault of a line that was meant as a header; None if it was not."""
+def _near_miss(line: PastedLine) -> InvalidMachine | None:
+    """The error of a line that is similar to a header; None for other lines."""
     meant = line.words[:2]
     if all(_is_header_word(word.text) or is_glued(word.text) for word in meant):
         word = next(word for word in line.words if not _is_header_word(word.text))
         what = "two labels glued together" if is_glued(word.text) else "not the label or title of a column"
-        return wrong(word, f"{quoted([word.text])} is {what}")
+        return word_error(word, f"{quoted([word.text])} is {what}")
     if len(meant) == 2 and is_gpu(meant[0].text) and is_cell(meant[1].text):
-        return wrong(meant[0], f"the row {meant[0].text} has no header with the labels of the columns above it")
+        return word_error(meant[0], f"the row {meant[0].text} has no header with the labels of the columns above it")
     return None
 
 
-def _read(text: str, line: Line) -> Header:
+def _read_header(text: str, line: PastedLine) -> MatrixHeader:
     words = list(line.words)
     after = line.after
     number = line.number + 1
@@ -134,27 +134,27 @@ def _read(text: str, line: Line) -> Header:
     split = next((i for i, word in enumerate(words) if word.text in TITLE_WORDS), len(words))
     titles = _titles(words[split:])
     columns = _title_columns(titles, words[split:])
-    return Header(_labels(words[:split]), titles, columns, line.number, number, after)
+    return MatrixHeader(_labels(words[:split]), titles, columns, line.number, number, after)
 
 
 def _labels(words: Sequence[Word]) -> tuple[str, ...]:
     seen: set[str] = set()
     for word in words:
         if word.text in seen:
-            raise wrong(word, f"there are two columns {word.text}")
+            raise word_error(word, f"there are two columns {word.text}")
         seen.add(word.text)
     gpus = sum(is_gpu(label) for label in seen)
     if gpus > MOST_GPUS or len(seen) - gpus > MOST_NICS:
         finding = f"{gpus} GPUs and {len(seen) - gpus} NICs: a machine has at most {MOST_GPUS} and {MOST_NICS}"
-        raise wrong(words[0], finding)
+        raise word_error(words[0], finding)
     return tuple(word.text for word in words)
 
 
 def _titles(words: Sequence[Word]) -> tuple[str, ...]:
-    """Which titles these words make up; they may be stacked (`CPU NUMA` above `Affinity Affinity`)."""
+    """The titles that these words form; they may be stacked (`CPU NUMA` above `Affinity Affinity`)."""
     label = next((word for word in words if is_label(word.text)), None)
     if label is not None:
-        raise wrong(label, f"the column {label.text} stands behind the affinity columns")
+        raise word_error(label, f"the column {label.text} stands behind the affinity columns")
     count = Counter(word.text for word in words)
     titles = []
     if count["CPU"]:
@@ -165,7 +165,7 @@ def _titles(words: Sequence[Word]) -> tuple[str, ...]:
         titles.append(GPU_NUMA_ID)
     if count != Counter(word for title in titles for word in title.split()):
         found = " ".join(word.text for word in words)
-        raise wrong(words[-1], f"{quoted([found])} is not `{CPU_AFFINITY}`, `{NUMA_AFFINITY}`, `{GPU_NUMA_ID}`")
+        raise word_error(words[-1], f"{quoted([found])} is not `{CPU_AFFINITY}`, `{NUMA_AFFINITY}`, `{GPU_NUMA_ID}`")
     return tuple(titles)
 
 

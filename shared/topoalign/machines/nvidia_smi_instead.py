@@ -1,5 +1,5 @@
 """
-Recognises what people paste in place of a matrix: other output of `nvidia-smi`, and that of other tools.
+Recognises texts that people paste instead of a matrix: other output of `nvidia-smi`, and that of other tools.
 
 Output without a line of labels is looked at when no header is found. Output that looks like a matrix and is another one
 (rocm-smi, `nvidia-smi topo -p2p`) is looked at when the matrix cannot be read.
@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, place
+from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, locate_line
 
 MOST_CHARACTERS = 100_000
-"""From the start of the text: so many are searched for what it is instead of a matrix."""
+"""Characters at the start of the text that are searched for signs of another output."""
 
 _TOPO = "paste the output of `nvidia-smi topo -m`"
 _TOPO_OR_XML = f"{_TOPO}, or give lstopo's XML: `lstopo --of xml FILE`"
@@ -87,7 +87,7 @@ _INSTEAD = (
     ),
     (
         re.compile(r"\| NVIDIA-SMI [0-9]"),
-        "this is the output of `nvidia-smi` alone, which does not tell how GPUs are connected",
+        "this is the output of `nvidia-smi` alone, which does not show how GPUs are connected",
         "paste the output of `nvidia-smi topo -m`",
     ),
 )
@@ -126,6 +126,6 @@ def _recognised(text: str, patterns: Sequence[tuple[re.Pattern[str], str, str]])
     for pattern, finding, remedy in patterns:
         match = pattern.search(text, 0, MOST_CHARACTERS)
         if match is not None:
-            number, _ = place(text, match.start())
+            number, _ = locate_line(text, match.start())
             return InvalidMachine(f"it holds no matrix: {finding}", remedy, number)
     return None

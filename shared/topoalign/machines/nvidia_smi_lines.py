@@ -1,5 +1,5 @@
 """
-The text of a paste, line by line: without additions of a terminal or a comment, every word with its line and column.
+Splits a paste into lines and words with their positions, without additions of a terminal or a comment.
 
 Nothing is copied before it is searched: one search skips ten megabytes of noise, and only the lines of the
 matrix itself become objects.
@@ -26,13 +26,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u2029]")
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,32}[A-Za-z]")
 _COMMENT = re.compile(r"[ \t\xa0]*[#>]+")
 _TABLE_ROW = re.compile(r"[ \t\xa0]*\|[ \t\xa0|*`]*[A-Za-z][A-Za-z_.:-]*[0-9]")
-"""Of a Markdown table, with a label in its first cell that is not empty."""
+"""A row of a Markdown table with a label in its first non-empty cell."""
 _WORD = re.compile(r"\S+")
 _MARKDOWN = str.maketrans("|*`", "\t  ")
 
 
 class Word(NamedTuple):
-    """What stands between blanks, and where: counted from 1."""
+    """A text between blanks, and its position, counted from 1."""
 
     text: str
     line: int
@@ -40,14 +40,14 @@ class Word(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class PastedLine:
     """One line of a paste, cleaned; `number` counts from 1."""
 
     number: int
     text: str
     """Without terminal codes; a comment sign has become a blank and a Markdown cell's edge a tab, so that columns stay."""
     after: int
-    """Where in the whole text the next line begins."""
+    """The position in the text at which the next line begins."""
 
     @cached_property
     def words(self) -> tuple[Word, ...]:
@@ -66,18 +66,18 @@ def prepared(text: str) -> str:
         text = text.replace("\r\n", "\n")
     bad = _CONTROL.search(text)
     if bad is not None:
-        number, start = place(text, bad.start())
+        number, start = locate_line(text, bad.start())
         raise InvalidMachine(f"control character U+{ord(bad[0]):04X}", COPY_AGAIN, number, bad.start() - start + 1)
     return text
 
 
-def place(text: str, at: int) -> tuple[int, int]:
+def locate_line(text: str, at: int) -> tuple[int, int]:
     """The number of the line that this position is in, and where that line starts."""
     start = text.rfind("\n", 0, at) + 1
     return text.count("\n", 0, start) + 1, start
 
 
-def lines_from(text: str, start: int, number: int) -> Iterator[Line]:
+def lines_from(text: str, start: int, number: int) -> Iterator[PastedLine]:
     """The lines from a line's start on, one at a time. Raises InvalidMachine for a line that no matrix can have."""
     while start < len(text):
         end = text.find("\n", start)
@@ -85,7 +85,7 @@ def lines_from(text: str, start: int, number: int) -> Iterator[Line]:
         if end - start > LONGEST_LINE:
             finding = f"the line is longer than {LONGEST_LINE} characters"
             raise InvalidMachine(finding, COPY_AGAIN, number, LONGEST_LINE + 1)
-        yield Line(number, _cleaned(text[start:end], number), end + 1)
+        yield PastedLine(number, _cleaned(text[start:end], number), end + 1)
         start = end + 1
         number = number + 1
 
@@ -101,8 +101,8 @@ def _cleaned(line: str, number: int) -> str:
     return line.translate(_MARKDOWN) if _TABLE_ROW.match(line) else line
 
 
-def wrong(word: Word, finding: str, remedy: str = COPY_AGAIN) -> InvalidMachine:
-    """That something is wrong with this word, or begins there."""
+def word_error(word: Word, finding: str, remedy: str = COPY_AGAIN) -> InvalidMachine:
+    """The error about this word, or about what begins there."""
     return InvalidMachine(finding, remedy, word.line, word.column)
 
 
@@ -143,8 +143,8 @@ def is_nvlink(cell: str) -> bool:
     return cell.startswith("NV")
 
 
-def link(a: DeviceID, b: DeviceID, cell: str) -> Link | None:
-    """What the cell says of two devices; None if it says nothing."""
+def parse_link(a: DeviceID, b: DeviceID, cell: str) -> Link | None:
+    """The link of two devices that a cell describes; None for a cell without a link."""
     if cell in ("", UNKNOWN):
         return None
     if is_nvlink(cell):
@@ -152,13 +152,13 @@ def link(a: DeviceID, b: DeviceID, cell: str) -> Link | None:
     return Link(a=a, b=b, pcie=PcieClass.SYS if cell == "SOC" else PcieClass(cell))
 
 
-def ids_of(affinity: str) -> frozenset[int]:
+def parse_affinity(affinity: str) -> frozenset[int]:
     """The ids in an affinity cell; none if it is blank or `N/A`. Raises ValueError."""
     return frozenset() if affinity == UNKNOWN else parse_cpuset(affinity)
 
 
 def cell_fault(word: str) -> str:
-    """Why this is no cell."""
+    """The finding about a text that is no cell."""
     if len(word) <= 256 and _GLUED.fullmatch(word):
         return f"{clean(word)!r} is several cells glued together"
     if word in _P2P:
@@ -167,10 +167,10 @@ def cell_fault(word: str) -> str:
 
 
 def affinity_fault(title: str, word: str) -> str:
-    """Why this cannot stand below the title; "" if it can."""
+    """The finding about a text that cannot be below the title; "" if it can."""
     most = MOST_CPUS if title == CPU_AFFINITY else MOST_NODES
     try:
-        ids = ids_of(word)
+        ids = parse_affinity(word)
     except ValueError as error:
         return f"{title} {clean(word)!r} is no list of ids, or a list that was cut: {error}"
     if ids and max(ids) >= most:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import combinations, islice
 
 from topoalign.core.model.errors import InvalidMachine, quoted
-from topoalign.machines.nvidia_smi_header import Header, find_header, is_gpu, is_header_text
+from topoalign.machines.nvidia_smi_header import MatrixHeader, find_header, is_gpu, is_header_text
 from topoalign.machines.nvidia_smi_instead import other_matrix
 from topoalign.machines.nvidia_smi_lines import (
     CELL,
@@ -36,11 +36,11 @@ from topoalign.machines.nvidia_smi_lines import (
     Word,
     is_nvlink,
     lines_from,
-    place,
+    locate_line,
     prepared,
-    wrong,
+    word_error,
 )
-from topoalign.machines.nvidia_smi_rows import LEGEND, Row, read_rows
+from topoalign.machines.nvidia_smi_rows import LEGEND, MatrixRow, read_rows
 
 _NIC_LEGEND = re.compile(r"^[ \t\xa0#>|]{0,256}NIC Legend:", re.MULTILINE)
 _NIC_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -48,14 +48,14 @@ _NIC_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 @dataclass(frozen=True)
 class Matrix:
-    """What stands in the text."""
+    """A matrix as the text has it."""
 
     labels: tuple[str, ...]
-    """Of the device columns, in their order: `GPU0`, … and `NIC0` or `mlx5_0`."""
+    """The labels of the device columns, in their order: `GPU0`, … and `NIC0` or `mlx5_0`."""
     nic_names: Mapping[str, str]
-    """Label -> name, as far as a NIC legend says."""
+    """Label -> name, for the entries of a NIC legend."""
     cells: Mapping[str, tuple[str, ...]]
-    """Label of each printed row -> its cells in column order; "" where a short row ends and symmetry tells nothing."""
+    """Label of each printed row -> its cells in column order; "" after a short row's end where symmetry gives no value."""
     cpu_affinity: Mapping[str, str] | None
     """Label of each GPU -> the text of the cell. None: there is no such column."""
     numa_affinity: Mapping[str, str] | None
@@ -63,14 +63,14 @@ class Matrix:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """By index, which need not be the order of the columns."""
-        return tuple(sorted((label for label in self.labels if is_gpu(label)), key=_number))
+        """The labels of GPUs by index, which need not be the order of the columns."""
+        return tuple(sorted((label for label in self.labels if is_gpu(label)), key=_label_number))
 
     @property
     def nics(self) -> tuple[str, ...]:
-        """By index where they have one (`NIC0`), else in column order."""
+        """The labels of NICs by index if they have one (`NIC0`), else in column order."""
         nics = [label for label in self.labels if not is_gpu(label)]
-        return tuple(sorted(nics, key=_number) if self.nics_are_numbered else nics)
+        return tuple(sorted(nics, key=_label_number) if self.nics_are_numbered else nics)
 
     @property
     def nics_are_numbered(self) -> bool:
@@ -82,26 +82,26 @@ class Matrix:
         return self.nic_names.get(label, label)
 
     def pairs(self) -> Iterator[tuple[str, str, str]]:
-        """Each two devices, GPUs first and by number, and what either row says of them: "" if neither does."""
+        """Each two devices, GPUs first and by number, and the cell of either row about them: "" if there is none."""
         column = {label: i for i, label in enumerate(self.labels)}
         for a, b in combinations([*self.gpus, *self.nics], 2):
             cell = self.cells[a][column[b]] if a in self.cells else ""
             yield a, b, cell or (self.cells[b][column[a]] if b in self.cells else "")
 
 
-def _number(label: str) -> int:
+def _label_number(label: str) -> int:
     return int(label[3:])
 
 
 def read_matrix(text: str) -> Matrix:
-    """The matrix in the text. Raises InvalidMachine with line and column of what is wrong."""
+    """Reads the matrix in the text. Raises InvalidMachine with line and column of the error."""
     try:
         return _checked_matrix(*_with_header(prepared(text)))
     except InvalidMachine as error:
         raise other_matrix(text) or error from error
 
 
-def _with_header(text: str) -> tuple[str, Header]:
+def _with_header(text: str) -> tuple[str, MatrixHeader]:
     """The text, without what surrounds the matrix where that hides the header, and the header."""
     try:
         return text, find_header(text)
@@ -112,7 +112,7 @@ def _with_header(text: str) -> tuple[str, Header]:
         raise
 
 
-def _checked_matrix(text: str, header: Header) -> Matrix:
+def _checked_matrix(text: str, header: MatrixHeader) -> Matrix:
     _check_alone(text, header)
     rows, end = read_rows(text, header)
     _check_complete(header.labels, rows, cut=LEGEND.search(text, end) is None)
@@ -131,7 +131,7 @@ def _checked_matrix(text: str, header: Header) -> Matrix:
     )
 
 
-def _check_complete(labels: tuple[str, ...], rows: Mapping[str, Row], cut: bool) -> None:
+def _check_complete(labels: tuple[str, ...], rows: Mapping[str, MatrixRow], cut: bool) -> None:
     """`cut`: no legend below shows that the last row was copied to its end."""
     missing = [label for label in labels if label not in rows]
     nics = {label for label in labels if not is_gpu(label)}
@@ -141,47 +141,47 @@ def _check_complete(labels: tuple[str, ...], rows: Mapping[str, Row], cut: bool)
         raise InvalidMachine(f"{after}the rows {', '.join(missing)} are missing", COPY_AGAIN, line)
     last = max(rows.values(), key=lambda row: row.label.line)
     if cut and len(last.cells) < len(labels):
-        raise wrong(last.cells[-1], f"row {last.label.text} ends after {len(last.cells)} of {len(labels)} cells")
+        raise word_error(last.cells[-1], f"row {last.label.text} ends after {len(last.cells)} of {len(labels)} cells")
     others = [row.affinities for row in rows.values() if is_gpu(row.label.text) and row is not last]
     behind = max((i for i, text in enumerate(last.affinities.values(), 1) if text), default=0)
     for title in list(last.affinities)[behind:]:
         if cut and is_gpu(last.label.text) and others and all(other[title] for other in others):
-            raise wrong(last.cells[-1], f"row {last.label.text} ends before its {title}, which the others have")
+            raise word_error(last.cells[-1], f"row {last.label.text} ends before its {title}, which the others have")
 
 
-def _check_symmetric(labels: tuple[str, ...], rows: Mapping[str, Row]) -> None:
+def _check_symmetric(labels: tuple[str, ...], rows: Mapping[str, MatrixRow]) -> None:
     for i, a in enumerate(labels):
         for j, cell in enumerate(rows[a].cells if a in rows else ()):
             b = labels[j]
             if (cell.text == SELF) != (a == b):
-                raise wrong(
+                raise word_error(
                     cell, f"row {a}, column {b} is {cell.text}: X stands where row and column are the same device"
                 )
             if is_nvlink(cell.text) and not (is_gpu(a) and is_gpu(b)):
-                raise wrong(cell, f"row {a}, column {b} is {cell.text}, but only GPUs have NVLinks")
-            mirrored = _cell(rows, b, i)
+                raise word_error(cell, f"row {a}, column {b} is {cell.text}, but only GPUs have NVLinks")
+            mirrored = _cell_word(rows, b, i)
             if mirrored is not None and cell.text != mirrored.text:
                 finding = f"row {a}, column {b} is {cell.text}, but row {b}, column {a} is {mirrored.text}"
-                raise wrong(cell, f"the matrix is not symmetric: {finding} (line {mirrored.line})")
+                raise word_error(cell, f"the matrix is not symmetric: {finding} (line {mirrored.line})")
 
 
-def _cell(rows: Mapping[str, Row], label: str, column: int) -> Word | None:
+def _cell_word(rows: Mapping[str, MatrixRow], label: str, column: int) -> Word | None:
     row = rows.get(label)
     return row.cells[column] if row is not None and column < len(row.cells) else None
 
 
-def _completed(labels: tuple[str, ...], rows: Mapping[str, Row]) -> dict[str, tuple[str, ...]]:
+def _completed(labels: tuple[str, ...], rows: Mapping[str, MatrixRow]) -> dict[str, tuple[str, ...]]:
     """The cells of each printed row, short ones filled up from the rows that mirror them."""
     cells = {}
     for i, label in enumerate(labels):
         if label in rows:
-            both = [_cell(rows, label, j) or _cell(rows, other, i) for j, other in enumerate(labels)]
+            both = [_cell_word(rows, label, j) or _cell_word(rows, other, i) for j, other in enumerate(labels)]
             cells[label] = tuple(word.text if word is not None else "" for word in both)
     return cells
 
 
-def _check_alone(text: str, header: Header) -> None:
-    """Before the rows are read: of two outputs in one text, neither may be whole."""
+def _check_alone(text: str, header: MatrixHeader) -> None:
+    """Raises InvalidMachine for two outputs in one text, before the rows are read: neither may be whole."""
     try:
         other = find_header(text, header.after)
     except InvalidMachine:
@@ -191,12 +191,12 @@ def _check_alone(text: str, header: Header) -> None:
 
 
 def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
-    """What the NIC legend says, wherever it stands; a NIC that it does not name keeps its label."""
+    """Reads the names of the NIC legend anywhere in the text; a NIC that it does not contain keeps its label."""
     legend = _NIC_LEGEND.search(text)
     names: dict[str, str] = {}
     if legend is None:
         return names
-    number, start = place(text, legend.start())
+    number, start = locate_line(text, legend.start())
     entries = lines_from(text, start, number)
     next(entries)
     for line in entries:
@@ -207,11 +207,11 @@ def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
         if not colon or not label.startswith("NIC"):
             break
         if label not in labels:
-            raise wrong(line.words[0], f"the NIC legend names {quoted([label])}, which has no column")
+            raise word_error(line.words[0], f"the NIC legend names {quoted([label])}, which has no column")
         if name and not _NIC_NAME.fullmatch(name):
-            raise wrong(line.words[-1], f"{quoted([name])} is no name of a NIC")
+            raise word_error(line.words[-1], f"{quoted([name])} is no name of a NIC")
         if label in names or name in names.values():
-            raise wrong(line.words[0], f"the NIC legend names {quoted([name or label])} twice")
+            raise word_error(line.words[0], f"the NIC legend names {quoted([name or label])} twice")
         if name:
             names[label] = name
     if len({names.get(label, label) for label in labels}) < len(labels):
@@ -219,7 +219,7 @@ def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
     return names
 
 
-# Takes away what surrounds the lines of a matrix: markup of a web page, escapes of JSON, and a prefix of every line.
+# Removes what surrounds the lines of a matrix: markup of a web page, escapes of JSON, and a prefix of every line.
 #
 # Logs put something in front of each line: a time stamp, the name of a pod or a host, a line number, the mark of a
 # diff, a quote. Such a prefix is found by its place, not by a list of formats: it is what stands before the first label
@@ -235,17 +235,17 @@ LONGEST_PREFIX = 256
 LONGEST_HEADER = 8_192
 """Characters: at the limits of `validate` a header has about 3,000."""
 MOST_CANDIDATES = 1_000
-"""So many labels of GPUs are looked at."""
+"""Labels of GPUs that are checked at most."""
 
 MOST_SHAPES = 8
-"""So many different prefixes of headers are looked for in the rows."""
+"""Different prefixes of headers that are searched for in the rows at most."""
 
 _LABEL = re.compile(r"(?<!\w)GPU[0-9]{1,4}(?!\w)")
 _ROW_START = rf"[ \t]*GPU[0-9]{{1,4}}[ \t]+{CELL}(?!\w)"
 _NUMBER = r"(?>0x[0-9a-fA-F]{1,64}|[0-9]{1,64}(?:\.[0-9]{1,64})?)"
 """
 A number in a prefix: `07`, `02.123Z`, `0x1f`. Its fraction may be missing on some lines. Atomic, because many numbers with
-dots would else be compared in very many ways.
+dots would otherwise be compared in a very large number of ways.
 """
 _ESCAPED = re.compile(r"\\t *GPU[0-9]")
 _QUOTE_ENDS = re.compile(r"""["'],?[ \t]*$""", re.MULTILINE)
@@ -262,7 +262,7 @@ _TAG = re.compile(r"<[A-Za-z/!][^<>]{0,1000}>")
 
 def other_forms(text: str, is_header: Callable[[str], bool]) -> Iterator[str]:
     """
-    The text without what may surround the matrix, one form after another: without markup, and without a prefix.
+    Yields the text without what may surround the matrix: first without markup, then without a prefix.
 
     `is_header`: whether a text that begins with a label is the rest of a header.
     """

@@ -34,24 +34,24 @@ MIB = 1 << 20
 def print_matrix(topology: Topology, wide: bool = False, used_by: Mapping[DeviceID, str] | None = None) -> str:
     """
     The matrix with its legends, ending in a line end. `wide` adds PCI address, id and memory of each device, and who
-    uses it, if `used_by` says so.
+    uses it, from `used_by`.
     """
     rows = _matrix(topology)
     if wide:
-        rows = _beside(rows, _wide(topology, used_by))
+        rows = _join_columns(rows, _wide(topology, used_by))
     return "".join(f"{row.rstrip()}\n" for row in rows) + LEGEND + _nic_legend(topology.nics)
 
 
 def _matrix(topology: Topology) -> list[str]:
     devices: list[Gpu | Nic] = [*topology.gpus, *topology.nics]
-    told = topology.nodes_known or not any(gpu.numa_affinity for gpu in topology.gpus)
-    header = ["", *map(_label, devices), CPU_AFFINITY, *[NUMA_AFFINITY] * told, GPU_NUMA_ID]
+    known = topology.nodes_known or not any(gpu.numa_affinity for gpu in topology.gpus)
+    header = ["", *map(_label, devices), CPU_AFFINITY, *[NUMA_AFFINITY] * known, GPU_NUMA_ID]
     rows = ["\t".join(header)]
     for device in devices:
-        cells = [_label(device), *(_cell(topology, device.id, other.id) for other in devices)]
+        cells = [_label(device), *(_format_cell(topology, device.id, other.id) for other in devices)]
         if isinstance(device, Gpu):
             memory_node = UNKNOWN if device.memory_node is None else str(device.memory_node)
-            cells += [_ids(device.cpu_affinity), *[_ids(device.numa_affinity)] * told, "", memory_node]
+            cells += [_format_ids(device.cpu_affinity), *[_format_ids(device.numa_affinity)] * known, "", memory_node]
         rows.append("\t".join(cells))
     return rows
 
@@ -60,14 +60,14 @@ def _label(device: Gpu | Nic) -> str:
     return f"GPU{device.index}" if isinstance(device, Gpu) else f"NIC{device.index}"
 
 
-def _cell(topology: Topology, a: DeviceID, b: DeviceID) -> str:
+def _format_cell(topology: Topology, a: DeviceID, b: DeviceID) -> str:
     if a == b:
         return " X "
     link = topology.link_by_pair.get((a, b))
     return UNKNOWN if link is None else link.label
 
 
-def _ids(ids: Sequence[int]) -> str:
+def _format_ids(ids: Sequence[int]) -> str:
     return format_cpuset(ids) or UNKNOWN
 
 
@@ -78,7 +78,7 @@ def _nic_legend(nics: Sequence[Nic]) -> str:
 
 def _wide(topology: Topology, used_by: Mapping[DeviceID, str] | None) -> list[list[str]]:
     table = [["PCI Address", "Device", "Memory"]]
-    table += [[gpu.pci or UNKNOWN, gpu.id, _memory(gpu.memory)] for gpu in topology.gpus]
+    table += [[gpu.pci or UNKNOWN, gpu.id, _format_memory(gpu.memory)] for gpu in topology.gpus]
     table += [[nic.pci or UNKNOWN, nic.id, ""] for nic in topology.nics]
     if used_by is not None:
         table[0].append("Used by")
@@ -87,11 +87,11 @@ def _wide(topology: Topology, used_by: Mapping[DeviceID, str] | None) -> list[li
     return [[clean(cell, 128) for cell in cells] for cells in table]
 
 
-def _memory(memory: int | None) -> str:
+def _format_memory(memory: int | None) -> str:
     return UNKNOWN if memory is None else f"{memory // MIB} MiB"
 
 
-def _beside(rows: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
+def _join_columns(rows: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
     """The rows with a table on their right, every column of it at one tab stop."""
     for column in zip(*table, strict=True):
         width = max(len(row.expandtabs(TAB)) for row in rows) // TAB + 1

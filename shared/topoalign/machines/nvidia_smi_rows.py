@@ -1,5 +1,5 @@
 """
-The rows of a matrix: a device's label, a cell per device column, and, for a GPU, its affinities.
+Reads the rows of a matrix: a device's label, a cell per device column, and, for a GPU, its affinities.
 
 Rows are found by their labels, in any order, with other lines between them. Affinity cells may be empty. In a row with
 tabs the tabs show the columns. In a row with spaces the columns are known if the words are at tab stops of 8 columns,
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from topoalign.core.model.errors import quoted
-from topoalign.machines.nvidia_smi_header import TITLE_WORDS, Header, is_glued, is_gpu, is_header_line, is_label
+from topoalign.machines.nvidia_smi_header import TITLE_WORDS, MatrixHeader, is_glued, is_gpu, is_header_line, is_label
 from topoalign.machines.nvidia_smi_lines import (
     SELF,
-    Line,
+    PastedLine,
     Word,
     affinity_fault,
     cell_fault,
     is_affinity,
     is_cell,
     lines_from,
-    wrong,
+    word_error,
 )
 
 TAB = 8
@@ -32,7 +32,7 @@ _KEEP_TABS = (
 )
 
 MOST_OTHER_LINES = 100
-"""So many lines in a row that are no rows end the matrix."""
+"""Lines in succession without a row after which the matrix ends."""
 
 _WORD = re.compile(r"\S")
 
@@ -40,7 +40,7 @@ LEGEND = re.compile(r"^[ \t\xa0#>|]{0,256}(?:NIC )?Legend:", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Row:
+class MatrixRow:
     """One row of a matrix: label, cells and, for a GPU, affinities."""
 
     label: Word
@@ -49,13 +49,13 @@ class Row:
     """Title -> text, for each column that the header has; "" if it is blank."""
 
 
-def read_rows(text: str, header: Header) -> tuple[dict[str, Row], int]:
+def read_rows(text: str, header: MatrixHeader) -> tuple[dict[str, MatrixRow], int]:
     """
     The rows by label, in the order of the text, and where in it they end.
 
     Raises InvalidMachine for a row that is torn or there twice, or belongs to no column, and for a line that was wrapped.
     """
-    rows: dict[str, Row] = {}
+    rows: dict[str, MatrixRow] = {}
     columns = frozenset(header.labels)
     end = header.after
     others = 0
@@ -70,7 +70,7 @@ def read_rows(text: str, header: Header) -> tuple[dict[str, Row], int]:
             continue
         row = _row(line, header, partial(_missing_below, text, line, header, rows))
         if line.first in rows:
-            raise wrong(row.label, f"row {line.first} is there twice, first in line {rows[line.first].label.line}")
+            raise word_error(row.label, f"row {line.first} is there twice, first in line {rows[line.first].label.line}")
         rows[line.first] = row
         end = line.after
         others = 0
@@ -78,29 +78,31 @@ def read_rows(text: str, header: Header) -> tuple[dict[str, Row], int]:
     return rows, end
 
 
-def _check_other(line: Line, adjacent: bool) -> None:
+def _check_other(line: PastedLine, adjacent: bool) -> None:
     """Lets pass what has nothing to do with the matrix."""
     if not line.words:
         return
     first = line.words[0]
     second = line.words[1].text if len(line.words) > 1 else ""
     if adjacent and (is_cell(first.text) or is_affinity(first.text) or first.text in TITLE_WORDS - {"GPU"}):
-        raise wrong(first, f"the line begins with {quoted([first.text])}: it is the rest of the line above, wrapped")
+        raise word_error(
+            first, f"the line begins with {quoted([first.text])}: it is the rest of the line above, wrapped"
+        )
     if is_glued(first.text):
-        raise wrong(first, f"{quoted([first.text])} is two labels glued together")
+        raise word_error(first, f"{quoted([first.text])} is two labels glued together")
     if is_label(first.text) and (is_cell(second) or first.text.startswith(("GPU", "NIC"))):
-        raise wrong(first, f"row {first.text} has no column in the header")
+        raise word_error(first, f"row {first.text} has no column in the header")
 
 
-def _missing_below(text: str, line: Line, header: Header, rows: Mapping[str, Row]) -> str:
-    """What to add to the fault of a row if the text ends with it: then it was cut there."""
+def _missing_below(text: str, line: PastedLine, header: MatrixHeader, rows: Mapping[str, MatrixRow]) -> str:
+    """The addition to the finding about a row at the end of the text: the text was cut there."""
     if _WORD.search(text, line.after):
         return ""
     lost = [name for name in header.labels if name != line.first and name not in rows]
     return f"; the rows {', '.join(lost)} are missing below it" if lost else ""
 
 
-def _row(line: Line, header: Header, also: Callable[[], str]) -> Row:
+def _row(line: PastedLine, header: MatrixHeader, also: Callable[[], str]) -> MatrixRow:
     """Raises InvalidMachine, with `also` added to its finding where the row may have been cut."""
     label = line.words[0]
     columns = len(header.labels)
@@ -108,21 +110,23 @@ def _row(line: Line, header: Header, also: Callable[[], str]) -> Row:
     rest = line.words[columns + 1 :]
     bad = next((word for word in cells if not is_cell(word.text)), None)
     if bad is not None:
-        raise wrong(bad, f"{cell_fault(bad.text)}, in row {label.text}{also()}")
+        raise word_error(bad, f"{cell_fault(bad.text)}, in row {label.text}{also()}")
     if len(cells) < (columns if is_gpu(label.text) else len(header.gpus)):
-        raise wrong(line.words[-1], f"row {label.text} ends after {len(cells)} of {columns} cells{also()}")
+        raise word_error(line.words[-1], f"row {label.text} ends after {len(cells)} of {columns} cells{also()}")
     if len(rest) > len(header.titles):
         extra = rest[len(header.titles)]
-        raise wrong(extra, f"row {label.text} goes on with {quoted([extra.text])}, which is below no column")
+        raise word_error(extra, f"row {label.text} goes on with {quoted([extra.text])}, which is below no column")
     affinities = _affinities(line, cells, rest, header)
     for title, word in affinities.items():
         fault = affinity_fault(title, word.text)
         if fault:
-            raise wrong(word, f"{fault}, in row {label.text}{also()}")
-    return Row(label, cells, {title: affinities[title].text if title in affinities else "" for title in header.titles})
+            raise word_error(word, f"{fault}, in row {label.text}{also()}")
+    return MatrixRow(
+        label, cells, {title: affinities[title].text if title in affinities else "" for title in header.titles}
+    )
 
 
-def _affinities(line: Line, cells: Sequence[Word], rest: Sequence[Word], header: Header) -> dict[str, Word]:
+def _affinities(line: PastedLine, cells: Sequence[Word], rest: Sequence[Word], header: MatrixHeader) -> dict[str, Word]:
     """Which words belong to which titles: not more words than titles."""
     titles = header.titles
     if len(rest) == len(titles) or not rest:
@@ -141,11 +145,11 @@ def _affinities(line: Line, cells: Sequence[Word], rest: Sequence[Word], header:
     else:
         indices = []
     if len(set(indices)) < len(rest):
-        raise wrong(rest[-1], f"it cannot be told below which column {quoted([rest[-1].text])} stands", _KEEP_TABS)
+        raise word_error(rest[-1], f"the column of {quoted([rest[-1].text])} is not clear", _KEEP_TABS)
     return {titles[index]: word for index, word in zip(indices, rest, strict=True)}
 
 
-def _tab_stops(line: Line, rest: Sequence[Word]) -> list[int] | None:
+def _tab_stops(line: PastedLine, rest: Sequence[Word]) -> list[int] | None:
     """
     Which cell of its row each of the last words is, 0 being the label, if every word is where tabs of 8 columns put it.
 

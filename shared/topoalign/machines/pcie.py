@@ -1,5 +1,5 @@
 """
-The PCIe class between two devices, derived from the bridges above each of them.
+Derives the PCIe class between two devices from the bridges above each of them.
 
 A device is at the end of a chain: the host bridge, then every bridge and switch port on the way down. A switch appears
 as one upstream port with a downstream port per device, so two devices under one switch share all but their last bridge.
@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class Attached(NamedTuple):
-    """Where a device sits."""
+    """The position of a device in the PCIe tree."""
 
     id: DeviceID
     chain: Chain
@@ -52,11 +52,11 @@ def between(a: Chain, b: Chain, *, same_node: bool) -> PcieClass:
     return PcieClass.PIX if max(len(a), len(b)) - shared <= 1 else PcieClass.PXB
 
 
-def links(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, ...]:
+def link_devices(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, ...]:
     """
     A link for each pair of devices whose chains are known; the other pairs have none.
 
-    On a host with a single NUMA node (`one_node`) every device is on it, though the kernel often does not say so.
+    On a host with a single NUMA node (`one_node`) every device is on it, though the kernel often does not report it.
     """
     found = []
     for a, b in combinations(devices, 2):
@@ -66,7 +66,7 @@ def links(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, ...]:
     return tuple(found)
 
 
-def bridges(chains: Iterable[Chain]) -> tuple[PciBridge, ...]:
+def collect_bridges(chains: Iterable[Chain]) -> tuple[PciBridge, ...]:
     """Every bridge of these chains once, parents before children."""
     parents: dict[str, str | None] = {}
     for chain in chains:

@@ -1,11 +1,11 @@
-"""The last step of every reader: a machine that cannot exist is refused, in the words of what was read."""
+"""The last step of every reader: refuses a machine that cannot exist, with the terms of the text that was read."""
 
 from topoalign.core.model.errors import InvalidField, InvalidMachine
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.validate import validate
 
 
-def possible(topology: Topology, what: str, remedy: str = "") -> Topology:
+def check_possible(topology: Topology, what: str, remedy: str = "") -> Topology:
     """Returns the machine that was read. Raises InvalidMachine if there can be none such; `remedy` replaces the field's."""
     try:
         validate(topology)

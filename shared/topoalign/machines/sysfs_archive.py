@@ -1,5 +1,5 @@
 """
-A captured sysfs tree in an archive of hwloc-gather-topology: `.tar.bz2`, `.tar.gz`, `.tar.xz` or `.tar`.
+Reads a captured sysfs tree in an archive of hwloc-gather-topology: `.tar.bz2`, `.tar.gz`, `.tar.xz` or `.tar`.
 
 It is read in memory and never unpacked: no file can be written outside a folder, no link can leave the tree, and
 entries that are neither a file nor a link are ignored. The unpacked bytes are counted while they are read, so that no
@@ -17,12 +17,12 @@ from pathlib import PurePosixPath
 
 from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines.sysfs import read_sysfs
 from topoalign.machines.sysfs_cpus import CPUS
-from topoalign.machines.sysfs_files import LONGEST_FILE, Tree, missing
+from topoalign.machines.sysfs_files import LONGEST_FILE, Tree, describe_missing_tree
+from topoalign.machines.sysfs_machine import read_sysfs
 
 MOST_BYTES = 128 << 20
-"""In all, unpacked. A machine with 512 CPUs has about half of it, most of it the blocks of tar."""
+"""Bytes in total, unpacked. A machine with 512 CPUs has about half of it, most of it the blocks of tar."""
 MOST_MEMBERS = 200_000
 MOST_HOPS = 40
 """Links on one path, as for Linux."""
@@ -49,7 +49,7 @@ class Archive(Tree):
         members = dict(_members(source))
         top = next((name.partition(CPUS)[0] for name in members if f"/{CPUS}/" in f"/{name}"), None)
         if top is None:
-            raise InvalidMachine(missing(f"no folder in it holds {CPUS}", members), _PACK_AGAIN)
+            raise InvalidMachine(describe_missing_tree(f"no folder in it holds {CPUS}", members), _PACK_AGAIN)
         for name, content in members.items():
             if name.startswith(top):
                 self._add(name.removeprefix(top), content)

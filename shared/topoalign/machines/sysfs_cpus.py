@@ -20,9 +20,9 @@ from pathlib import Path
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.model import Cpu, NumaNode
 from topoalign.core.model.topology.validate import LARGEST_MEMORY, MOST_CPUS, MOST_NODES
-from topoalign.machines.pages import fitting
-from topoalign.machines.sockets import numbered
-from topoalign.machines.sysfs_files import Tree, number, opened
+from topoalign.machines.cpu_sockets import number_sockets
+from topoalign.machines.hugepages import hugepage_totals
+from topoalign.machines.sysfs_files import Tree, open_tree, parse_number
 
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
@@ -36,18 +36,18 @@ Distances = tuple[tuple[int, ...], ...]
 
 
 def read_cpus(root: Path | Tree) -> tuple[Cpu, ...]:
-    """The CPUs that are online, by id. Raises InvalidMachine if the tree tells of none."""
-    tree = opened(root)
+    """The CPUs that are online, by id. Raises InvalidMachine if the tree has none."""
+    tree = open_tree(root)
     online = online_cpus(tree)
     nodes = cpus_of_nodes(tree, online)
     node_of = {cpu: node for node, cpus in reversed(list(nodes.items())) for cpu in cpus}
     fallback = next((node for node, cpus in nodes.items() if cpus), next(iter(nodes)))
-    sockets = numbered(_packages(tree, online))
+    sockets = number_sockets(_packages(tree, online))
     uncores = _uncores(tree, online)
     return tuple(
         Cpu(
             id=cpu,
-            core=_core(tree, cpu, online),
+            core=_lowest_sibling(tree, cpu, online),
             socket=sockets[cpu],
             node=node_of.get(cpu, fallback),
             uncore=uncores.get(cpu, sockets[cpu]),
@@ -56,15 +56,15 @@ def read_cpus(root: Path | Tree) -> tuple[Cpu, ...]:
     )
 
 
-def read_nodes(root: Path | Tree) -> tuple[tuple[NumaNode, ...], Distances | None]:
-    """The NUMA nodes that are online, by id, and their distances; None if the kernel does not tell all of them."""
-    tree = opened(root)
+def read_numa_nodes(root: Path | Tree) -> tuple[tuple[NumaNode, ...], Distances | None]:
+    """The NUMA nodes that are online, by id, and their distances; None if the kernel does not report all of them."""
+    tree = open_tree(root)
     listed = _listed_nodes(tree)
     if not listed:
-        return (_node(tree, 0, "sys/kernel/mm/hugepages", "proc/meminfo"),), None
+        return (_read_node(tree, 0, "sys/kernel/mm/hugepages", "proc/meminfo"),), None
     folders = {node: f"{NODES}/node{node}" for node in _kept(listed)}
-    nodes = [_node(tree, node, f"{folder}/hugepages", f"{folder}/meminfo") for node, folder in folders.items()]
-    return tuple(nodes), _distances(tree, list(folders), list(listed))
+    nodes = [_read_node(tree, node, f"{folder}/hugepages", f"{folder}/meminfo") for node, folder in folders.items()]
+    return tuple(nodes), _read_distances(tree, list(folders), list(listed))
 
 
 def online_cpus(tree: Tree) -> frozenset[int]:
@@ -75,7 +75,7 @@ def online_cpus(tree: Tree) -> frozenset[int]:
         online = frozenset(cpu for cpu in there if tree.number(f"{CPUS}/cpu{cpu}/online") != 0)
     online = frozenset(cpu for cpu in online if cpu < MOST_CPUS)
     if not online:
-        finding = "the tree tells of no CPU that is online"
+        finding = "the tree has no CPU that is online"
         raise InvalidMachine(finding, _GATHER)
     return online
 
@@ -89,11 +89,11 @@ def cpus_of_nodes(tree: Tree, online: frozenset[int]) -> Mapping[int, frozenset[
 
 
 def _listed_nodes(tree: Tree) -> dict[int, frozenset[int]]:
-    """NUMA node -> the CPUs it lists, for each that has a directory and, if the kernel says which, is online; ascending."""
+    """NUMA node -> its CPUs, for each node that has a directory and is online, if the kernel lists those; ascending."""
     there = {int(name[4:]) for name in tree.names(NODES) if re.fullmatch(r"node[0-9]{1,4}", name)}
     online = tree.ids(f"{NODES}/online")
     nodes = sorted(node for node in (there if online is None else there & online) if node < MOST_NODES)
-    return {node: _ids(tree, f"{NODES}/node{node}/cpulist", f"{NODES}/node{node}/cpumap") for node in nodes}
+    return {node: _read_ids(tree, f"{NODES}/node{node}/cpulist", f"{NODES}/node{node}/cpumap") for node in nodes}
 
 
 def _kept(listed: Mapping[int, frozenset[int]]) -> list[int]:
@@ -107,8 +107,8 @@ def _kept(listed: Mapping[int, frozenset[int]]) -> list[int]:
     return kept
 
 
-def _ids(tree: Tree, as_list: str, as_mask: str) -> frozenset[int]:
-    """From the list, or from the mask where there is no list."""
+def _read_ids(tree: Tree, as_list: str, as_mask: str) -> frozenset[int]:
+    """Reads ids from the list, or from the mask if there is no list."""
     found = tree.ids(as_list)
     return found if found is not None else tree.mask(as_mask) or frozenset()
 
@@ -120,8 +120,8 @@ def _packages(tree: Tree, online: frozenset[int]) -> dict[int, tuple[int | None,
     alone: dict[int | None, int] = {}
     for cpu, package_id in ids.items():
         topology = f"{CPUS}/cpu{cpu}/topology"
-        siblings = _ids(tree, f"{topology}/package_cpus_list", f"{topology}/package_cpus")
-        siblings = siblings or _ids(tree, f"{topology}/core_siblings_list", f"{topology}/core_siblings")
+        siblings = _read_ids(tree, f"{topology}/package_cpus_list", f"{topology}/package_cpus")
+        siblings = siblings or _read_ids(tree, f"{topology}/core_siblings_list", f"{topology}/core_siblings")
         if cpu not in siblings:
             packages.setdefault(cpu, (package_id, alone.setdefault(package_id, cpu)))
             continue
@@ -131,7 +131,7 @@ def _packages(tree: Tree, online: frozenset[int]) -> dict[int, tuple[int | None,
     return packages
 
 
-def _core(tree: Tree, cpu: int, online: frozenset[int]) -> int:
+def _lowest_sibling(tree: Tree, cpu: int, online: frozenset[int]) -> int:
     """The lowest of the CPU's siblings that are online and have its `core_id`; itself if it is not among them."""
     topology = f"{CPUS}/cpu{cpu}/topology"
     siblings = tree.ids(f"{topology}/core_cpus_list") or tree.ids(f"{topology}/thread_siblings_list")
@@ -170,28 +170,28 @@ def _last_cache(tree: Tree, cpu: int) -> str | None:
     return best
 
 
-def _node(tree: Tree, node: int, folder: str, meminfo: str) -> NumaNode:
+def _read_node(tree: Tree, node: int, folder: str, meminfo: str) -> NumaNode:
     pages: dict[int, int] = {}
     for name in tree.names(folder):
-        size = number(name.removeprefix("hugepages-").removesuffix("kB"))
+        size = parse_number(name.removeprefix("hugepages-").removesuffix("kB"))
         count = tree.number(f"{folder}/{name}/nr_hugepages")
         if size and count is not None and size * count << 10 <= LARGEST_MEMORY:
             pages[size << 10] = count
-    memory = _memory(tree, meminfo)
-    return NumaNode(id=node, memory=memory, hugepages=fitting(pages, memory))
+    memory = _read_memory(tree, meminfo)
+    return NumaNode(id=node, memory=memory, hugepages=hugepage_totals(pages, memory))
 
 
-def _memory(tree: Tree, path: str) -> int | None:
+def _read_memory(tree: Tree, path: str) -> int | None:
     """MemTotal, in bytes."""
     found = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", tree.text(path) or "")
     return min(int(found[1]) << 10, LARGEST_MEMORY) if found else None
 
 
-def _distances(tree: Tree, ids: Sequence[int], listed: Sequence[int]) -> Distances | None:
+def _read_distances(tree: Tree, ids: Sequence[int], listed: Sequence[int]) -> Distances | None:
     """Between the nodes `ids`; the kernel writes a column for each of the nodes `listed`."""
     rows = []
     for node in ids:
-        row = [number(word) for word in (tree.text(f"{NODES}/node{node}/distance") or "").split()]
+        row = [parse_number(word) for word in (tree.text(f"{NODES}/node{node}/distance") or "").split()]
         known = [value for value in row if value is not None and 1 <= value <= 255]
         if len(known) != len(listed) or len(row) != len(listed):
             return None

@@ -18,7 +18,7 @@ LONGEST_FILE = 1 << 20
 """Bytes. The longest that is read is a node's meminfo, a few thousand."""
 
 CPUID = "hwloc-cpuid-info"
-"""A file that hwloc-gather-cpuid writes beside its dumps of registers."""
+"""A file that hwloc-gather-cpuid writes next to its dumps of registers."""
 
 _HEX_MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{0,8})*")
 
@@ -28,19 +28,19 @@ class Tree(ABC):
 
     @abstractmethod
     def content(self, path: str) -> bytes | None:
-        """What the file holds, links followed."""
+        """The content of a file, links followed."""
 
     @abstractmethod
     def names(self, path: str) -> list[str]:
-        """What is in the directory, sorted; nothing if there is none."""
+        """The names in a directory, sorted; none if it does not exist."""
 
     @abstractmethod
     def real(self, path: str) -> PurePosixPath | None:
-        """Where links lead, as a path from the root. None: nowhere, or out of the tree."""
+        """The target of links, as a path from the root. None: there is none, or it is outside the tree."""
 
     def text(self, path: str) -> str | None:
         """
-        What the file holds up to its first null character, without blanks at either end.
+        The content of a file up to its first null character, without blanks at either end.
 
         Some kernels, such as 5.15, end `cpulist` and `cpumap` with a null, in captured trees also before the text.
         """
@@ -52,7 +52,7 @@ class Tree(ABC):
     def number(self, path: str, base: int = 10) -> int | None:
         """A number that is not negative. The kernel writes -1 for what it does not know."""
         text = self.text(path)
-        return number(text, base) if text is not None else None
+        return parse_number(text, base) if text is not None else None
 
     def ids(self, path: str) -> frozenset[int] | None:
         """A list such as `0-3,8`."""
@@ -106,19 +106,19 @@ class Folder(Tree):
             return None
 
 
-def missing(finding: str, names: Iterable[str]) -> str:
-    """`finding`, that there is no tree, and what the files of these names are where that can be told."""
+def describe_missing_tree(finding: str, names: Iterable[str]) -> str:
+    """`finding`, that there is no tree, and what the files of these names are if they are recognised."""
     if any(name.rpartition("/")[2] == CPUID for name in names):
         return f"{finding}; it is a dump of CPUID registers (hwloc-gather-cpuid), without NUMA nodes and PCI devices"
     return finding
 
 
-def opened(root: Path | Tree) -> Tree:
+def open_tree(root: Path | Tree) -> Tree:
     """A folder as a tree; a tree stays as it is."""
     return root if isinstance(root, Tree) else Folder(root)
 
 
-def number(text: str, base: int = 10) -> int | None:
+def parse_number(text: str, base: int = 10) -> int | None:
     """Reads a number of at most 18 digits that is not negative."""
     digits = text.strip().lower().removeprefix("0x") if base == 16 else text.strip()
     allowed = "0123456789abcdef"[:base]

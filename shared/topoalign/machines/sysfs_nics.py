@@ -13,8 +13,8 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Nic, NicPort, VirtualFunction
 from topoalign.core.model.topology.validate import MOST_NICS
 from topoalign.machines import pcie
-from topoalign.machines.sysfs_files import Tree, number
-from topoalign.machines.sysfs_pci import DEVICES, numa_nodes, path_of
+from topoalign.machines.sysfs_files import Tree, parse_number
+from topoalign.machines.sysfs_pci import DEVICES, device_path, nearest_numa_nodes
 
 CLASS = "sys/class/infiniband"
 
@@ -25,10 +25,10 @@ _RATE = re.compile(r"([0-9]{1,6})(?:\.([0-9]))? Gb/sec")
 def nics(tree: Tree, nodes: Mapping[int, frozenset[int]]) -> tuple[Nic, ...]:
     """The NICs in the natural order of their names, which is that of `nvidia-smi`."""
     names = sorted(filter(_NAME.fullmatch, tree.names(CLASS)), key=natural)
-    physical = {name: address for name in names if (address := _address(tree, name)) is not None}
+    physical = {name: address for name in names if (address := _read_address(tree, name)) is not None}
     owned = {vf for address in physical.values() for vf in _virtual_addresses(tree, address)}
     own = [(name, address) for name, address in physical.items() if address not in owned]
-    return tuple(_nic(tree, index, name, address, nodes) for index, (name, address) in enumerate(own[:MOST_NICS]))
+    return tuple(_read_nic(tree, index, name, address, nodes) for index, (name, address) in enumerate(own[:MOST_NICS]))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -36,9 +36,9 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]{1,18})", name) if part]
 
 
-def _nic(tree: Tree, index: int, name: str, address: str, nodes: Mapping[int, frozenset[int]]) -> Nic:
+def _read_nic(tree: Tree, index: int, name: str, address: str, nodes: Mapping[int, frozenset[int]]) -> Nic:
     device = f"{DEVICES}/{address}"
-    chain = pcie.chain_of(path_of(tree, address))
+    chain = pcie.chain_of(device_path(tree, address))
     verbs = tree.names(f"{device}/infiniband_verbs") or tree.names(f"{CLASS}/{name}/device/infiniband_verbs")
     netdevs = tree.names(f"{device}/net") or tree.names(f"{CLASS}/{name}/device/net")
     return Nic(
@@ -46,7 +46,7 @@ def _nic(tree: Tree, index: int, name: str, address: str, nodes: Mapping[int, fr
         index=index,
         pci=address,
         bridge=chain[-1] if chain else None,
-        numa_affinity=numa_nodes(tree, address, nodes),
+        numa_affinity=nearest_numa_nodes(tree, address, nodes),
         netdevs=tuple(netdevs),
         verbs=next(iter(verbs), None),
         ports=tuple(_port(tree, f"{CLASS}/{name}/ports", port) for port in _ports(tree, name)),
@@ -61,7 +61,7 @@ def _nic(tree: Tree, index: int, name: str, address: str, nodes: Mapping[int, fr
     )
 
 
-def _address(tree: Tree, name: str) -> str | None:
+def _read_address(tree: Tree, name: str) -> str | None:
     device = tree.real(f"{CLASS}/{name}/device")
     return device.name if device is not None and pcie.is_address(device.name) else None
 
@@ -73,7 +73,7 @@ def _virtual_addresses(tree: Tree, address: str) -> list[str]:
 
 
 def _ports(tree: Tree, name: str) -> list[int]:
-    return sorted(port for text in tree.names(f"{CLASS}/{name}/ports") if (port := number(text)) is not None)
+    return sorted(port for text in tree.names(f"{CLASS}/{name}/ports") if (port := parse_number(text)) is not None)
 
 
 def _port(tree: Tree, folder: str, port: int) -> NicPort:

@@ -19,19 +19,19 @@ DISPLAY_CLASSES = (0x0300, 0x0302)
 """VGA controller and 3D controller: what a GPU is on PCI."""
 
 
-def addresses(tree: Tree) -> list[str]:
+def list_addresses(tree: Tree) -> list[str]:
     """The PCI addresses of all devices, sorted."""
     return [name for name in tree.names(DEVICES) if pcie.is_address(name)]
 
 
-def path_of(tree: Tree, address: str) -> PurePosixPath:
-    """Where the device is below /sys/devices; below /sys/bus if the tree has it there in place of a link."""
+def device_path(tree: Tree, address: str) -> PurePosixPath:
+    """The device's directory below /sys/devices; below /sys/bus if the tree has it there instead of a link."""
     return tree.real(f"{DEVICES}/{address}") or PurePosixPath(DEVICES, address)
 
 
-def numa_nodes(tree: Tree, address: str, nodes: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+def nearest_numa_nodes(tree: Tree, address: str, nodes: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
     """The node near a device, of these nodes with their CPUs; () if unknown."""
-    path = path_of(tree, address)
+    path = device_path(tree, address)
     for place in (path, *path.parents):
         if not (place == path or pcie.is_address(place.name) or place.name.startswith("pci")):
             break

@@ -17,46 +17,48 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.model.topology.offers import LimitedBy
-from topoalign.plugin_config import names
+from topoalign.plugin_config import resource_names
 from topoalign.plugin_config.checks import MIG_PREFIX
-from topoalign.plugin_config.configuration import Configuration, GpuChoice, MigChoice, NicChoice
-from topoalign.plugin_config.findings import Finding
+from topoalign.plugin_config.configuration import Configuration, GpuEntry, MigEntry, NicEntry
+from topoalign.plugin_config.findings import ConfigurationFinding
 
 _PART_OF_COMPUTE = re.compile(r"[0-9]+c\.")
 STRATEGY = "flags.migStrategy"
 
 
 class Base(NamedTuple):
-    """One device, under the resource it is offered as."""
+    """A device and the resource that it is offered as."""
 
     id: DeviceID
     resource: ResourceName
     part: bool = False
-    """Of a GPU or a NIC."""
+    """Whether it is a part of a GPU or of a NIC."""
     reference: str = ""
     """
-    What a list of devices may call it beside its id: `3`, or `3:0` for a MIG instance, by NVML's indexes. Empty: these are
+    Its other name in lists of devices: `3`, or `3:0` for a MIG instance, by NVML's indexes. Empty: these are
     not known.
     """
 
 
 def gpu_bases(
-    topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: list[Finding]
+    topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: list[ConfigurationFinding]
 ) -> list[Base]:
-    """Whole GPUs and MIG instances in the hardware's order; `before` are those offered under the same configuration."""
+    """
+    Lists whole GPUs and MIG instances in the hardware's order; `before` are those offered under the same configuration.
+    """
     resources = configuration.resources
     strategy = configuration.flags.mig_strategy
     gpus = list(chosen_gpus(topology, resources.gpus, findings))
     if strategy == "none":
         divided = [f"GPU {gpu.index}" for gpu, _ in gpus if gpu.mig is not None]
         if divided:
-            say(findings, STRATEGY, f"none offers GPUs that are in MIG mode as a whole: {', '.join(divided)}")
+            add_finding(findings, STRATEGY, f"none offers GPUs that are in MIG mode as a whole: {', '.join(divided)}")
         if resources.mig:
-            say(findings, "resources.mig", f"has no effect: {STRATEGY} is none")
+            add_finding(findings, "resources.mig", f"has no effect: {STRATEGY} is none")
         return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
     if strategy == "dynamic":
         return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
-    say_unused(topology, resources.mig, findings)
+    report_unused_entries(topology, resources.mig, findings)
     found = [base for gpu, resource in gpus for base in of_gpu(gpu, resource, configuration, findings)]
     unlike = why_unlike([gpu for gpu, _ in gpus]) if strategy == "single" else None
     if unlike is None:
@@ -64,7 +66,7 @@ def gpu_bases(
     kept = [base for base in found if base.id in before]
     meanwhile = f"{len(kept)} devices that were offered before stay so" if kept else "no GPU is offered"
     findings.append(
-        Finding(
+        ConfigurationFinding(
             field=STRATEGY,
             finding=f"single needs all GPUs alike, and {unlike}: meanwhile {meanwhile}",
             remedy="make the same MIG instances on all GPUs, use mixed, or exclude a GPU in resources.gpus",
@@ -75,7 +77,7 @@ def gpu_bases(
 
 
 def chosen_gpus(
-    topology: Topology, choices: Sequence[GpuChoice], findings: list[Finding]
+    topology: Topology, choices: Sequence[GpuEntry], findings: list[ConfigurationFinding]
 ) -> Iterator[tuple[Gpu, ResourceName]]:
     """The GPUs that are not excluded, each with the resource that it would be as a whole."""
     used = set()
@@ -90,19 +92,21 @@ def chosen_gpus(
     for place, choice in enumerate(choices):
         missing = {*choice.uuids, *map(str, choice.indexes)} - known
         if missing:
-            say(findings, f"resources.gpus[{place}]", f"this node has no GPU {quoted(sorted(missing))}")
+            add_finding(findings, f"resources.gpus[{place}]", f"this node has no GPU {quoted(sorted(missing))}")
         elif place not in used:
-            say(findings, f"resources.gpus[{place}]", "decides for no GPU of this node")
+            add_finding(findings, f"resources.gpus[{place}]", "decides for no GPU of this node")
 
 
-def of_gpu(gpu: Gpu, resource: ResourceName, configuration: Configuration, findings: list[Finding]) -> Iterator[Base]:
-    """Under `single` and `mixed`: the GPU, or its instances where it is in MIG mode."""
+def of_gpu(
+    gpu: Gpu, resource: ResourceName, configuration: Configuration, findings: list[ConfigurationFinding]
+) -> Iterator[Base]:
+    """Lists the GPU under `single` and `mixed`, or its instances if it is in MIG mode."""
     if gpu.mig is None:
         yield Base(gpu.id, resource, reference=str(gpu.index))
         return
     if not gpu.mig:
         remedy = "make instances with nvidia-smi mig, or switch its MIG mode off"
-        say(findings, STRATEGY, f"GPU {gpu.index} is in MIG mode and has no instance: not offered", remedy)
+        add_finding(findings, STRATEGY, f"GPU {gpu.index} is in MIG mode and has no instance: not offered", remedy)
     for instance in gpu.mig:
         choice = next((each for each in configuration.resources.mig if chooses_instance(each, instance)), None)
         if choice is not None:
@@ -116,17 +120,17 @@ def of_gpu(gpu: Gpu, resource: ResourceName, configuration: Configuration, findi
             yield Base(instance.uuid, name, part=True, reference=reference)
 
 
-def of_profile(profile: str, gpu: Gpu, findings: list[Finding]) -> ResourceName | None:
+def of_profile(profile: str, gpu: Gpu, findings: list[ConfigurationFinding]) -> ResourceName | None:
     """`nvidia.com/mig-1g.10gb`; None for a profile that is no resource under `mixed`."""
     where = f"MIG instance {clean(profile)} of GPU {gpu.index}"
     remedy = "give it a name in resources.mig to offer it"
     if has_part_of_compute(profile):
-        say(findings, STRATEGY, f"{where} has a part of its slice's compute units: not offered", remedy)
+        add_finding(findings, STRATEGY, f"{where} has a part of its slice's compute units: not offered", remedy)
         return None
     try:
-        return names.resource(STRATEGY, f"{MIG_PREFIX}{profile.replace('+', '.')}")
+        return resource_names.resource(STRATEGY, f"{MIG_PREFIX}{profile.replace('+', '.')}")
     except InvalidField:
-        say(findings, STRATEGY, f"{where} cannot be the name of a resource: not offered", remedy)
+        add_finding(findings, STRATEGY, f"{where} cannot be the name of a resource: not offered", remedy)
         return None
 
 
@@ -136,7 +140,7 @@ def has_part_of_compute(profile: str) -> bool:
 
 
 def why_unlike(gpus: Sequence[Gpu]) -> str | None:
-    """Why the devices of these GPUs are not all the same; None if they are."""
+    """The difference between the devices of these GPUs; None if all are alike."""
     divided = [gpu for gpu in gpus if gpu.mig is not None]
     if not divided:
         return None
@@ -150,16 +154,18 @@ def why_unlike(gpus: Sequence[Gpu]) -> str | None:
     return None if len(profiles) == 1 else f"there are instances of {quoted(profiles)}"
 
 
-def say_unused(topology: Topology, choices: Sequence[MigChoice], findings: list[Finding]) -> None:
+def report_unused_entries(
+    topology: Topology, choices: Sequence[MigEntry], findings: list[ConfigurationFinding]
+) -> None:
     """Add a finding for each entry of `resources.mig` that matches no instance."""
     instances = [instance for gpu in topology.gpus for instance in gpu.mig or ()]
     for place, choice in enumerate(choices):
         if not any(chooses_instance(choice, instance) for instance in instances):
-            say(findings, f"resources.mig[{place}]", "fits no MIG instance of this node")
+            add_finding(findings, f"resources.mig[{place}]", "fits no MIG instance of this node")
 
 
-def nic_bases(topology: Topology, choices: Sequence[NicChoice], findings: list[Finding]) -> Iterator[Base]:
-    """NICs and virtual functions in the hardware's order."""
+def nic_bases(topology: Topology, choices: Sequence[NicEntry], findings: list[ConfigurationFinding]) -> Iterator[Base]:
+    """Lists NICs and virtual functions in the hardware's order."""
     used = set()
     for nic in topology.nics:
         place = next((place for place, choice in enumerate(choices) if chooses_nic(choice, nic)), None)
@@ -169,37 +175,43 @@ def nic_bases(topology: Topology, choices: Sequence[NicChoice], findings: list[F
         elif choices[place].virtual_functions:
             if not nic.virtual_functions:
                 remedy = "make some through its sriov_numvfs in /sys"
-                say(findings, f"nics[{place}]", f"{clean(nic.id)} has no virtual function: not offered", remedy)
+                add_finding(findings, f"nics[{place}]", f"{clean(nic.id)} has no virtual function: not offered", remedy)
             for function in nic.virtual_functions:
                 yield Base(DeviceID(function.pci), ResourceName(choices[place].name), part=True)
         elif not choices[place].exclude:
             yield Base(nic.id, ResourceName(choices[place].name), reference=str(nic.index))
     for place, _ in enumerate(choices):
         if place not in used:
-            say(findings, f"nics[{place}]", "decides for no NIC of this node")
+            add_finding(findings, f"nics[{place}]", "decides for no NIC of this node")
 
 
-def chooses_gpu(choice: GpuChoice, gpu: Gpu) -> bool:
+def chooses_gpu(choice: GpuEntry, gpu: Gpu) -> bool:
     """Whether an entry of `resources.gpus` matches this GPU."""
     if choice.pattern:
-        return names.found_in(choice.pattern, gpu.name)
+        return resource_names.found_in(choice.pattern, gpu.name)
     return gpu.id in choice.uuids or gpu.index in choice.indexes
 
 
-def chooses_instance(choice: MigChoice, instance: MigDevice) -> bool:
+def chooses_instance(choice: MigEntry, instance: MigDevice) -> bool:
     """Whether an entry of `resources.mig` matches this MIG instance."""
-    return names.fits(choice.pattern, instance.profile) if choice.pattern else instance.uuid in choice.uuids
+    return (
+        resource_names.matches_pattern(choice.pattern, instance.profile)
+        if choice.pattern
+        else instance.uuid in choice.uuids
+    )
 
 
-def chooses_nic(choice: NicChoice, nic: Nic) -> bool:
+def chooses_nic(choice: NicEntry, nic: Nic) -> bool:
     """Whether an entry of `nics` matches this NIC, by name or PCI address."""
-    by_name = any(names.fits(name, nic.id) for name in choice.names)
-    return by_name or (nic.pci is not None and any(names.fits(pattern, nic.pci) for pattern in choice.pci))
+    by_name = any(resource_names.matches_pattern(name, nic.id) for name in choice.names)
+    return by_name or (
+        nic.pci is not None and any(resource_names.matches_pattern(pattern, nic.pci) for pattern in choice.pci)
+    )
 
 
-def say(findings: list[Finding], field: str, finding: str, remedy: str = "") -> None:
+def add_finding(findings: list[ConfigurationFinding], field: str, finding: str, remedy: str = "") -> None:
     """Add a finding about a field of the configuration."""
-    findings.append(Finding(field=field, finding=finding, remedy=remedy))
+    findings.append(ConfigurationFinding(field=field, finding=finding, remedy=remedy))
 
 
 def why_no_instances(gpu: Gpu) -> tuple[str, str] | None:
@@ -208,8 +220,8 @@ def why_no_instances(gpu: Gpu) -> tuple[str, str] | None:
         return "are not in MIG mode", "switch it on with nvidia-smi -mig 1, or give them another name in resources.gpus"
     if not gpu.mig_profiles or any(each.placement is None for each in gpu.mig):
         return (
-            "do not tell where MIG instances can be",
-            "run discovery and allocator as root, which the driver tells it to",
+            "do not report where MIG instances can be",
+            "run discovery and allocator as root, to which the driver reports it",
         )
     return None
 

@@ -11,24 +11,24 @@ from msgspec.structs import replace
 
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import GPU, NIC
-from topoalign.plugin_config import names
+from topoalign.plugin_config import resource_names
 from topoalign.plugin_config.configuration import (
     Configuration,
     Flags,
-    GpuChoice,
+    GpuEntry,
     GpuSlots,
-    MigChoice,
+    MigEntry,
     Mps,
-    NicChoice,
-    Resources,
+    NicEntry,
+    ResourcesSection,
     SharedResource,
-    Sharing,
+    SharingSection,
     TimeSlicing,
     Units,
 )
 
-MIG_PREFIX = f"{names.GPU_DOMAIN}/mig-"
-"""What resources of MIG instances are called under the strategy `mixed`."""
+MIG_PREFIX = f"{resource_names.GPU_DOMAIN}/mig-"
+"""The prefix of the resources of MIG instances under the strategy `mixed`."""
 
 S = TypeVar("S", TimeSlicing, Mps)
 
@@ -40,38 +40,42 @@ _REFERENCE = re.compile(r"[0-9]{1,5}(?::[0-9]{1,5})?", re.ASCII)
 
 
 def validate_configuration(configuration: Configuration) -> Configuration:
-    """The same with all names qualified by their domain. Raises InvalidField with the path of what is wrong."""
-    told(configuration.flags)
+    """Checks a configuration and qualifies all names by their domain. Raises InvalidField with the path of a wrong field."""
+    check_flags(configuration.flags)
     if not configuration.flags.plugin.device_list_strategy:
         raise InvalidField(
             "flags.plugin.deviceListStrategy", "is empty", "use envvar, volume-mounts, cdi-annotations or cdi-cri"
         )
-    resources = Resources(
-        gpus=tuple(gpu_choice(f"resources.gpus[{i}]", each) for i, each in enumerate(configuration.resources.gpus)),
-        mig=tuple(mig_choice(f"resources.mig[{i}]", each) for i, each in enumerate(configuration.resources.mig)),
+    resources = ResourcesSection(
+        gpus=tuple(
+            qualify_gpu_choice(f"resources.gpus[{i}]", each) for i, each in enumerate(configuration.resources.gpus)
+        ),
+        mig=tuple(
+            qualify_mig_choice(f"resources.mig[{i}]", each) for i, each in enumerate(configuration.resources.mig)
+        ),
     )
-    once("imex.channelIDs", configuration.imex.channel_ids)
-    nics = tuple(nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
-    sharing = Sharing(
-        time_slicing=replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
-        mps=replicated("sharing.mps", configuration.sharing.mps),
-        units=None if configuration.sharing.units is None else units("sharing.units", configuration.sharing),
+    check_no_duplicates("imex.channelIDs", configuration.imex.channel_ids)
+    nics = tuple(qualify_nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
+    sharing = SharingSection(
+        time_slicing=qualify_replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
+        mps=qualify_replicated("sharing.mps", configuration.sharing.mps),
+        units=None if configuration.sharing.units is None else qualify_units("sharing.units", configuration.sharing),
         limiter=configuration.sharing.limiter,
-        slots=slots(configuration.sharing),
+        slots=qualify_slots(configuration.sharing),
     )
     found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
     check_mps(found, MIG_PREFIX)
     check_instances(found, MIG_PREFIX)
     check_dynamic(found)
     check_limiter(found)
-    keep_apart(found)
+    check_resources_apart(found)
     return found
 
 
-def told(flags: Flags) -> None:
+def check_flags(flags: Flags) -> None:
     """
-    Raises InvalidField for paths and keys that would lead a container nowhere: a runtime passes over an annotation that it
-    does not know, and `/a/../b` is another directory than `/b` where `/a` is a link.
+    Raises InvalidField for paths and keys without effect in a container: a runtime ignores an annotation that it does not
+    know, and `/a/../b` is another directory than `/b` where `/a` is a link.
     """
     limiters = {
         "flags.mpsRoot": flags.mps_root or "/",
@@ -100,49 +104,51 @@ def told(flags: Flags) -> None:
         )
 
 
-def gpu_choice(path: str, choice: GpuChoice) -> GpuChoice:
+def qualify_gpu_choice(path: str, choice: GpuEntry) -> GpuEntry:
     """The entry with its complete resource name. Raises InvalidField with its path."""
-    one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids, "indexes": choice.indexes})
-    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
+    check_one_selector(path, {"pattern": choice.pattern, "uuids": choice.uuids, "indexes": choice.indexes})
+    return replace(choice, name=qualify_outcome(path, choice.name, exclude=choice.exclude))
 
 
-def mig_choice(path: str, choice: MigChoice) -> MigChoice:
+def qualify_mig_choice(path: str, choice: MigEntry) -> MigEntry:
     """The entry with its complete resource name. Raises InvalidField with its path."""
-    one_way(path, {"pattern": choice.pattern, "uuids": choice.uuids})
-    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude))
+    check_one_selector(path, {"pattern": choice.pattern, "uuids": choice.uuids})
+    return replace(choice, name=qualify_outcome(path, choice.name, exclude=choice.exclude))
 
 
-def nic_choice(path: str, choice: NicChoice) -> NicChoice:
+def qualify_nic_choice(path: str, choice: NicEntry) -> NicEntry:
     """The entry with its complete resource name. Raises InvalidField with its path."""
-    one_way(path, {"names": choice.names, "pci": choice.pci})
+    check_one_selector(path, {"names": choice.names, "pci": choice.pci})
     if choice.virtual_functions and choice.exclude:
         raise InvalidField(f"{path}.exclude", "excludes what virtualFunctions offers", "keep one of them")
-    return replace(choice, name=outcome(path, choice.name, exclude=choice.exclude, domain=names.NIC_DOMAIN))
+    return replace(
+        choice, name=qualify_outcome(path, choice.name, exclude=choice.exclude, domain=resource_names.NIC_DOMAIN)
+    )
 
 
-def one_way(path: str, ways: Mapping[str, object]) -> None:
-    """Devices are chosen in exactly one way: whether two ways would mean both or either nobody would know."""
+def check_one_selector(path: str, ways: Mapping[str, object]) -> None:
+    """Raises InvalidField unless there is exactly one selector: two would be ambiguous between "both" and "either"."""
     given = [name for name, value in ways.items() if value]
     if len(given) != 1:
         finding = f"chooses by {' and '.join(given)}" if given else "chooses no device"
         raise InvalidField(path, finding, f"give one of {', '.join(ways)}; several entries may have the same name")
 
 
-def outcome(path: str, name: str, *, exclude: bool, domain: str = names.GPU_DOMAIN) -> str:
-    """What becomes of the devices: the name of a resource, qualified, or empty where they are excluded."""
+def qualify_outcome(path: str, name: str, *, exclude: bool, domain: str = resource_names.GPU_DOMAIN) -> str:
+    """The resource of the chosen devices: its qualified name, or empty where they are excluded."""
     if bool(name) == exclude:
         finding = "has a name and is excluded" if exclude else "has no name"
-        raise InvalidField(f"{path}.name", finding, "give the resource a name, or say `exclude: true`")
-    return names.resource(f"{path}.name", name, domain) if name else ""
+        raise InvalidField(f"{path}.name", finding, "give the resource a name, or set `exclude: true`")
+    return resource_names.resource(f"{path}.name", name, domain) if name else ""
 
 
-def replicated(path: str, section: S) -> S:
+def qualify_replicated(path: str, section: S) -> S:
     """The section with complete resource names. Raises InvalidField for a duplicate or missing resource."""
     if section != type(section)() and not section.resources:
         way = path.rpartition(".")[2]
-        raise InvalidField(f"{path}.resources", "is missing", f"say which resources are shared, or leave {way} out")
+        raise InvalidField(f"{path}.resources", "is missing", f"list the resources to share, or leave {way} out")
     resources = tuple(
-        shared(f"{path}.resources[{place}]", each, section.rename_by_default)
+        qualify_shared_resource(f"{path}.resources[{place}]", each, section.rename_by_default)
         for place, each in enumerate(section.resources)
     )
     seen: set[str] = set()
@@ -154,13 +160,13 @@ def replicated(path: str, section: S) -> S:
     return replace(section, resources=resources)
 
 
-def shared(path: str, resource: SharedResource, rename_by_default: bool) -> SharedResource:
+def qualify_shared_resource(path: str, resource: SharedResource, rename_by_default: bool) -> SharedResource:
     """The shared resource with complete names. Raises InvalidField with its path."""
-    name = names.resource(f"{path}.name", resource.name)
-    rename = resource.rename or (f"{name}{names.SHARED}" if rename_by_default else "")
+    name = resource_names.resource(f"{path}.name", resource.name)
+    rename = resource.rename or (f"{name}{resource_names.SHARED}" if rename_by_default else "")
     if isinstance(resource.devices, tuple):
-        references(f"{path}.devices", resource.devices)
-    return replace(resource, name=name, rename=names.resource(f"{path}.rename", rename) if rename else "")
+        check_references(f"{path}.devices", resource.devices)
+    return replace(resource, name=name, rename=resource_names.resource(f"{path}.rename", rename) if rename else "")
 
 
 def check_limiter(found: Configuration) -> None:
@@ -185,20 +191,22 @@ def check_limiter(found: Configuration) -> None:
         raise InvalidField("flags.vcudaRoot", "is missing, and the limiter vcuda needs it", remedy)
 
 
-def units(path: str, sharing: Sharing) -> Units:
+def qualify_units(path: str, sharing: SharingSection) -> Units:
     """The section with complete resource names. Raises InvalidField for names that are taken."""
     found = sharing.units
     assert found is not None
     if isinstance(found.devices, tuple):
-        references(f"{path}.devices", found.devices)
+        check_references(f"{path}.devices", found.devices)
     named = replace(
         found,
-        name=names.resource(f"{path}.name", found.name),
-        cores=names.resource(f"{path}.cores", found.cores),
-        memory=names.resource(f"{path}.memory", found.memory),
+        name=resource_names.resource(f"{path}.name", found.name),
+        cores=resource_names.resource(f"{path}.cores", found.cores),
+        memory=resource_names.resource(f"{path}.memory", found.memory),
     )
     for way, others in (("timeSlicing", sharing.time_slicing), ("mps", sharing.mps)):
-        if named.name in {names.qualified(each.name, names.GPU_DOMAIN) for each in others.resources}:
+        if named.name in {
+            resource_names.qualify_name(each.name, resource_names.GPU_DOMAIN) for each in others.resources
+        }:
             finding = f"{quoted([named.name])} is shared by sharing.{way}"
             remedy = "share it in one way; resources.gpus can give some GPUs another name"
             raise InvalidField(f"{path}.name", finding, remedy)
@@ -207,8 +215,8 @@ def units(path: str, sharing: Sharing) -> Units:
     return named
 
 
-def references(path: str, devices: Sequence[str | int]) -> None:
-    """Devices of a list: indexes, `<GPU>:<MIG instance>` and uuids, each once."""
+def check_references(path: str, devices: Sequence[str | int]) -> None:
+    """Raises InvalidField unless a list has indexes, `<GPU>:<MIG instance>` and uuids, each once."""
     if not devices:
         raise InvalidField(path, "is empty", "name devices, or leave it out to share all")
     for place, device in enumerate(map(str, devices)):
@@ -220,11 +228,11 @@ def references(path: str, devices: Sequence[str | int]) -> None:
                 f"{quoted([device])} names no device",
                 "use an index, 0:1 for a MIG instance, or a uuid",
             )
-    once(path, devices)
+    check_no_duplicates(path, devices)
 
 
-def once(path: str, values: Sequence[str | int]) -> None:
-    """Raises InvalidField at the first value of a list that stands there again."""
+def check_no_duplicates(path: str, values: Sequence[str | int]) -> None:
+    """Raises InvalidField at the first value of a list that is a duplicate."""
     seen: set[str] = set()
     for place, value in enumerate(map(str, values)):
         if value in seen:
@@ -232,14 +240,14 @@ def once(path: str, values: Sequence[str | int]) -> None:
         seen.add(value)
 
 
-def gpu_names(resources: Resources) -> dict[str, str]:
+def gpu_names(resources: ResourcesSection) -> dict[str, str]:
     """Path of an entry -> the name it gives."""
     gpus = {f"resources.gpus[{i}]": each.name for i, each in enumerate(resources.gpus) if each.name}
     return gpus | {f"resources.mig[{i}]": each.name for i, each in enumerate(resources.mig) if each.name}
 
 
-def keep_apart(found: Configuration) -> None:
-    """A resource consists of GPUs or of NICs, never of both: who asks for it would get one or the other."""
+def check_resources_apart(found: Configuration) -> None:
+    """Raises InvalidField if a resource would consist of GPUs and NICs: a container could get either."""
     nics = {str(NIC), *(choice.name for choice in found.nics if choice.name)}
     for path, name in gpu_names(found.resources).items():
         if name == NIC:
@@ -266,17 +274,16 @@ def keep_apart(found: Configuration) -> None:
             raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")
 
 
-# Checks of what MPS is to do: share GPUs in equal parts (`sharing.mps`), or limit their units and slots
-# (`sharing.limiter`).
+# MPS shares GPUs in equal parts (`sharing.mps`), or limits their units and slots (`sharing.limiter`).
 
 
 MOST_CLIENTS = 48
-"""Of an MPS server on a GPU, whatever its architecture: more replicas are refused by NVIDIA's device plugin, too."""
+"""Clients of an MPS server on a GPU of any architecture: NVIDIA's device plugin refuses more replicas, too."""
 
 
 def check_mps(found: Configuration, mig_prefix: str) -> None:
     """
-    Raises InvalidField for what MPS cannot share, as NVIDIA's device plugin v0.20.0 does, and for two ways to share.
+    Raises InvalidField for what MPS cannot share, as NVIDIA's device plugin v0.20.0 does, and for a second strategy.
     Resources of MIG instances begin with `mig_prefix`.
     """
     mps = found.sharing.mps
@@ -341,8 +348,8 @@ def check_root(found: Configuration, needed_by: str) -> None:
         raise InvalidField("flags.mpsRoot", f"is missing, and {needed_by} needs it", remedy)
 
 
-# Checks of the section `sharing.slots`: the slots of a resource, and the resources by which amounts are asked for, are
-# apart from all others. A kubelet that lists one of the latter would be asked for it.
+# The resources of slots (`sharing.slots`), and those by which amounts are requested, must differ from all other resources:
+# if the kubelet listed a resource of amounts as devices, it would allocate devices for a request of an amount.
 
 
 PATH = "sharing.slots"
@@ -386,23 +393,26 @@ def check_dynamic(found: Configuration) -> None:
             )
 
 
-def slots(sharing: Sharing) -> GpuSlots | None:
+def qualify_slots(sharing: SharingSection) -> GpuSlots | None:
     """The section with complete resource names. Raises InvalidField for names that are taken within `sharing`."""
     found = sharing.slots
     if found is None:
         return None
     named = replace(
         found,
-        name=names.resource(f"{PATH}.name", found.name),
-        **{each: names.resource(f"{PATH}.{each}", getattr(found, each)) for each in AMOUNTS},
+        name=resource_names.resource(f"{PATH}.name", found.name),
+        **{each: resource_names.resource(f"{PATH}.{each}", getattr(found, each)) for each in AMOUNTS},
     )
     if named.priorities and sharing.limiter != "hami-core":
         remedy = "add sharing.limiter: hami-core, or leave it out"
         raise InvalidField(f"{PATH}.priorities", "has an effect with the limiter hami-core alone", remedy)
     shared = {"timeSlicing": sharing.time_slicing.resources, "mps": sharing.mps.resources}
-    ways = {way: {names.qualified(each.name, names.GPU_DOMAIN) for each in some} for way, some in shared.items()}
+    ways = {
+        way: {resource_names.qualify_name(each.name, resource_names.GPU_DOMAIN) for each in some}
+        for way, some in shared.items()
+    }
     if sharing.units is not None:
-        ways["units"] = {names.qualified(sharing.units.name, names.GPU_DOMAIN)}
+        ways["units"] = {resource_names.qualify_name(sharing.units.name, resource_names.GPU_DOMAIN)}
     for way, taken in ways.items():
         if named.name in taken:
             raise InvalidField(
@@ -431,7 +441,7 @@ def check_slot_limiter(found: Configuration, mig_prefix: str) -> None:
         raise InvalidField("flags.hamiRoot", "is missing, and the limiter hami-core needs it", remedy)
 
 
-def check_slot_resources(sharing: Sharing, others: Collection[str], mig_prefix: str) -> None:
+def check_slot_resources(sharing: SharingSection, others: Collection[str], mig_prefix: str) -> None:
     """
     Raises InvalidField for a resource of amounts that is another one as well. `others`: all that GPUs and NICs may be
     offered as; those of MIG instances begin with `mig_prefix`.

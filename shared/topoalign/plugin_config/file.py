@@ -17,10 +17,10 @@ from topoalign.core.model.errors import BadRequest, InvalidField, clean, quoted
 from topoalign.kubelet.files import configuration_file, documents
 from topoalign.kubelet.files.configuration_file import FieldMapping
 from topoalign.kubelet.files.documents import Document, InvalidDocument
-from topoalign.plugin_config import nvidia
+from topoalign.plugin_config import nvidia_fields
 from topoalign.plugin_config.checks import validate_configuration
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.findings import Finding
+from topoalign.plugin_config.findings import ConfigurationFinding
 
 # Finds the configuration files inside a wrapper: a ConfigMap, or the values of a Helm chart.
 #
@@ -47,7 +47,7 @@ class Wrapped(NamedTuple):
     field: str
     """Its path; "" for a file that is no wrapper."""
     content: Document | BadRequest
-    """What it holds, or why it cannot be read."""
+    """Its document, or why it cannot be read."""
 
 
 def configurations(raw: bytes, path: Path) -> list[Wrapped]:
@@ -60,10 +60,10 @@ def configurations(raw: bytes, path: Path) -> list[Wrapped]:
     if found:
         return found
     check_no_object(parts)
-    return [Wrapped("", documents.read(raw, str(path)))]
+    return [Wrapped("", documents.parse_document(raw, str(path)))]
 
 
-def only(raw: bytes, path: Path) -> Wrapped:
+def single_configuration(raw: bytes, path: Path) -> Wrapped:
     """The one configuration in a file. Raises as `configurations`, and InvalidField where there are several."""
     found = configurations(raw, path)
     if len(found) > 1:
@@ -112,7 +112,7 @@ def _content(value: object, source: str, *, only_text: bool) -> Document | BadRe
         finding = "is a mapping, and an API server takes only text in data of a ConfigMap"
         return InvalidDocument(source, finding, "write `|` behind the key: `NAME: |`") if only_text else value
     try:
-        return documents.read(str(value).encode(), source)
+        return documents.parse_document(str(value).encode(), source)
     except InvalidDocument as error:
         return error
 
@@ -129,21 +129,21 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     configuration: Configuration
     origins: Mapping[str, str]
     """Path of a field -> `file`, or the variable that goes before it. A field that is not here has its default."""
-    findings: tuple[Finding, ...]
-    """What was read and has no effect."""
+    findings: tuple[ConfigurationFinding, ...]
+    """Fields that have no effect."""
 
 
-def content(path: Path) -> bytes:
+def read_configuration_file(path: Path) -> bytes:
     """
-    What a file holds. NVIDIA's config-manager links its file to /dev/null where it has none for a node: that is a file that
-    says nothing. Raises NotFound and InvalidDocument.
+    Reads a configuration file. NVIDIA's config-manager links its file to /dev/null if it has none for a node: that counts as
+    an empty document. Raises NotFound and InvalidDocument.
     """
-    return b"{}" if os.path.realpath(path) == os.devnull else documents.content(path)
+    return b"{}" if os.path.realpath(path) == os.devnull else documents.read_bounded(path)
 
 
 def load_plugin_config(path: Path) -> Loaded:
-    """The configuration in a file, whatever the environment says. Raises as `content` and `load_content`."""
-    return load_content(content(path), path, {})
+    """Loads a file without the environment. Raises as `read_configuration_file` and `load_content`."""
+    return load_content(read_configuration_file(path), path, {})
 
 
 def load_content(raw: bytes, path: Path, environment: Mapping[str, str]) -> Loaded:
@@ -151,49 +151,50 @@ def load_content(raw: bytes, path: Path, environment: Mapping[str, str]) -> Load
     The configuration in the bytes of a file, also of a wrapper that holds one. Raises InvalidDocument, and InvalidField with
     the path of the first field that is wrong.
     """
-    return loaded_from(only(raw, path), environment)
+    return load_wrapped(single_configuration(raw, path), environment)
 
 
-def loaded_from(found: Wrapped, environment: Mapping[str, str]) -> Loaded:
+def load_wrapped(found: Wrapped, environment: Mapping[str, str]) -> Loaded:
     """The configuration of one file of a wrapper. Raises as `load_content`."""
     if isinstance(found.content, BadRequest):
         raise found.content
     try:
-        return loaded(found.content, environment)
+        return interpret_document(found.content, environment)
     except InvalidField as error:
         raise error if error.field in environment else configuration_file.nested_error(found.field, error) from error
 
 
-def loaded(document: documents.Document, environment: Mapping[str, str]) -> Loaded:
+def interpret_document(document: documents.Document, environment: Mapping[str, str]) -> Loaded:
     """
     The configuration that a document and the environment make up; {} is no file at all.
 
     Raises InvalidField with the path of the first field that is wrong or cannot be met, or with the variable it is from.
     """
-    named = nvidia.other_names(document)
-    document = nvidia.renamed(document)
-    origins = dict.fromkeys(leaves(document), FROM_FILE)
-    document, variables = nvidia.overlaid(document, environment)
+    named = nvidia_fields.other_names(document)
+    document = nvidia_fields.rename_fields(document)
+    origins = dict.fromkeys(flatten_document(document), FROM_FILE)
+    document, variables = nvidia_fields.apply_variables(document, environment)
     try:
-        document, ignored = nvidia.settled(document)
+        document, ignored = nvidia_fields.resolve_nvidia_fields(document)
         configuration = validate_configuration(section(document, Configuration, ""))
     except InvalidField as error:
-        raise InvalidField(*sourced(error, named | variables)) from error
+        raise InvalidField(*error_at_source(error, named | variables)) from error
     origins.update(variables)
     findings = tuple(
-        Finding(field=variables.get(field, field), finding=f"has no effect: {why}") for field, why in ignored.items()
+        ConfigurationFinding(field=variables.get(field, field), finding=f"has no effect: {why}")
+        for field, why in ignored.items()
     )
     return Loaded(configuration=configuration, origins=origins, findings=findings)
 
 
-def sourced(error: InvalidField, sources: Mapping[str, str]) -> tuple[str, str, str]:
+def error_at_source(error: InvalidField, sources: Mapping[str, str]) -> tuple[str, str, str]:
     """The parts of an error, under the variable that the value came from, or under the field's name in the file."""
     finding = error.finding.removeprefix(f"{error.field}: ")
-    source = next((sources[field] for field in sources if below(error.field, field)), None)
+    source = next((sources[field] for field in sources if is_inside(error.field, field)), None)
     return source or error.field, finding, error.remedy
 
 
-def below(path: str, field: str) -> bool:
+def is_inside(path: str, field: str) -> bool:
     """Whether a path is this field or inside it: `nics[0].name` is below `nics`."""
     return path == field or path.startswith((f"{field}.", f"{field}["))
 
@@ -205,12 +206,12 @@ def section(content: object, kind: type[S], path: str) -> S:
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     types = get_type_hints(kind, include_extras=True)
     if other := [key for key in content if key not in fields]:
-        raise unknown(path, other, kind)
+        raise unknown_keys_error(path, other, kind)
     for key, field in fields.items():
         if field.required and key not in content:
-            raise InvalidField(join(path, key), "is missing", f"say {key}")
+            raise InvalidField(join_path(path, key), "is missing", f"add {key}")
     given = {field.name: key for key, field in fields.items() if key in content}
-    return kind(**{name: value(content[key], types[name], join(path, key)) for name, key in given.items()})
+    return kind(**{name: value(content[key], types[name], join_path(path, key)) for name, key in given.items()})
 
 
 def value(content: object, kind: Any, path: str) -> Any:
@@ -224,7 +225,7 @@ def value(content: object, kind: Any, path: str) -> Any:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         finding = "unknown" if is_choice(kind) else clean(str(error).split(" - at")[0], 200)
-        raise InvalidField(path, f"{finding}: {quoted([str(content)])}", remedy(kind)) from error
+        raise InvalidField(path, f"{finding}: {quoted([str(content)])}", describe_field_values(kind)) from error
 
 
 def given_kind(kind: Any) -> Any:
@@ -238,8 +239,8 @@ def is_choice(kind: Any) -> bool:
     return get_origin(kind) is Literal
 
 
-def remedy(kind: Any) -> str:
-    """What the value may be."""
+def describe_field_values(kind: Any) -> str:
+    """The allowed values of a field, as a remedy."""
     if is_choice(kind):
         return f"use one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is Union:  # the devices that are shared
@@ -251,13 +252,13 @@ def remedy(kind: Any) -> str:
 
 
 def number_form(kind: Any) -> str:
-    """What a number may be: `a whole number from 1 to 2500`."""
+    """The allowed numbers: `a whole number from 1 to 2500`."""
     what = "a whole number" if int in (kind, *get_args(kind)[:1]) else "a number"
     bounds = next((limit for limit in get_args(kind) if isinstance(limit, msgspec.Meta)), None)
     return what if bounds is None else f"{what} from {bounds.ge} to {bounds.le}"
 
 
-def unknown(path: str, others: Sequence[object], kind: type[msgspec.Struct]) -> InvalidField:
+def unknown_keys_error(path: str, others: Sequence[object], kind: type[msgspec.Struct]) -> InvalidField:
     """An error for the keys of a section that are not there, with where they belong or what they may have been meant for."""
     names = [clean(str(key)) for key in others[:4]]
     also = f", and neither {'is' if len(names) == 2 else 'are'} {', '.join(names[1:])}" if names[1:] else ""
@@ -265,15 +266,15 @@ def unknown(path: str, others: Sequence[object], kind: type[msgspec.Struct]) -> 
     for name in names:
         where.setdefault(advice(name, kind), []).append(name)
     remedies = [f"{' and '.join(each)}: {remedy}" if names[1:] else remedy for remedy, each in where.items()]
-    return InvalidField(join(path, names[0]), f"is not known here{also}", "; ".join(remedies))
+    return InvalidField(join_path(path, names[0]), f"is not known here{also}", "; ".join(remedies))
 
 
 def advice(key: str, kind: type[msgspec.Struct]) -> str:
-    """Where a key belongs that this section does not know, or which known key is like it."""
+    """The remedy for an unknown key: the section that has it, or a similar known key."""
     from difflib import get_close_matches
 
     known = keys(kind)
-    theirs = (*nvidia.WITHOUT_EFFECT, *nvidia.REFUSED)
+    theirs = (*nvidia_fields.WITHOUT_EFFECT, *nvidia_fields.REFUSED)
     places = sections(Configuration, key) + [
         field.removesuffix(f".{key}") for field in theirs if field.endswith(f".{key}")
     ]
@@ -291,7 +292,7 @@ def sections(kind: type[msgspec.Struct], key: str, path: str = "") -> list[str]:
     for field in msgspec.structs.fields(kind):
         inner = given_kind(types[field.name])
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            found += sections(inner, key, join(path, field.encode_name))
+            found += sections(inner, key, join_path(path, field.encode_name))
     return found
 
 
@@ -300,17 +301,17 @@ def keys(kind: type[msgspec.Struct]) -> list[str]:
     return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
-def join(path: str, key: str) -> str:
+def join_path(path: str, key: str) -> str:
     """The path of a key below a path: `flags` and `plugin` give `flags.plugin`."""
     return f"{path}.{key}" if path else key
 
 
-def leaves(content: object, path: str = "") -> dict[str, object]:
+def flatten_document(content: object, path: str = "") -> dict[str, object]:
     """The values of a document by their paths; a list is one value, except where it is one of mappings."""
     if isinstance(content, dict) and content:
-        below = [(join(path, str(key)), inner) for key, inner in content.items()]
+        below = [(join_path(path, str(key)), inner) for key, inner in content.items()]
     elif isinstance(content, list | tuple) and content and all(isinstance(item, dict) for item in content):
         below = [(f"{path}[{place}]", item) for place, item in enumerate(content)]
     else:
         return {path: content} if path else {}
-    return {leaf: value for place, inner in below for leaf, value in leaves(inner, place).items()}
+    return {leaf: value for place, inner in below for leaf, value in flatten_document(inner, place).items()}

@@ -3,8 +3,8 @@
 import msgspec
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that a configuration says and this node, or this program, does not do."""
+class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A field of a configuration that has no effect on this node, or in this program."""
 
     field: str
     """Path in the file, `sharing.timeSlicing.resources[0]`."""

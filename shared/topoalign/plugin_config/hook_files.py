@@ -28,10 +28,10 @@ CONTAINER_LIBRARY = f"{CONTAINER_ROOT}/{LIBRARY}"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
 PRELOADED = f"{CONTAINER_LIBRARY}\n".encode()
 LARGEST = 256 * 1024 * 1024
-"""Bytes of a library. HAMi-core's has below one MiB; what is far above is something else."""
+"""Bytes of a library at most. HAMi-core's has less than one MiB; a much larger file is something else."""
 
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-"""Of an ELF file of 64 bits: ident, type, machine, version, entry, offsets of both tables, flags, and their sizes."""
+"""The header of a 64-bit ELF file: ident, type, machine, version, entry, offsets of both tables, flags, and their sizes."""
 SEGMENT = struct.Struct("<IIQQQQQQ")
 """Type, flags, offset, two addresses, size in the file, size in memory, alignment."""
 IDENT = b"\x7fELF\x02\x01"
@@ -44,7 +44,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 class NoLibrary(BadRequest):
-    """The file is no library that containers of this machine could load: loading it would fail in each of their programs."""
+    """The file is no library that containers of this machine can load: it would make each of their programs fail."""
 
     code = "NoLibrary"
 
@@ -53,7 +53,7 @@ class NoLibrary(BadRequest):
 
 
 class Put(NamedTuple):
-    """What has become of one file."""
+    """The result for one file."""
 
     path: Path
     size: int
@@ -85,7 +85,7 @@ def check_library(content: bytes, machine: str) -> None:
         raise NoLibrary("it is a program")
 
 
-def install(library: bytes, to: Path) -> tuple[Put, ...]:
+def install_library(library: bytes, to: Path) -> tuple[Put, ...]:
     """
     Has the library and the list in this directory, which is made for this user alone. Each file is replaced as a whole and
     is on the disk then: whoever is killed in between leaves the former one or the new one. Containers that run keep what
@@ -119,11 +119,14 @@ def install(library: bytes, to: Path) -> tuple[Put, ...]:
 
 
 def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
-    """Has the file with this content and these rights; returns whether it was another one. Raises OSError, and leaves it."""
-    if is_there(directory, name, content, mode):
+    """
+    Creates the file with this content and mode, or replaces it. Returns whether it differed. Leaves it as it was on
+    OSError.
+    """
+    if has_file(directory, name, content, mode):
         return False
     draft = f".{name}.new"
-    with suppress(FileNotFoundError):  # whatever it is: a pipe would be waited for
+    with suppress(FileNotFoundError):  # of any type: opening a pipe would block
         os.unlink(draft, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     file = os.open(draft, flags, mode, dir_fd=directory)
@@ -143,8 +146,8 @@ def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
     return True
 
 
-def is_there(directory: int, name: str, content: bytes, mode: int) -> bool:
-    """Whether this is a regular file with this content and these rights."""
+def has_file(directory: int, name: str, content: bytes, mode: int) -> bool:
+    """Whether this is a regular file with this content and mode."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
     except OSError:
@@ -155,7 +158,7 @@ def is_there(directory: int, name: str, content: bytes, mode: int) -> bool:
         return right and opened.read() == content
 
 
-def missing(root: Path) -> str | None:
+def find_missing_file(root: Path) -> str | None:
     """
     What containers could not be given of a root: `libvgpu.so`, or `ld.so.preload`, also where it cannot be looked at; None:
     nothing is missing.

@@ -8,7 +8,7 @@ two resources of GPUs in units have one directory, which is called after that of
 
 `topoalign mps` holds a lock (flock) on the file `serves` from before the file has its name. So a reader in another container
 knows without a process id, a clock or a call whether the writer lives: the kernel takes the lock from a process that is
-killed, and a file without a lock says nothing.
+killed, and a file without a lock is ignored.
 """
 
 import fcntl
@@ -21,18 +21,20 @@ import msgspec
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 CONTAINER_ROOT = Path("/mps")
-"""Where the root is mounted in containers: in those that use it and, by the deployment, in the agent's and the daemon's."""
+"""
+The mount point of the root in containers: in those that use it and, by the deployment, in the agent's and the daemon's.
+"""
 SHM = "shm"
 CONTAINER_SHM = "/dev/shm"  # noqa: S108  # a mount point in a container, no temporary file
 PIPE = "pipe"
 LOG = "log"
 SERVES = "serves"
 MOST_BYTES = 65_536
-"""Of the file `serves`: 32 GPUs are 2,000 bytes."""
+"""Bytes of the file `serves`: 32 GPUs are 2,000 bytes."""
 
 
 class Serves(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon of one resource serves."""
+    """The content of the file `serves` of one resource's daemon."""
 
     devices: frozenset[DeviceID]
     """Uuids of GPUs."""
@@ -44,12 +46,12 @@ class Serves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def root_here(root: str) -> Path:
-    """Where this process sees the host's MPS root (`flags.mpsRoot`): below /mps if that is mounted."""
+    """The path of the host's MPS root (`flags.mpsRoot`) in this process: below /mps if that is mounted."""
     return CONTAINER_ROOT if os.path.isdir(CONTAINER_ROOT) else Path(root)
 
 
-def serving(root: Path, resource: ResourceName) -> Serves | None:
-    """What the daemon of a resource serves now; None: it is not ready, or its `topoalign mps` has died."""
+def read_served(root: Path, resource: ResourceName) -> Serves | None:
+    """Reads what the daemon of a resource serves now; None: it is not ready, or its `topoalign mps` has died."""
     try:
         file = os.open(root / resource / SERVES, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -66,7 +68,7 @@ def serving(root: Path, resource: ResourceName) -> Serves | None:
     return None
 
 
-def take_lock(directory: Path) -> int | None:
+def lock_resource_directory(directory: Path) -> int | None:
     """
     The open lock file of a resource's directory, which no other `topoalign mps` has then, until it is closed; None: another
     one has it. Makes the directory. Raises OSError.
@@ -89,7 +91,7 @@ class Announcement:
         self._file: int | None = None
 
     def publish(self, serves: Serves) -> None:
-        """Says that the daemon serves this. Raises OSError."""
+        """Writes that the daemon serves this. Raises OSError."""
         self.withdraw()
         draft = self._path.with_name(f".{SERVES}.{os.getpid()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -99,7 +101,7 @@ class Announcement:
         os.replace(draft, self._path)
 
     def withdraw(self) -> None:
-        """Says nothing any more."""
+        """Removes the file, and gives up its lock."""
         file = self._file
         self._file = None
         if file is not None:

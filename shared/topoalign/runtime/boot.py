@@ -1,4 +1,4 @@
-"""Which boot of the node this is."""
+"""Identifies the current boot of the node."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 """
-Keeps the garbage collector away from what stays.
+Keeps the garbage collector away from objects that live until the process ends.
 
 Modules and what they define stay until the process ends. A node agent imports some hundred thousand such objects before its
 first list of devices, for which pods wait, and the collector would look through them again and again.

@@ -1,5 +1,5 @@
 """
-What one peer can take of the HTTP servers of a process: connections, memory and time (`fair_share`).
+Bounds what one peer can take of the HTTP servers of a process: connections, memory and time (`fair_share`).
 
 Each connection takes a file descriptor, and the process needs others: its journal, the kubelet's socket. So there is a
 limit far below that of the system. At the limit the peer with the most connections gives one up, and the new one is served:
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 import ssl
 
 MOST = 256
-"""Monitoring and people need a handful."""
+"""Upper bound of open connections. Monitoring and people need a handful."""
 PART = 8
-"""Of the file descriptors that the process may have, HTTP keeps no more than one part of so many."""
+"""HTTP uses at most one eighth of the file descriptors that the process may have."""
 WRITE_SECONDS = 10.0
-"""How long what is written of an answer may wait to be read: Prometheus gives up after as many."""
+"""How long a written answer may wait to be read: Prometheus gives up after the same time."""
 PROBES = ("/livez", "/readyz")
-"""Beginnings of the paths that probes of a kubelet ask for: those of an address have a share of their own."""
+"""Prefixes of the paths of a kubelet's probes: the probes of an address have a share of their own."""
 
 
 class FairConnection(asyncio.Protocol):
-    """Mixed in before a connection of uvicorn."""
+    """A mixin for connections of uvicorn that gives each peer its fair share."""
 
     if TYPE_CHECKING:  # of uvicorn's connection
         config: Config
@@ -48,15 +48,18 @@ class FairConnection(asyncio.Protocol):
         connections: set[Any]
 
     cycle: Any = None
-    """The request that came last, of uvicorn; None: none has come."""
+    """uvicorn's newest request; None: none has come."""
     peer: Peer = ("",)
     since = 0.0
-    """As of `fair_share.Place`, by the clock of the event loop. While a request is in work it may be its beginning still."""
+    """
+    As of `fair_share.ServedConnection`, by the clock of the event loop. While a request is in work it may be its
+    beginning still.
+    """
     has_begun = False
-    """Whether something has come of the next request."""
+    """Whether bytes of the next request have come."""
     _write_timer: asyncio.TimerHandle | None = None
     _task: "asyncio.Task[Any] | None" = None
-    """That of the request in work."""
+    """The peer of the request under way."""
     _working: Working | None = None
 
     def __init__(self, *of_uvicorn: Any, turns: RequestTurns, **named: Any) -> None:
@@ -83,7 +86,7 @@ class FairConnection(asyncio.Protocol):
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Reads on."""
+        """Takes received bytes, and notes when the next request begins."""
         if not self.has_begun and (self.cycle is None or self.cycle.response_complete):
             self.has_begun = True
             self.since = self.loop.time()
@@ -96,21 +99,21 @@ class FairConnection(asyncio.Protocol):
         super().on_response_complete()  # type: ignore[misc]  # of uvicorn's connection
 
     def pause_writing(self) -> None:
-        """The peer has not read all of the answer; it has to within `WRITE_SECONDS`."""
+        """Starts the time-out of `WRITE_SECONDS` for a peer that has not read all of the answer."""
         super().pause_writing()
         self.since = self.loop.time()
         self._stop_write_timer()
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self.end)
 
     def resume_writing(self) -> None:
-        """The peer has read the answer."""
+        """Stops the time-out once the peer has read the answer."""
         self._stop_write_timer()
         self.since = self.loop.time()
         super().resume_writing()
 
     @property
     def in_work(self) -> Any:
-        """The request that is answered now, of uvicorn; None: none has come."""
+        """uvicorn's request that is answered now; None: none has come."""
         return self.cycle
 
     def is_waited_for(self) -> bool:
@@ -143,18 +146,18 @@ class FairConnection(asyncio.Protocol):
             self._write_timer = None
 
 
-class Connection(FairConnection, H11Protocol):
+class HttpConnection(FairConnection, H11Protocol):
     """uvicorn's connection with a fair share."""
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer:
-    """Who made a connection."""
+    """The peer that made a connection."""
     address = transport.get_extra_info("peername")
     return (address[0] if address else "",)
 
 
 def make_room(connections: Collection[Any]) -> None:
-    """Where these connections of a server are more than may be, closes one."""
+    """Closes a connection of a server if there are more than allowed."""
     if len(connections) <= most():
         return
     for each in connections:
@@ -169,22 +172,22 @@ def most() -> int:
     return MOST if descriptors == resource.RLIM_INFINITY else max(4, min(MOST, descriptors // PART))
 
 
-# TLS handshakes of an HTTP server: each has a place and a turn, as connections and requests have (`connections`).
-#
-# asyncio alone shows a connection to the server after its handshake, for which a client may take a minute: connections
-# without a handshake would count for nothing, and take all file descriptors of the process.
-
-
 HANDSHAKE_SECONDS = 0.002
-"""What the keys of a handshake cost. It is charged at once, as the work is done when parts of the handshake come."""
+"""Time for the keys of a handshake. It is charged at once, because the work is done when parts of the handshake arrive."""
 
 
 class Handshake(asyncio.Protocol):
-    """A connection up to the end of its handshake, after which it is that of `http`."""
+    """
+    Handles a connection until the end of its TLS handshake, then passes it to `http`.
+
+    A handshake counts as a connection and takes a turn. With asyncio alone the server sees a connection only after its
+    handshake, for which a client may take a minute. So connections without a handshake would not be counted, and could use
+    up all file descriptors of the process.
+    """
 
     transport: asyncio.Transport
     within = 4.0
-    """Seconds that it may take, as the head of a request."""
+    """Seconds for the handshake, as for the head of a request."""
 
     def __init__(self, http: FairConnection, tls: ssl.SSLContext, turns: RequestTurns) -> None:
         self._http = http
@@ -192,10 +195,10 @@ class Handshake(asyncio.Protocol):
         self._turns = turns
         self._connections = http.connections
         self._early: list[bytes] = []
-        """What has come of the first request together with the end of the handshake."""
+        """Bytes of the first request that came together with the end of the handshake."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Takes a place, and waits for its turn."""
+        """Registers the connection, and waits for its turn."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.pause_reading()
@@ -210,7 +213,7 @@ class Handshake(asyncio.Protocol):
         self._early.append(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gives the place back."""
+        """Removes the connection."""
         self._connections.discard(self)
         self._task.cancel()
 
@@ -224,7 +227,7 @@ class Handshake(asyncio.Protocol):
         self.transport.abort()
 
     def shutdown(self) -> None:
-        """The server ends."""
+        """Closes the connection when the server ends."""
         self.end()
 
     async def _shake_hands(self) -> None:

@@ -9,8 +9,8 @@ import anyio
 from anyio.abc import TaskStatus
 
 from topoalign.core.ports import Bus, Clock
-from topoalign.plugin_config.watching import ConfigurationFile
-from topoalign.runtime.figures import Collector, registry_of
+from topoalign.plugin_config.file_watch import ConfigurationFile
+from topoalign.runtime.metrics import Collector, registry_of
 from topoalign.runtime.request_turns import RequestTurns
 
 if TYPE_CHECKING:  # a process without HTTP needs neither
@@ -18,20 +18,20 @@ if TYPE_CHECKING:  # a process without HTTP needs neither
     from starlette.routing import BaseRoute
 
 Check = Callable[[], str | None]
-"""Says why the process is not ready, or None when it is."""
+"""Returns why the process is not ready; None if it is."""
 
 JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """A page as it is sent."""
 
     body: bytes
     content_type: str
 
 
-Page = Callable[[], Awaitable[Answer]]
+Page = Callable[[], Awaitable[HttpAnswer]]
 """Makes a page at each request for it. A TopoalignError that it raises is the answer then."""
 
 Series = Callable[[], AsyncIterator[bytes]]
@@ -39,7 +39,7 @@ Series = Callable[[], AsyncIterator[bytes]]
 
 
 class Reload:
-    """That whoever runs the process wants its files read anew: SIGHUP. One task waits for it, on behalf of all."""
+    """A request of the operator to read files again (SIGHUP). One task waits for it, on behalf of all."""
 
     def __init__(self) -> None:
         self._asked = anyio.Event()
@@ -49,7 +49,9 @@ class Reload:
         self._asked.set()
 
     async def wait(self) -> None:
-        """Until it is asked for, or at once if it was since the last time, so that no wish is lost while files are read."""
+        """
+        Waits for a request. Returns at once if one came since the last call, so that none is lost while files are read.
+        """
         await self._asked.wait()
         self._asked = anyio.Event()
 
@@ -69,16 +71,16 @@ class Drain:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The world of one service: in tests and in one process shared, in four processes one each."""
+    """What a service receives at its start. Services of one process share it; services in four processes have one each."""
 
     bus: Bus
     hub: Bus | None = None
-    """The bus that everybody hears, where `bus` is a shorter way to the services of this process; None if they are one."""
+    """The bus to other processes, if `bus` is a shorter path to the services of this process; None if they are the same."""
     near: Bus | None = None
     """The bus of this process alone, where `bus` is that and `hub`; None if there is none."""
     clock: Clock
     environment: Mapping[str, str]
-    """`TOPOALIGN_*` settings: the process environment under what the command line said."""
+    """`TOPOALIGN_*` settings: options of the command line, else the environment of the process."""
     checks: dict[str, Check] = field(default_factory=dict)
     """Readiness checks by name; a service adds its own."""
     readiness: dict[str, dict[str, Check]] = field(default_factory=dict)
@@ -87,19 +89,19 @@ class Context:
     reports that it has started.
     """
     life: dict[str, Check] = field(default_factory=dict)
-    """Checks of /livez by name: what only a new start of the process can mend."""
+    """Checks of /livez by name: failures that only a restart of the process can end."""
     notes: dict[str, Check] = field(default_factory=dict)
-    """What an operator should know though the process is ready, by name; shown by /readyz?verbose."""
+    """Conditions that an operator should know although the process is ready, by name; shown by /readyz?verbose."""
     reload: Reload = field(default_factory=Reload)
     drain: Drain = field(default_factory=Drain)
     turns: RequestTurns = field(default_factory=RequestTurns)
-    """In which the HTTP servers of the process answer."""
+    """The turns in which the HTTP servers of the process answer."""
     routes: "list[BaseRoute]" = field(default_factory=list)
-    """HTTP routes beside /livez, /readyz and /metrics; a service adds its own before it reports that it has started."""
+    """HTTP routes in addition to /livez, /readyz and /metrics; a service adds its own before it reports its start."""
     pages: dict[str, Page] = field(default_factory=dict)
     """Pages by path that take no parameters; a service adds its own before it reports that it has started."""
-    figures: list[Collector] = field(default_factory=list)
-    """What /metrics shows; a service adds its own."""
+    collectors: list[Collector] = field(default_factory=list)
+    """The metrics of /metrics; a service adds its own."""
     series: list[Series] = field(default_factory=list)
     """What /metrics shows behind `metrics`: families that a service writes itself, because they have too many series to be
     made again at each scrape."""
@@ -108,21 +110,21 @@ class Context:
 
     @cached_property
     def metrics(self) -> "CollectorRegistry":
-        """What /metrics shows, for Prometheus: the figures, and what a service registers here itself."""
-        return registry_of(self.figures)
+        """The registry of Prometheus behind /metrics: the collectors, and what a service registers here itself."""
+        return registry_of(self.collectors)
 
     @cached_property
     def configuration(self) -> ConfigurationFile:
         """
-        What the devices are offered as, one for all services of the process: whoever uses it also calls `keep_up`. The first
-        to ask for it reads it, and raises NotFound, InvalidDocument or InvalidField if it is wrong.
+        The configuration file, one for all services of the process. Each user of it also calls `keep_up`. The first access
+        reads it, and raises NotFound, InvalidDocument or InvalidField if it is wrong.
         """
         file = ConfigurationFile(self.environment)
-        self.notes.setdefault("configuration", lambda: file.trouble)
+        self.notes.setdefault("configuration", lambda: file.reason_not_current)
         return file
 
 
 class Serve(Protocol):
-    """A service's entry: runs until cancelled, and calls `task_status.started()` once it serves."""
+    """The entry of a service: runs until cancelled, and calls `task_status.started()` once it serves."""
 
     def __call__(self, context: Context, *, task_status: TaskStatus[None]) -> Coroutine[Any, Any, None]: ...

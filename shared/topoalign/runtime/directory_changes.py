@@ -1,12 +1,12 @@
 """
-Wakes those who wait for a change in a directory, as the kernel tells it (inotify(7)).
+Wakes tasks that wait for a change in a directory, as reported by the kernel (inotify(7)).
 
-Told are entries that are made, removed, renamed, written or given other attributes, not what is below them, and the end of
-the directory itself. Who waits looks by itself at what has changed, and looks every now and then in any case: some file
-systems tell nothing, and a mount that hides a directory is no change of it.
+Reported are entries that are created, removed, renamed, written or given other attributes, and the removal of the directory
+itself; changes in subdirectories are not. A task that waits reads the directory itself to find the change, and also reads it
+periodically: some file systems report nothing, and a mount that hides a directory is no change of it.
 
-The rule of a look: take `next_change`, `watch` the directories, look, and then wait. So no change between the look and the
-wait is missed. Where a directory cannot be watched `watch` says so, and the caller looks as often as it would without.
+A task takes `next_change`, calls `watch`, reads the directories, and then waits. So no change between the reading and the
+wait is missed. If a directory cannot be watched, `watch` returns False, and the caller polls.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ READ_SIZE = 65536
 
 
 class DirectoryChanges:
-    """The directories that a part of a process watches. Nothing is watched unless `run` runs."""
+    """Watches directories for one part of a process. Nothing is watched unless `run` runs."""
 
     def __init__(self) -> None:
         self.next_change = anyio.Event()
-        """Set at the next change; there is a new event for the one after by then."""
+        """Set at the next change, which also replaces it by a new event."""
         self._is_listening = False
         self._library: Any = None
-        """The C library, once something is watched: what it takes to call it is not imported before."""
+        """The C library, once something is watched: ctypes is not imported before."""
         self._descriptor = -1
 
     async def run(self) -> None:
-        """Hears the kernel until cancelled."""
+        """Receives events of the kernel until cancelled."""
         self._is_listening = True
         try:
             await anyio.sleep_forever()
@@ -51,15 +51,15 @@ class DirectoryChanges:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
-    def tell(self) -> None:
-        """Wakes all who wait, as a change does."""
+    def wake(self) -> None:
+        """Wakes all tasks that wait, as a change does."""
         self.next_change.set()
         self.next_change = anyio.Event()
 
     def watch(self, *directories: Path) -> bool:
         """
-        Watches these directories from now on, as they are now. Returns whether each of them will tell of its changes; one
-        that is not there does if its parent is among those before it, which tells of its creation.
+        Watches these directories from now on. Returns whether changes of all of them will be reported. A directory that does
+        not exist counts as watched if its parent is watched, because its creation is then reported.
         """
         if not self._is_listening or (self._descriptor < 0 and not self._open()):
             return False
@@ -79,7 +79,7 @@ class DirectoryChanges:
             tasks.cancel_scope.cancel()
 
     def _open(self) -> bool:
-        """False where the kernel has no inotify, or too many others use it."""
+        """Starts inotify. Returns False if the kernel has none, or no instance left."""
         import ctypes
 
         try:
@@ -98,4 +98,4 @@ class DirectoryChanges:
 
     def _take_changes(self) -> None:
         os.read(self._descriptor, READ_SIZE)
-        self.tell()
+        self.wake()

@@ -5,7 +5,7 @@ A call into a driver library or a file of /sys may hang for ever, and a thread c
 runs in a daemon thread, which does not keep the process from ending, and it reports each call before it makes it. If a
 call takes too long, the caller gets an error with the name of the call and continues; the work ends at its next call.
 Until then no other work begins, so a driver that hangs blocks one thread and never two. Work whose caller was cancelled ends
-at its next call, too: who comes meanwhile waits for that, as long as the call is not late.
+at its next call, too: later work waits for that, as long as the call is not late.
 
 If the process was stopped, or got no CPU, a late call does not prove that it hangs: if the loop itself wakes late, the
 deadline begins again.
@@ -33,7 +33,7 @@ class Abandoned(Exception):
     """Ends work whose result nobody waits for any more."""
 
 
-class Steps:
+class CallProgress:
     """Told by the work, before each call that may block, what is called."""
 
     def __init__(self, clock: Clock) -> None:
@@ -57,23 +57,23 @@ class DriverThread:
         self._driver = driver
         self._clock = clock
         self._deadline = deadline
-        self._under_way: tuple[Steps, Future[Any]] | None = None
+        self._under_way: tuple[CallProgress, Future[Any]] | None = None
 
-    async def run(self, work: Callable[[Steps], T]) -> T:
+    async def run(self, work: Callable[[CallProgress], T]) -> T:
         """
         The work's result. Raises what it raises, and DriverFault if a call of it, or of earlier work, does not end, or where
         there is no thread or no memory for it.
         """
         while self._under_way is not None:
             await self._outlast(*self._under_way)
-        steps = Steps(self._clock)
+        steps = CallProgress(self._clock)
         result = Future[T]()
         self._under_way = steps, result
         result.set_running_or_notify_cancel()  # only the thread may end it now
         thread = threading.Thread(target=partial(self._do, work, steps, result), name=self._driver, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # what Python says where the system has no thread to give
+        except RuntimeError as error:  # raised by Python if the system cannot create a thread
             self._under_way = None
             raise DriverFault(f"{self._driver} cannot be asked: {error}", MORE) from error
         try:
@@ -85,7 +85,7 @@ class DriverThread:
         finally:
             steps.abandoned = True
 
-    def _do(self, work: Callable[[Steps], T], steps: Steps, result: "Future[T]") -> None:
+    def _do(self, work: Callable[[CallProgress], T], steps: CallProgress, result: "Future[T]") -> None:
         try:
             done = work(steps)
         except BaseException as error:  # whatever it is, it belongs to whoever waits
@@ -95,13 +95,13 @@ class DriverThread:
             self._under_way = None
             result.set_result(done)
 
-    async def _outlast(self, steps: Steps, result: "Future[Any]") -> None:
+    async def _outlast(self, steps: CallProgress, result: "Future[Any]") -> None:
         """Waits until earlier work has ended, however it does. Raises DriverFault when a call of it takes too long."""
         async with background() as tasks:
             tasks.start_soon(self._watch, steps, steps.current[1])
             await asyncio.gather(asyncio.wrap_future(result), return_exceptions=True)
 
-    async def _watch(self, steps: Steps, awake: float) -> None:
+    async def _watch(self, steps: CallProgress, awake: float) -> None:
         """Raises DriverFault when a call takes too long. `awake`: since when the loop is known to run."""
         while True:
             _, since = steps.current
@@ -112,7 +112,7 @@ class DriverThread:
             if self._clock.monotonic() - due > LATE_SECONDS:
                 awake = self._clock.monotonic()
 
-    def _hangs(self, steps: Steps) -> NoReturn:
+    def _hangs(self, steps: CallProgress) -> NoReturn:
         call, _ = steps.current
         raise DriverFault(
             f"{self._driver} has not answered {call} within {self._deadline:g} s",

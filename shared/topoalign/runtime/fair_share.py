@@ -1,5 +1,5 @@
 """
-Fair shares of a server among its peers: whose request works next, and which connection is closed where there are too many.
+Divides a server fairly among its peers: chooses the next request to work on, and the connection to close at the limit.
 
 A peer is an address. Each peer has an equal share of the time and of the connections, however many requests and
 connections it has. What a peer does not use is left to the others.
@@ -28,19 +28,19 @@ CATCH_UP_SECONDS = 0.05
 """The time of one call of a scheduler about thousands of nodes."""
 
 Peer = tuple[str, ...]
-"""The address of a peer. A second part tells apart what is not to wait for the rest."""
+"""The address of a peer. A second element gives some of its requests (probes) a share of their own."""
 
 
-class Request:
-    """A request that is being worked on; compared by identity."""
+class ServedRequest:
+    """A request under way; compared by identity."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.seconds = 0.0
-        """How long it has worked."""
+        """Seconds that it has worked."""
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=ServedRequest)
 
 
 class FairQueue(Generic[R]):
@@ -86,19 +86,19 @@ class FairQueue(Generic[R]):
         return max(self._used.get(peer, 0.0), self._now - CATCH_UP_SECONDS)
 
 
-class Place(Protocol):
+class ServedConnection(Protocol):
     """A connection of a server."""
 
     @property
     def peer(self) -> Peer:
-        """Who made it."""
+        """The peer that made it."""
 
     @property
     def since(self) -> float:
         """When the server began to wait for the peer; infinite where it does not wait."""
 
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=ServedConnection)
 
 
 def first_to_close(places: Collection[P]) -> P:

@@ -1,7 +1,7 @@
 """
 An HTTP server as one task among others: it listens before it reports that it has started, and ends in order.
 
-It is uvicorn with a socket of ours, and leaves signals to the runner. What it serves is given: the pages of a process
+It is uvicorn on a given socket, and leaves signals to the runner. What it serves is a parameter: the pages of a process
 (`health`), the scheduler's protocol of the registry.
 """
 
@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 from starlette.applications import Starlette
 
 from topoalign.core.model.errors import Unavailable, clean
-from topoalign.runtime.connections import Connection, FairConnection, Handshake
+from topoalign.runtime.connections import FairConnection, Handshake, HttpConnection
 from topoalign.runtime.request_turns import RequestTurns
 
 log = logging.getLogger("uvicorn.error")
@@ -27,17 +27,17 @@ log = logging.getLogger("uvicorn.error")
 GRACE_SECONDS = 2
 """How long open requests and event streams may go on once the process stops."""
 LOOK_SECONDS = 0.005
-"""Between two looks whether all connections are closed: most are by the first one."""
+"""Between two checks whether all connections are closed: most are at the first one."""
 CLOSE = (b"connection", b"close")
 IDLE_SECONDS = 5
-"""After how long a connection without requests is closed, where nothing else is said."""
+"""Default of the time after which a connection without requests is closed."""
 ACCEPTED_AT_ONCE = 4
 """Connections that are accepted in one round of the event loop: about a millisecond of work, and no more than there are file
 descriptors for where those are few."""
 BACKLOG = 1024
 """Connections that may wait to be accepted. Where more wait, the client of the next one tries again only after a second."""
 UNREAD_BYTES = 128 * 1024
-"""Of an answer that the system takes for a peer that does not read it. By itself it would take megabytes."""
+"""Bytes of an answer that the system buffers for a peer that does not read it. Its default is megabytes."""
 
 
 class AddressInUse(Unavailable):
@@ -46,12 +46,12 @@ class AddressInUse(Unavailable):
     code = "AddressInUse"
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """
-    uvicorn as one task among others: signals are the runner's, and starting is told.
+    uvicorn as one task among others: the runner handles signals, and the start is reported.
 
-    It ends when it is told to, as soon as all answers have left: uvicorn's own looks ten times a second whether it is to
-    end, and lets at least a tenth of a second pass before it does.
+    After `stop`, it ends as soon as all answers are sent. uvicorn's own server checks ten times a second whether it is to
+    end, so it needs at least a tenth of a second.
     """
 
     def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """It is to end."""
+        """Ends the server once its open answers are sent."""
         self.should_exit = True
         self._stopping.set()
 
@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
         self._task_status.started(self._url)
 
     async def main_loop(self) -> None:
-        """Until it is told to end. The date in the headers of answers is to the second."""
+        """Runs until `stop`. Updates the date in the headers of answers each second."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep_date)
             await self._stopping.wait()
@@ -100,7 +100,7 @@ class Server(uvicorn.Server):
         with anyio.move_on_after(GRACE_SECONDS) as grace:
             while answers:
                 await asyncio.wait(answers)
-            while open_now:  # noqa: ASYNC110  # nobody tells when the last one is closed
+            while open_now:  # noqa: ASYNC110  # no event reports that the last one is closed
                 await asyncio.sleep(LOOK_SECONDS)
         if grace.cancelled_caught:
             log.warning(
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
             )
             for connection in list(open_now):
                 connection.transport.abort()
-            await asyncio.sleep(0)  # uvicorn is told that the connections are gone, and misses no answer then
+            await asyncio.sleep(0)  # uvicorn notices the lost connections, and reports no missing answer then
             for answer in answers:
                 answer.cancel()
 
@@ -122,7 +122,7 @@ async def serve_application(
     application: Starlette,
     listener: socket.socket,
     *,
-    protocol: type[FairConnection] = Connection,
+    protocol: type[FairConnection] = HttpConnection,
     turns: RequestTurns | None = None,
     idle_seconds: int = IDLE_SECONDS,
     tls: ssl.SSLContext | None = None,
@@ -154,7 +154,7 @@ async def serve_application(
     )
     address, port = listener.getsockname()[:2]
     host = f"[{address}]" if ":" in address else address
-    server = Server(config, f"{'http' if tls is None else 'https'}://{host}:{port}", task_status)
+    server = HttpServer(config, f"{'http' if tls is None else 'https'}://{host}:{port}", task_status)
     with listener:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exit_when_cancelled, server)
@@ -165,21 +165,21 @@ async def serve_application(
             tasks.cancel_scope.cancel()
 
 
-async def close_connections_when(draining: anyio.Event, server: Server) -> None:
+async def close_connections_when(draining: anyio.Event, server: HttpServer) -> None:
     """Once the server drains, each answer closes its connection."""
     await draining.wait()
     server.close_answered_connections()
 
 
-async def exit_when_cancelled(server: Server) -> None:
-    """uvicorn ends in order when told to, and in disorder when cancelled: so it is told."""
+async def exit_when_cancelled(server: HttpServer) -> None:
+    """Stops uvicorn when this task is cancelled: uvicorn ends in order after `stop`, but not when it is cancelled."""
     try:
         await anyio.sleep_forever()
     finally:
         server.stop()
 
 
-def listen(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.socket:
+def listen_on_port(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.socket:
     """
     A listening TCP socket; port 0 picks a free one. `settings`: how the names of the settings of host and port begin.
 

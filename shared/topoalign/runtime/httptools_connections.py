@@ -47,7 +47,7 @@ class OneSegment:
 
 
 class HttpToolsConnection(FairConnection, HttpToolsProtocol):
-    """As `Connection`, by another parser."""
+    """A connection as `HttpConnection`, with another parser."""
 
     _in_work: Any = None
 

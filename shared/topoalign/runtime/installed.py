@@ -1,7 +1,7 @@
 """
-The services that are installed, by entry point (group `topoalign.services`), and what they can be told.
+Finds the installed services by entry point (group `topoalign.services`), and their settings.
 
-A service's settings are the Struct in the module `settings` beside its entry.
+A service's settings are the Struct in the module `settings` in the package of its entry.
 """
 
 import re
@@ -16,7 +16,7 @@ from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
 ENTRY_POINTS = "topoalign.services"
 ORDER = ("discovery", "hinting", "allocator", "mps", "registry")
-"""Who tells comes before who listens; any order works, this one is ready soonest."""
+"""Publishers start before subscribers. Any order works; with this one all are ready soonest."""
 EVERYWHERE = "every service"
 
 OF_A_SERVICE = re.compile(r"_SERVICE_(?:HOST|PORT)(?:_\w+)?$|_PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_\w+)?$")
@@ -29,14 +29,14 @@ class ServiceFailed(Unavailable):
     code = "ServiceFailed"
 
 
-def find(names: Sequence[str]) -> dict[str, Serve]:
-    """The entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
+def load_services(names: Sequence[str]) -> dict[str, Serve]:
+    """Loads the entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
     points = {point.name: point for point in own_entry_points()}
     if not points.keys() >= {*names}:  # another package brings it along: all that are installed are read
         points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
     for name in names:
         if name not in points:
-            raise NotFound("service", name, f"installed are: {', '.join(sorted(points, key=order)) or 'none'}")
+            raise NotFound("service", name, f"installed are: {', '.join(sorted(points, key=start_order)) or 'none'}")
     try:
         return {name: points[name].load() for name in names}
     except ImportError as error:
@@ -53,18 +53,18 @@ def own_entry_points() -> metadata.EntryPoints:
         return metadata.EntryPoints()
 
 
-def order(name: str) -> tuple[int, str]:
+def start_order(name: str) -> tuple[int, str]:
     """Sorts services as they are started."""
     return (ORDER.index(name) if name in ORDER else len(ORDER), name)
 
 
-def kinds(names: Collection[str] | None = None) -> dict[str, type[msgspec.Struct]]:
-    """The settings Structs by service, of the process and of these services; None: of all that are installed."""
+def settings_by_service(names: Collection[str] | None = None) -> dict[str, type[msgspec.Struct]]:
+    """Service -> its settings Struct, of the process and of these services; None: of all installed ones."""
     found: dict[str, type[msgspec.Struct]] = {EVERYWHERE: RuntimeSettings}
     points = {point.name: point for point in own_entry_points()}
     if names is None or not points.keys() >= {*names}:
         points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
-    for name in sorted(points if names is None else points.keys() & {*names}, key=order):
+    for name in sorted(points if names is None else points.keys() & {*names}, key=start_order):
         try:
             module = import_module(points[name].module.rpartition(".")[0] + ".settings")
         except ModuleNotFoundError:  # another's service, with other habits
@@ -77,17 +77,17 @@ def kinds(names: Collection[str] | None = None) -> dict[str, type[msgspec.Struct
     return found
 
 
-def unread(environment: Mapping[str, str], running: Collection[str] = ()) -> list[str]:
+def find_unknown_variables(environment: Mapping[str, str], running: Collection[str] = ()) -> list[str]:
     """
-    What to say of each variable with our prefix that is a setting of no service: most often one that is misspelt.
+    Findings about variables with our prefix that are settings of no service: most often they are misspelt.
     `running`: services whose settings are loaded; those of the others are loaded only where some variable is not theirs.
     """
     ours = {name for name, value in environment.items() if name.startswith(PREFIX) and not is_of_kubelet(name, value)}
-    if not ours - variables(kinds(running)):
+    if not ours - list_variables(settings_by_service(running)):
         return []
     from difflib import get_close_matches  # here, because seldom anything is misspelt
 
-    known = sorted(variables(kinds()))
+    known = sorted(list_variables(settings_by_service()))
     near = {variable: get_close_matches(variable, known, n=1) for variable in sorted(ours.difference(known))}
     return [
         f"{clean(variable)} is set but is not a setting" + (f": did you mean {close[0]}?" if close else "")
@@ -95,7 +95,7 @@ def unread(environment: Mapping[str, str], running: Collection[str] = ()) -> lis
     ]
 
 
-def variables(found: Mapping[str, type[msgspec.Struct]]) -> set[str]:
+def list_variables(found: Mapping[str, type[msgspec.Struct]]) -> set[str]:
     """The variables of these settings."""
     return {PREFIX + field.upper() for kind in found.values() for field in kind.__struct_fields__}
 

@@ -15,13 +15,11 @@ from contextlib import contextmanager
 from textwrap import indent
 from typing import Any
 
-# Imports a library without what it uses only where it is installed.
-
 
 @contextmanager
-def without(module: str) -> Iterator[None]:
+def hide_module(module: str) -> Iterator[None]:
     """
-    What is imported in this block finds a module not installed, unless it is imported already. Afterwards anybody may import
+    Makes a module look not installed for imports in this block, unless it is imported already. Afterwards anybody may import
     the module.
     """
     if module in sys.modules:
@@ -34,16 +32,16 @@ def without(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
-with without("rich"):  # fifty modules for tracebacks with values, which are not shown here
+with hide_module("rich"):  # fifty modules for tracebacks with values, which are not shown here
     import structlog
     from structlog.typing import EventDict, ExcInfo, Processor
 
 LIBRARIES = dict.fromkeys(("nats", "uvicorn", "hpack", "asyncio", "grpclib"), logging.WARNING)
-"""Loggers of libraries that tell more than an operator wants at level info."""
+"""Loggers of libraries that log more than an operator wants at level info."""
 
 
 LONGEST = 4_000
-"""Characters of one value: a name without end fills no disk. Tracebacks are not cut."""
+"""Characters of one value, so that a long name cannot fill a disk. Tracebacks are not cut."""
 
 
 SELDOM_SECONDS = 60.0
@@ -57,21 +55,21 @@ codecs.lookup("unicode_escape")  # else read from disk at the first use, which m
 
 
 class Seldom(logging.Filter):
-    """Lets the first of equal complaints through; equal are those whose first lines are."""
+    """Lets the first of equal records through; records are equal if their first lines are."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to log a record: the same first line passes once in SELDOM_SECONDS."""
         line = record.getMessage().partition("\n")[0]
         now = time.monotonic()
-        if now - self._said.get(line, -SELDOM_SECONDS) < SELDOM_SECONDS:
+        if now - self._logged.get(line, -SELDOM_SECONDS) < SELDOM_SECONDS:
             return False
-        if len(self._said) >= 100:
-            self._said.clear()
-        self._said[line] = now
+        if len(self._logged) >= 100:
+            self._logged.clear()
+        self._logged[line] = now
         return True
 
 
@@ -88,7 +86,7 @@ def configure_logging(form: str = "console", level: str = "info", **context: str
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        escaped,
+        escape_values,
     ]
     last: list[Processor] = (
         [
@@ -122,8 +120,8 @@ def configure_logging(form: str = "console", level: str = "info", **context: str
     structlog.contextvars.bind_contextvars(**context)
 
 
-def escaped(logger: Any, name: str, event: EventDict) -> EventDict:
-    """No value reaches a terminal or a log file with control characters in it."""
+def escape_values(logger: Any, name: str, event: EventDict) -> EventDict:
+    """Escapes control characters in all values of a log event, before they reach a terminal or a file."""
     return {escape(key): printable(value) for key, value in event.items()}
 
 
@@ -148,6 +146,6 @@ def escape(text: str, but: str = "") -> str:
 
 
 def plain_traceback(sio: Any, exc_info: ExcInfo) -> None:
-    """A traceback without values, indented: whatever the message of the error holds, no line of it looks like ours."""
+    """Formats a traceback without values, indented, so that no line of an error message can look like a log line."""
     text = "".join(structlog.processors.format_exc_info(None, "", {"exc_info": exc_info})["exception"])
     sio.write(indent(escape(text, "\n"), "    "))

@@ -17,14 +17,14 @@ import msgspec
 from topoalign.core import wire
 from topoalign.core.model.errors import BusConflict, BusUnavailable, IdTaken, NobodyAnswers, Unavailable, clean
 from topoalign.core.ports import Endpoint, Message, Received, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.answers import reply_to
+from topoalign.runtime import event_stores
+from topoalign.runtime.replies import reply_to
 from topoalign.runtime.tasks import background
 
 MOST_MESSAGES = 100_000
-"""Kept per stream; NATS bounds bytes and age instead."""
+"""Messages that are kept per stream; NATS bounds bytes and age instead."""
 KEPT_PER_SUBJECT = {
-    Stream(store.name): store.max_msgs_per_subject for store in stores.STORES if store.max_msgs_per_subject > 0
+    Stream(store.name): store.max_msgs_per_subject for store in event_stores.STORES if store.max_msgs_per_subject > 0
 }
 
 
@@ -113,7 +113,7 @@ class Log:
     def forget(self, subject: str) -> None:
         """Forgets the messages of matching subjects."""
         for index in reversed(range(len(self.kept))):
-            if stores.matches(subject, self.kept[index].message.subject):
+            if event_stores.matches_subject(subject, self.kept[index].message.subject):
                 self.drop(index, index + 1)
 
     def index_after(self, position: int) -> int:
@@ -123,12 +123,12 @@ class Log:
     def after(self, position: int, subject: str) -> Received | None:
         """The first message after this position whose subject matches."""
         for index in range(self.index_after(position), len(self.kept)):
-            if stores.matches(subject, self.kept[index].message.subject):
+            if event_stores.matches_subject(subject, self.kept[index].message.subject):
                 return self.kept[index]
         return None
 
 
-class Follower:
+class MemoryFollower:
     """The endless iterator that `MemoryBus.follow` hands out."""
 
     def __init__(self, log: Log, subject: str, after: int) -> None:
@@ -136,7 +136,7 @@ class Follower:
         self._subject = subject
         self._position = after if after <= log.last else 0
 
-    def __aiter__(self) -> "Follower":
+    def __aiter__(self) -> "MemoryFollower":
         return self
 
     async def __anext__(self) -> Received:
@@ -148,7 +148,7 @@ class Follower:
         return msgspec.structs.replace(received, waiting=self._log.last - received.position)
 
 
-class Question:
+class PendingRequest:
     """A request with its reply, once it is answered."""
 
     def __init__(self, body: bytes) -> None:
@@ -162,7 +162,7 @@ class Responder:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._questions: deque[Question] = deque()
+        self._questions: deque[PendingRequest] = deque()
         self._news = anyio.Event()
 
     async def run(self) -> None:
@@ -177,7 +177,7 @@ class Responder:
 
     async def ask(self, body: bytes, within: float) -> bytes:
         """The answer to a request. Raises BusUnavailable after `within` seconds without one."""
-        question = Question(body)
+        question = PendingRequest(body)
         self._questions.append(question)
         self._news.set()
         with anyio.move_on_after(within):
@@ -200,14 +200,14 @@ class MemoryBus:
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
         """Store a message and return its position. Raises IdTaken, and BusConflict for another newest message."""
-        log = self._logs[stores.store_of(message)]
+        log = self._logs[event_stores.store_of(message)]
         await anyio.lowlevel.checkpoint()
         there = None if expected_last is None else log.check_expected(message, expected_last)
         return log.append(message) if there is None else there
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
         """As `Bus.publish_batch`."""
-        stream = stores.store_of_batch([message for message, _ in batch])
+        stream = event_stores.store_of_batch([message for message, _ in batch])
         await anyio.lowlevel.checkpoint()
         return self._logs[stream].append_all(batch)
 
@@ -229,13 +229,13 @@ class MemoryBus:
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
         """Yields the messages of a stream on this subject, stored and new, after a position."""
-        yield Follower(self._logs[stream], subject, after)
+        yield MemoryFollower(self._logs[stream], subject, after)
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
         """The position of the newest message on a subject; 0 if there is none."""
         await anyio.lowlevel.checkpoint()
         for received in reversed(self._logs[stream].kept):
-            if stores.matches(subject, received.message.subject):
+            if event_stores.matches_subject(subject, received.message.subject):
                 return received.position
         return 0
 
@@ -245,14 +245,14 @@ class MemoryBus:
         self._logs[stream].forget(subject)
 
     def answers(self, subject: str) -> bool:
-        """Whether somebody in this process answers there."""
-        return any(stores.matches(responder.endpoint.subject, subject) for responder in self._responders)
+        """Whether a service of this process answers on this subject."""
+        return any(event_stores.matches_subject(responder.endpoint.subject, subject) for responder in self._responders)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """The answer to a request. Raises NobodyAnswers, and BusUnavailable after `within` seconds."""
-        stores.check_size(subject, body)
+        event_stores.check_size(subject, body)
         for responder in self._responders:
-            if stores.matches(responder.endpoint.subject, subject):
+            if event_stores.matches_subject(responder.endpoint.subject, subject):
                 return await responder.ask(body, within)
         raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}")
 

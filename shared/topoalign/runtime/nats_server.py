@@ -23,7 +23,7 @@ from topoalign.runtime.nats_bus import apply_stores
 from topoalign.runtime.tasks import background
 
 START_SECONDS = 10.0
-"""It takes 20 ms on an idle machine."""
+"""Time-out of the start, which takes 20 ms on an idle machine."""
 STOP_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
 
@@ -38,8 +38,8 @@ class NatsServerFailed(Unavailable):
 
 def find_nats_server() -> Path:
     """The program that belongs to this Python, else the one on the PATH. Raises NatsServerFailed if there is none."""
-    beside = str(Path(sysconfig.get_path("scripts")) / "nats-server")
-    found = shutil.which(beside) or shutil.which("nats-server")
+    bundled = str(Path(sysconfig.get_path("scripts")) / "nats-server")
+    found = shutil.which(bundled) or shutil.which("nats-server")
     if found is None:
         raise NatsServerFailed(
             "nats-server is not installed",
@@ -48,7 +48,7 @@ def find_nats_server() -> Path:
     return Path(found)
 
 
-def configuration(store: Path, port: int | None) -> str:
+def server_configuration(store: Path, port: int | None) -> str:
     """Its settings. A store that is synced always costs 0.1 ms a message and loses none that was acknowledged."""
     return (
         f"listen: {json.dumps(f'127.0.0.1:{port if port is not None else -1}')}\n"
@@ -64,28 +64,28 @@ async def local_nats(store: Path, port: int | None = None) -> AsyncIterator[str]
 
     Raises NatsServerFailed, also when the server ends while it is in use.
     """
-    server = start(store, configuration(store, port))
+    server = start_server(store, server_configuration(store, port))
     try:
         url = await url_of(server, store)
         await apply_stores(url)
         async with background() as tasks:
-            tasks.start_soon(watch, server, store)
+            tasks.start_soon(watch_server, server, store)
             yield url
     finally:
         with anyio.CancelScope(shield=True):
-            await stop(server)
+            await stop_server(server)
 
 
-async def watch(server: "subprocess.Popen[bytes]", store: Path) -> None:
+async def watch_server(server: "subprocess.Popen[bytes]", store: Path) -> None:
     """Raises NatsServerFailed if the server ends by itself."""
     await anyio.to_thread.run_sync(server.wait, abandon_on_cancel=True)
     raise NatsServerFailed(
         f"nats-server has ended with status {server.returncode}: {last_words(store / 'nats-server.log')}",
-        "start again; if it was killed, the system's log says by whom",
+        "start again; if it was killed, the system's log has the sender",
     )
 
 
-def start(store: Path, settings: str) -> "subprocess.Popen[bytes]":
+def start_server(store: Path, settings: str) -> "subprocess.Popen[bytes]":
     """Starts it with these settings; it may not listen yet."""
     program = find_nats_server()
     try:
@@ -109,7 +109,7 @@ def start(store: Path, settings: str) -> "subprocess.Popen[bytes]":
 
 
 def end_with_parent() -> None:
-    """Runs in the child: the kernel is to end it when its parent is gone, however that came about."""
+    """Runs in the child: the kernel ends it when its parent has ended for any reason."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -129,7 +129,7 @@ async def url_of(server: "subprocess.Popen[bytes]", store: Path) -> str:
 
 
 def last_words(log: Path) -> str:
-    """What it complained of: the last fatal line of its log, else the last line."""
+    """The reason of its end: the last fatal line of its log, else the last line."""
     with suppress(OSError):
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         fatal = [line for line in lines if "[FTL]" in line]
@@ -138,7 +138,7 @@ def last_words(log: Path) -> str:
     return "it left no log"
 
 
-async def stop(server: "subprocess.Popen[bytes]") -> None:
+async def stop_server(server: "subprocess.Popen[bytes]") -> None:
     """Ends it, by force if it takes too long."""
     server.terminate()
     try:

@@ -16,7 +16,7 @@ from topoalign.runtime.memory_bus import MemoryBus
 
 
 class NodeBus:
-    """The hub's bus, with what is local kept local first."""
+    """The bus of a node agent: the hub's bus, with messages of this node delivered locally first."""
 
     def __init__(self, hub: Bus, node: NodeName) -> None:
         self.hub = hub
@@ -25,7 +25,7 @@ class NodeBus:
 
     @property
     def near(self) -> Bus:
-        """The bus of this process alone, which hears what concerns the node whether or not the hub answers."""
+        """The bus of this process alone, which receives what concerns the node whether or not the hub answers."""
         return self._local
 
     @property
@@ -36,14 +36,14 @@ class NodeBus:
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
         """
         Store a message at the hub; one of this node's hardware is delivered in the process first. Whether the newest message
-        is the expected one the hub alone tells. Returns the position at the hub. Raises what the hub raises.
+        is the expected one, only the hub decides. Returns the position at the hub. Raises what the hub raises.
         """
         if expected_last is None and self._is_own(message.subject):
             await self._local.publish(message)
         return await self.hub.publish(message, expected_last)
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
-        """As the hub does: what is stored in batches is the hub's."""
+        """As `Bus.publish_batch` of the hub, because only the hub stores batches."""
         return await self.hub.publish_batch(batch)
 
     async def newest(self, stream: Stream, subject: str) -> Received | None:

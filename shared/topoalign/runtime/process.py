@@ -1,7 +1,7 @@
 """
 Runs services as a program does: logging, signals and the garbage collector are the process's own.
 
-A node agent starts anew with each of its nodes, and pods wait for its first list.
+A node agent starts with its node, and pods wait for its first list of devices.
 """
 
 import gc
@@ -16,7 +16,7 @@ from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 
 
-def run(names: Sequence[str], environment: Mapping[str, str], *, bus: Bus | None = None) -> None:
+def run_process(names: Sequence[str], environment: Mapping[str, str], *, bus: Bus | None = None) -> None:
     """
     Runs services until SIGTERM or SIGINT; SIGHUP has files read anew. `bus` None connects to NATS. Raises what
     `runner.run_services` does.
@@ -25,13 +25,13 @@ def run(names: Sequence[str], environment: Mapping[str, str], *, bus: Bus | None
     settings = from_environment(RuntimeSettings, environment)
     configure_logging(settings.log_format, settings.log_level)
     with importing():
-        from topoalign.runtime.installed import find  # here, because the collector is off
-        from topoalign.runtime.runner import Running, serve_all
+        from topoalign.runtime.installed import load_services  # here, because the collector is off
+        from topoalign.runtime.runner import RunningServices, serve_all
 
-        services = find(names)
+        services = load_services(names)
 
-    def serving(running: Running) -> None:
+    def serving(running: RunningServices) -> None:
         gc.collect()
-        gc.freeze()  # what the services have made by now stays, too
+        gc.freeze()  # the objects that the services have created by now stay, too
 
     anyio.run(lambda: serve_all(services, environment, bus=bus, ready=serving), backend="asyncio")

@@ -1,5 +1,5 @@
 """
-Publishes what one writer has to say until the bus has confirmed it, in the writer's order and for as long as it takes.
+Publishes the messages of one writer until the bus has confirmed them, in the writer's order and for as long as it takes.
 
 A publication that is not confirmed may have been stored all the same, so the same message is published again; the store and
 every listener drop the repetition by its id. A round publishes all that is due. Where something of a round is not confirmed
@@ -11,8 +11,8 @@ confirms those before the first that is not confirmed, and what comes after it i
 the oldest goes out alone until it is confirmed, so that at most one round is under way past a fact which the bus does not
 take. The order in the stream is therefore the writer's order except where the bus has stored a later message of a round and
 not an earlier one, as when its store has room again, its leader changes in the middle, or the earlier one's id is taken.
-Then the positions that it confirms go back: the writer is told each of them in its own order, and makes its listeners whole
-(`Source.confirm`).
+Then the confirmed positions are not in order: the writer receives each of them in its own order, and publishes what its
+subscribers need to close the gap (`Source.confirm`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,7 +37,7 @@ class Confirmed(NamedTuple):
 
     message: Message
     position: int
-    """In its stream."""
+    """Its position in its stream."""
 
 
 class Source(Protocol):
@@ -50,7 +50,7 @@ class Source(Protocol):
         """The bus has these messages of the last `due`, which are in its order."""
 
     async def wait(self) -> None:
-        """Until something may be due."""
+        """Waits until something may be due."""
 
 
 class Publisher:
@@ -74,14 +74,14 @@ class Publisher:
         self.failures = 0
         """Rounds in a row in which something was not confirmed."""
         self.refusal: str | None = None
-        """Why the bus does not take what was tried last, as when its store is full; None if it took it or is away."""
+        """Why the bus refused the last publication, for example a full store; None if it took it or is away."""
         self._findings: set[str] = set()
-        """Logged since the bus last confirmed something: each reason is logged once."""
+        """Findings that were logged since the last confirmation: each is logged once."""
         self.alone = False
         """Whether the oldest message of one order goes out alone."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publishes until cancelled."""
         while True:
             await self._source.wait()
             while messages := self._source.due():

@@ -1,8 +1,8 @@
 """
-Turns of the requests that a process answers: each works in slices, in the order of `fair_share.FairQueue`.
+Lets the requests of a process work in turns: each works in slices, in the order of `fair_share.FairQueue`.
 
-A slice is what a request does until it next waits for anything, of its own accord after `LONGEST_SECONDS`. There is one in
-each round of the event loop, so between two slices everything else runs: sockets are read, and the other tasks go on. A
+A slice lasts until the request next waits for anything; it yields by itself after `LONGEST_SECONDS`. There is one slice in
+each round of the event loop, so between two slices everything else runs: sockets are read, and the other tasks continue. A
 request holds nothing while it waits for something else, and is not charged for that time.
 """
 
@@ -14,10 +14,10 @@ from time import monotonic
 import anyio.lowlevel
 
 from topoalign.core.ports import Clock
-from topoalign.runtime.fair_share import FairQueue, Peer, Request
+from topoalign.runtime.fair_share import FairQueue, Peer, ServedRequest
 
 LONGEST_SECONDS = 0.005
-"""Of one turn: a tenth of what nobody should wait for, because several tasks may have long work under way."""
+"""Limit of one turn: a tenth of an acceptable delay, because several tasks may have long work under way."""
 
 
 class RequestTurns:
@@ -33,7 +33,7 @@ class RequestTurns:
         """Whether `_give` is called in the next round."""
 
     async def wait(self, request: "Working") -> None:
-        """Until the next slice of this request."""
+        """Waits for the next slice of this request."""
         request.turn = asyncio.get_running_loop().create_future()
         self._queue.add(request)
         if not self._is_due:
@@ -42,11 +42,11 @@ class RequestTurns:
         self._began = self._clock()
 
     def is_in_time(self, request: "Working") -> bool:
-        """Whether this is a slice of this request that may go on."""
+        """Whether this request has a slice now that may continue."""
         return self._current is request and self._clock() < self._began + LONGEST_SECONDS
 
     def charge(self, request: "Working", seconds: float) -> None:
-        """The request costs so much outside of its slices."""
+        """Charges the request for work outside of its slices."""
         self._queue.charge(request, seconds)
 
     def _give_soon(self) -> None:
@@ -68,7 +68,7 @@ class RequestTurns:
                 self._give_soon()  # behind the slice
 
 
-class Working(Request):
+class Working(ServedRequest):
     """A request whose task takes turns with the tasks of other requests."""
 
     turn: "asyncio.Future[None]"
@@ -103,26 +103,25 @@ async def take_turn() -> bool:
 
 
 def outlive_connection() -> None:
-    """What this task does for a request has effects: it goes on to its end where the client hangs up."""
+    """Lets this task finish if its client disconnects, because its work for the request has effects."""
     if (working := WORKING.get()) is not None:
         working.outlives_connection = True
 
 
-# Gives the event loop a turn in the middle of long work, so that no task blocks the others.
-#
-# A task that always finds its next message there already never waits, and the loop runs nothing else meanwhile. A task
-# that answers a request goes on when the turn of that comes (`request_turns`).
+class TaskTurns:
+    """
+    Yields to the event loop in the middle of a task's long work: the task calls `give` between two pieces of it.
 
-
-class Turns:
-    """The turns of one task, which calls `give` between two pieces of its work."""
+    A task that always finds its next message there already never waits, and without turns the loop would run nothing else. A
+    task that answers a request continues at the turn of that request.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began = clock.monotonic()
 
     async def give(self) -> None:
-        """Lets the other tasks run if this one has run for `LONGEST_SECONDS` since it let them last."""
+        """Lets the other tasks run if this one has run for `LONGEST_SECONDS` since the last time."""
         if self._clock.monotonic() < self._began + LONGEST_SECONDS:
             return
         if await take_turn():

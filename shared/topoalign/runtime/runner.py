@@ -25,28 +25,28 @@ from topoalign.core.ports import Bus
 from topoalign.runtime import systemd
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context, Reload, Serve
-from topoalign.runtime.installed import ServiceFailed, find, order, unread
+from topoalign.runtime.installed import ServiceFailed, find_unknown_variables, load_services, start_order
 from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
-from topoalign.runtime.tasks import StoppedUnasked, background, lasting
+from topoalign.runtime.tasks import StoppedUnasked, background, run_until_cancelled
 from topoalign.runtime.watchdog import Watchdog
 
 CONNECT_SECONDS = 1.0
-"""How long a start is held up by a NATS that does not answer, where it may go on without."""
+"""How long a start waits for NATS where it can continue without it."""
 START_SECONDS = 30.0
 """Far above what any service takes, a node with slow drivers included."""
 
 log = structlog.get_logger("topoalign.runtime.runner")
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs, for whoever started it."""
+class RunningServices(msgspec.Struct, frozen=True, kw_only=True):
+    """The running services and their addresses, for the caller."""
 
     services: tuple[str, ...]
     node: NodeName
     nats: str | None
-    """URL, without credentials; None on a bus that was handed in."""
+    """URL, without credentials; None on a given bus."""
     http: str | None
     """URL; None without HTTP."""
 
@@ -56,19 +56,19 @@ async def run_services(
     environment: Mapping[str, str],
     *,
     bus: Bus | None = None,
-    ready: Callable[[Running], None] | None = None,
+    ready: Callable[[RunningServices], None] | None = None,
     signals: bool = True,
 ) -> None:
     """
     Runs these services until SIGTERM, SIGINT or cancellation; calls `ready` once all of them serve.
 
-    `bus` None connects to NATS as the settings say. `signals` False is for services that are a part of a program
-    (`runtime.ending`): only cancellation ends them, and SIGHUP is then no wish to have files read anew.
+    `bus` None connects to NATS by the settings. `signals` False is for services that are a part of a program
+    (`runtime.shutdown`): only cancellation ends them, and SIGHUP then does not read files again.
 
     Raises InvalidField, NotFound for a service that is not installed, ServiceFailed for one that does not start,
     AddressInUse, StoppedUnasked for what ends although no signal came, and whatever error ended a service.
     """
-    await serve_all(find(names), environment, bus=bus, ready=ready, signals=signals)
+    await serve_all(load_services(names), environment, bus=bus, ready=ready, signals=signals)
 
 
 async def serve_all(
@@ -76,7 +76,7 @@ async def serve_all(
     environment: Mapping[str, str],
     *,
     bus: Bus | None = None,
-    ready: Callable[[Running], None] | None = None,
+    ready: Callable[[RunningServices], None] | None = None,
     signals: bool = True,
 ) -> None:
     """
@@ -85,7 +85,7 @@ async def serve_all(
     of the service that failed.
     """
     settings = from_environment(RuntimeSettings, environment)
-    if unknown := [*unread(environment, services)]:
+    if unknown := [*find_unknown_variables(environment, services)]:
         log.warning("variables that are no settings have no effect", findings=unknown)
     node = NodeName(settings.node or socket.gethostname().lower())
     environment = {**environment, "TOPOALIGN_NODE": node}
@@ -93,32 +93,38 @@ async def serve_all(
     async with bus_of(settings, services, node, bus) as used:
         context = context_on(used, environment)
         hub = context.hub or used
-        context.checks["bus"] = lambda: trouble(hub)
+        context.checks["bus"] = lambda: check_bus(hub)
         watchdog = Watchdog(context.clock)
-        context.figures.extend(watchdog.figures())
-        context.life["event loop"] = watchdog.trouble
-        with reloading(context.reload) if signals else nullcontext():
+        context.collectors.extend(watchdog.metrics())
+        context.life["event loop"] = watchdog.reason_not_alive
+        with reload_on_signal(context.reload) if signals else nullcontext():
             async with background() as tasks:
                 if signals:
                     tasks.start_soon(stop_on_signal, context, stopping, tasks.cancel_scope)
                 tasks.start_soon(watchdog.run)
                 async with background() as serving:
-                    for name in sorted(services, key=order):
-                        await start(serving, name, services[name], context)
+                    for name in sorted(services, key=start_order):
+                        await start_service(serving, name, services[name], context)
                     http = await serve_pages(tasks, context, settings)
                     tasks.start_soon(systemd.keep_watchdog, environment)
                     systemd.notify(environment, "READY=1")
-                    log.info("running", services=sorted(services, key=order), node=node, http=http)
+                    log.info("running", services=sorted(services, key=start_order), node=node, http=http)
                     if ready is not None:
                         nats = hub.url if isinstance(hub, NatsBus) else None
-                        ready(Running(services=tuple(sorted(services, key=order)), node=node, nats=nats, http=http))
+                        ready(
+                            RunningServices(
+                                services=tuple(sorted(services, key=start_order)), node=node, nats=nats, http=http
+                            )
+                        )
                     await context.superseded.wait()
                 context.checks.clear()
                 context.checks["superseded"] = lambda: "another process has taken this one's place: stop this one"
                 log.warning("another process has taken this one's place: nothing is served here any more")
                 await anyio.sleep_forever()
     if not stopping.is_set():
-        raise StoppedUnasked(" and ".join(sorted(services, key=order)) or "topoalign", "a task of it was cancelled")
+        raise StoppedUnasked(
+            " and ".join(sorted(services, key=start_order)) or "topoalign", "a task of it was cancelled"
+        )
 
 
 def context_on(bus: Bus, environment: Mapping[str, str]) -> Context:
@@ -131,7 +137,7 @@ async def serve_pages(tasks: TaskGroup, context: Context, settings: RuntimeSetti
     """Starts the HTTP pages and returns their URL; None without HTTP. Raises what `serve_http` does."""
     if settings.http_port is None:
         return None
-    from topoalign.runtime.health import serve_http  # a hundred modules, where they are wanted
+    from topoalign.runtime.health_pages import serve_http  # a hundred modules, where they are wanted
 
     url: str = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
     return url
@@ -151,16 +157,16 @@ async def bus_of(
         wait=settings.nats_wait,
         access=Access.of(settings),
         node=node if "registry" not in services else None,
-        speaks=spoken(services, node),
+        publishes=published_subjects(services, node),
     ) as connected:
-        with anyio.move_on_after(CONNECT_SECONDS):  # most often it is there, and nothing need be said twice
+        with anyio.move_on_after(CONNECT_SECONDS):  # it is usually up, so that nothing has to be published twice
             await connected.up()
-        # A node agent goes on without its hub: what its services say to one another need not pass through it.
+        # A node agent continues without its hub: messages between its own services do not need it.
         yield NodeBus(connected, node) if "discovery" in services and len(services) > 1 else connected
 
 
-def spoken(services: Mapping[str, Serve], node: NodeName) -> list[str]:
-    """The subjects that these services publish on, whose permission is to be tried at the start."""
+def published_subjects(services: Mapping[str, Serve], node: NodeName) -> list[str]:
+    """The subjects that these services publish on. The permission for them is tested at the start."""
     return [
         f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}"
         for pattern, writer in wire.SUBJECTS.values()
@@ -168,36 +174,38 @@ def spoken(services: Mapping[str, Serve], node: NodeName) -> list[str]:
     ]
 
 
-async def start(tasks: TaskGroup, name: str, serve: Serve, context: Context) -> None:
+async def start_service(tasks: TaskGroup, name: str, serve: Serve, context: Context) -> None:
     """Start a service and wait until it is ready. Raises ServiceFailed after START_SECONDS."""
     with anyio.move_on_after(START_SECONDS) as scope:
-        await tasks.start(named(name, serve), context)
+        await tasks.start(name_service(name, serve), context)
     if scope.cancelled_caught:
         raise ServiceFailed(
-            f"{name} did not start within {START_SECONDS:g} s", "its last log lines say what it was waiting for"
+            f"{name} did not start within {START_SECONDS:g} s", "its last log lines name what it was waiting for"
         )
 
 
-def named(name: str, serve: Serve) -> Serve:
-    """The same service, each of whose log lines names it."""
+def name_service(name: str, serve: Serve) -> Serve:
+    """Wraps a service so that each of its log lines names it."""
 
     async def entry(context: Context, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         structlog.contextvars.bind_contextvars(service=name)
-        await lasting(name, lambda: serve(context, task_status=task_status))
+        await run_until_cancelled(name, lambda: serve(context, task_status=task_status))
 
     return entry
 
 
-def trouble(bus: Bus) -> str | None:
-    """The readiness check of the bus."""
+def check_bus(bus: Bus) -> str | None:
+    """The readiness check of the bus: why it is not connected; None if it is."""
     if bus.connected:
         return None
-    return (bus.trouble if isinstance(bus, NatsBus) else None) or "not connected"
+    return (bus.reason_not_connected if isinstance(bus, NatsBus) else None) or "not connected"
 
 
 @contextmanager
-def reloading(reload: Reload) -> Iterator[None]:
-    """SIGHUP asks for a reload, to the last moment: whoever sends it together with SIGTERM ends nothing early."""
+def reload_on_signal(reload: Reload) -> Iterator[None]:
+    """
+    Handles SIGHUP as a request to reload, until the end: a SIGHUP together with SIGTERM must not end the process early.
+    """
     loop = asyncio.get_running_loop()
 
     def asked(number: int, frame: FrameType | None) -> None:
@@ -212,7 +220,7 @@ def reloading(reload: Reload) -> Iterator[None]:
 
 async def stop_on_signal(context: Context, stopping: anyio.Event, scope: anyio.CancelScope) -> None:
     """
-    Ends everything in order at the first SIGTERM or SIGINT; a second one is the interpreter's to handle. From the first on
+    Ends everything in order at the first SIGTERM or SIGINT; the interpreter handles a second one. From the first on
     the process is not ready; after SIGTERM the services go on for as long as they drain (`Context.drain`).
     """
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

@@ -36,10 +36,10 @@ def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
         text = str(error)
         name = text.rsplit("$.", 1)[-1].rstrip("`").split("[")[0] if "$." in text else ""
         variable = PREFIX + name.upper() if name else f"{PREFIX}…"
-        raise InvalidField(variable, clean(text.split(" - at")[0], 200), remedy(kind, name)) from error
+        raise InvalidField(variable, clean(text.split(" - at")[0], 200), describe_setting_values(kind, name)) from error
 
 
-def remedy(kind: type[msgspec.Struct], name: str) -> str:
+def describe_setting_values(kind: type[msgspec.Struct], name: str) -> str:
     """The allowed values of a setting, as a remedy for an error."""
     hint = get_type_hints(kind).get(name)
     values: tuple[object, ...] = get_args(hint) if get_origin(hint) is Literal else ()
@@ -58,7 +58,7 @@ def made_of_text(kind: type[P], value: str) -> P:
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of every process, whatever services run in it."""
+    """The settings of every process, independent of its services."""
 
     node: str = ""
     """Name of the Kubernetes node, or of this host. Default: the host name in lower case, as the kubelet uses it."""
@@ -94,7 +94,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP port; 0 picks a free one. Default: no HTTP."""
 
     config: str = ""
-    """The file that says what devices are offered as. Discovery and allocator read it at the start and when it changes."""
+    """The file that assigns devices to resources. Discovery and allocator read it at the start and when it changes."""
 
     log_format: Literal["console", "json"] = "console"
     """Format of the log on stderr."""

@@ -18,7 +18,7 @@ def notify(environment: Mapping[str, str], state: str) -> None:
 
 
 async def keep_watchdog(environment: Mapping[str, str]) -> None:
-    """Says `WATCHDOG=1` twice per $WATCHDOG_USEC: a loop that hangs is silent, and systemd restarts it."""
+    """Sends `WATCHDOG=1` twice per $WATCHDOG_USEC: a loop that hangs sends nothing, and systemd restarts the process."""
     microseconds = environment.get("WATCHDOG_USEC", "")
     if not microseconds.isdigit() or int(microseconds) == 0:
         return

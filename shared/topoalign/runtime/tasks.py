@@ -17,7 +17,7 @@ from topoalign.core.model.errors import TopoalignError, Unavailable
 
 
 class StoppedUnasked(Unavailable):
-    """What runs until it is told to stop has ended by itself."""
+    """A task that must run until it is cancelled has ended by itself."""
 
     code = "StoppedUnasked"
 
@@ -28,10 +28,10 @@ class StoppedUnasked(Unavailable):
         )
 
 
-async def lasting(what: str, run: Callable[[], Awaitable[None]]) -> None:
+async def run_until_cancelled(what: str, run: Callable[[], Awaitable[None]]) -> None:
     """
-    Runs what goes on until it is cancelled. Raises StoppedUnasked if it returns before, or ends by a cancellation that was
-    not meant for this task: a task group would take either for an end without an error.
+    Runs a function that must not return before it is cancelled. Raises StoppedUnasked if it returns, or if it ends by a
+    cancellation of another task: a task group would take either for an end without an error.
     """
     task = asyncio.current_task()
     assert task is not None, "only called from tasks"
@@ -48,19 +48,19 @@ async def lasting(what: str, run: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def background() -> AsyncIterator[TaskGroup]:
-    """Tasks that run beside the block and are cancelled when it ends. Raises the error that ended it, as itself."""
+    """Runs tasks while the block runs, and cancels them when it ends. Raises the error that ended it, as itself."""
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        error = telling(group)
+        error = most_specific_error(group)
         if error is group:
             raise
         raise error from error.__cause__
 
 
-async def either(*waits: Callable[[], Awaitable[None]]) -> None:
+async def wait_for_first(*waits: Callable[[], Awaitable[None]]) -> None:
     """Returns when the first of these does. Opens and closes its task group between two `yield`s of its caller."""
     async with anyio.create_task_group() as tasks:
 
@@ -72,19 +72,19 @@ async def either(*waits: Callable[[], Awaitable[None]]) -> None:
             tasks.start_soon(run, wait)
 
 
-def telling(error: BaseException) -> BaseException:
-    """Of all errors in a group the one that says most: one raised on purpose, else the only one, else the group itself."""
-    errors = list(leaves(error))
+def most_specific_error(error: BaseException) -> BaseException:
+    """The most specific error of a group: one raised on purpose, else the only one, else the group itself."""
+    errors = list(leaf_errors(error))
     purposeful = [leaf for leaf in errors if isinstance(leaf, TopoalignError)]
     if purposeful:
         return purposeful[0]
     return errors[0] if len(errors) == 1 else error
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
+def leaf_errors(error: BaseException) -> Iterator[BaseException]:
     """The errors inside an ExceptionGroup, at any depth; another error itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            yield from leaves(inner)
+            yield from leaf_errors(inner)
     else:
         yield error

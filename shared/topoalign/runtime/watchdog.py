@@ -10,33 +10,33 @@ import structlog
 
 from topoalign.core.ports import Clock
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.figures import Figure
+from topoalign.runtime.metrics import ServiceMetric
 
 PERIOD_SECONDS = 1.0
 LATE_SECONDS = 1.0
-"""Above what a loaded machine takes for a turn; a kubelet waits longer for any answer."""
+"""More than a loaded machine takes for a turn of the loop; a kubelet waits longer for any answer."""
 STUCK_SECONDS = 5.0
-"""A loop that is so late is of no use: /livez fails, and whoever watches it may restart the process."""
+"""If the loop is so late, /livez fails, and the liveness probe may restart the process."""
 
 log = structlog.get_logger("topoalign.runtime.watchdog")
 
 
 class Watchdog:
-    """How late the loop is. `run` it on the loop that is watched."""
+    """Measures how late an event loop is. `run` it on the loop that is watched."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due: float | None = None
-        """Monotonic seconds at which the loop is to come round next; None before the first time."""
+        """Monotonic seconds at which the loop is to wake next; None before the first time."""
         self._worst = 0.0
-        """Seconds; of the trouble that is going on."""
+        """Longest delay in seconds since the loop was last on time."""
         self.lag = 0.0
         """Seconds by which the loop was late the last time."""
         self.blocks = 0
         """Times it was late by more than `LATE_SECONDS`."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Measures until cancelled."""
         while True:
             wait = until_tick(self._clock, PERIOD_SECONDS)
             self._due = self._clock.monotonic() + wait
@@ -63,21 +63,21 @@ class Watchdog:
             log.info("event loop runs again", worst_seconds=round(self._worst, 3))
         self._worst = max(self._worst, lag) if late else 0.0
 
-    def trouble(self) -> str | None:
-        """For /livez: why the process is of no use as it is."""
+    def reason_not_alive(self) -> str | None:
+        """The check for /livez: why the process needs a restart; None: it needs none."""
         late = max(self.overdue, self.lag)
         return f"the event loop is {late:.1f} s late" if late >= STUCK_SECONDS else None
 
-    def figures(self) -> list[Figure]:
+    def metrics(self) -> list[ServiceMetric]:
         """The lag and the number of delays, for /metrics."""
         return [
-            Figure(
+            ServiceMetric(
                 "gauge",
                 "topoalign_event_loop_lag_seconds",
                 "How late the event loop is.",
                 lambda: max(self.overdue, self.lag),
             ),
-            Figure(
+            ServiceMetric(
                 "counter",
                 "topoalign_event_loop_blocks",
                 f"Times the event loop was more than {LATE_SECONDS:g} s late.",

@@ -246,9 +246,9 @@ def tell_state(
     process unready. `series`: the use of GPUs.
     """
     context.series.append(series.write)
-    context.figures.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
+    context.collectors.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))
     if kubelet is not None:
-        context.figures.extend([kubelet.limiter.figure(), kubelet.shared_files.figure()])
+        context.collectors.extend([kubelet.limiter.figure(), kubelet.shared_files.figure()])
         context.notes["instances"] = kubelet.instances.note
         context.notes["lost instances"] = lambda: lost_note(allocator.ledger.state)
         context.checks["kubelet"] = kubelet.front.reason
@@ -259,5 +259,5 @@ def tell_state(
     context.checks["health"] = allocator.hardware_watch.reason
     context.checks["topology"] = allocator.topology_unknown
     context.checks["outbox"] = allocator.outbox_full
-    context.notes.setdefault("configuration", lambda: context.configuration.trouble)
+    context.notes.setdefault("configuration", lambda: context.configuration.reason_not_current)
     context.notes["outbox"] = allocator.outbox.speaker.note

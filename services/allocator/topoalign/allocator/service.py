@@ -25,8 +25,8 @@ from topoalign.core.model.errors import InvalidField, StateFault, Unavailable, c
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, WriterPosition
 from topoalign.core.ports import Bus, Clock, Endpoint
-from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import until_tick
+from topoalign.runtime.replies import answer_with
 
 # What this allocator stands by, for whoever asks whether it is there.
 #
@@ -45,7 +45,10 @@ class WriterPositions:
     def endpoints(self) -> Sequence[Endpoint]:
         """The endpoints `alive` and `announce`, to serve on the bus."""
         node = self._ledger.node
-        answers = {"alive": answering(AliveRequest, self.alive), "announce": answering(AnnounceRequest, self.announce)}
+        answers = {
+            "alive": answer_with(AliveRequest, self.alive),
+            "announce": answer_with(AnnounceRequest, self.announce),
+        }
         return [
             Endpoint(name=verb, subject=wire.admission_subject(node, verb), answer=a) for verb, a in answers.items()
         ]

@@ -21,10 +21,10 @@ from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import Published, PublishedRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Message, Stream
-from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import until_tick
+from topoalign.runtime.fact_publisher import FactPublisher
 from topoalign.runtime.publisher import Confirmed, Publisher
-from topoalign.runtime.speaker import FactPublisher
+from topoalign.runtime.replies import answer_with
 
 POLL_SECONDS = 10.0
 """Between two looks at whether what was said is still the newest that the stream has."""
@@ -71,7 +71,7 @@ class Announcer:
                 raise InvalidField("node", f"this is the discovery service of {node}", "ask that node's own")
             return self._said
 
-        return Endpoint(name="said", subject=wire.published_subject(node), answer=answering(PublishedRequest, said))
+        return Endpoint(name="said", subject=wire.published_subject(node), answer=answer_with(PublishedRequest, said))
 
     def owe(self) -> None:
         """Everything is said anew at the next look: what is said now may have numbers that others have used."""

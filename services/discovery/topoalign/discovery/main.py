@@ -18,7 +18,7 @@ from topoalign.discovery.service import Discovery
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.discovery.use_meter import UseMeter
 from topoalign.discovery.xids import xid_rules
-from topoalign.plugin_config.watching import ConfigurationFile
+from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.runtime.boot import boot_id
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context
@@ -54,7 +54,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             UseMeter(settings.node, driver, context.clock, settings.sysfs_root, settings.driver_seconds).endpoint()
         ],
     )
-    context.figures.extend([*metrics.figures(), *offering.figures()])
+    context.collectors.extend([*metrics.figures(), *offering.figures()])
     context.checks["discovery"] = discovery.trouble
     context.checks["hardware events"] = discovery.subscription_loss
     context.checks["device record"] = health_keeper.trouble

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import HardwareEvent
-from topoalign.runtime.figures import Collector, Figure, Histogram
+from topoalign.runtime.metrics import Collector, Histogram, ServiceMetric
 
 CORDONED = "cordoned"
 MOST_XIDS = 1000
@@ -30,33 +30,35 @@ class Metrics:
     def figures(self) -> list[Collector]:
         """All of them, for /metrics."""
         return [
-            Figure(
+            ServiceMetric(
                 "counter",
                 "topoalign_discovery_reads",
                 "Readings of the hardware that were begun.",
                 lambda: self.reads,
             ),
-            Figure(
+            ServiceMetric(
                 "counter",
                 "topoalign_discovery_read_failures",
                 "Readings that the driver did not complete.",
                 lambda: self.failures,
             ),
-            Figure(
+            ServiceMetric(
                 "counter",
                 "topoalign_discovery_events",
                 "What GPUs reported between readings.",
                 lambda: self._events,
                 "kind",
             ),
-            Figure("counter", "topoalign_discovery_xids", "XIDs of GPUs, ignored ones too.", lambda: self._xids, "xid"),
-            Figure(
+            ServiceMetric(
+                "counter", "topoalign_discovery_xids", "XIDs of GPUs, ignored ones too.", lambda: self._xids, "xid"
+            ),
+            ServiceMetric(
                 "counter",
                 "topoalign_discovery_epochs",
                 "Epochs begun after the first: others had spoken for this node, or somebody asked for everything anew.",
                 lambda: self.epochs,
             ),
-            Figure(
+            ServiceMetric(
                 "counter",
                 "topoalign_discovery_health_changes",
                 "Devices that were announced to be in another state than before.",
@@ -64,7 +66,7 @@ class Metrics:
                 "state",
             ),
             self.seconds,
-            Figure(
+            ServiceMetric(
                 "gauge",
                 "topoalign_discovery_devices",
                 "GPUs, NICs and ill MIG instances, as last announced.",
@@ -76,14 +78,14 @@ class Metrics:
 
     def _figures_of_gpus(self) -> list[Collector]:
         return [
-            Figure(
+            ServiceMetric(
                 "gauge",
                 "topoalign_discovery_gpu_nvlinks_down",
                 "NVLinks that a GPU has and that are not up, by its uuid.",
                 lambda: self._nvlinks_down,
                 "gpu",
             ),
-            Figure(
+            ServiceMetric(
                 "gauge",
                 "topoalign_discovery_gpu_degraded",
                 "1 for each degraded GPU: it has fewer NVLinks than its peers, or its NVLink fabric is not in order.",

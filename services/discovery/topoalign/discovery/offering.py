@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.findings import Finding
-from topoalign.plugin_config.offers import offers
-from topoalign.plugin_config.watching import ConfigurationFile
-from topoalign.runtime.figures import Figure
+from topoalign.plugin_config.file_watch import ConfigurationFile
+from topoalign.plugin_config.findings import ConfigurationFinding
+from topoalign.plugin_config.resource_offers import offer_resources
+from topoalign.runtime.metrics import ServiceMetric
 
 log = structlog.get_logger("topoalign.discovery")
 
@@ -29,20 +29,20 @@ class Offering:
         self._file = file
         self._made_by: Configuration | None = None
         """The configuration by which the newest offers were made: those made by another say nothing about what may stay."""
-        self._findings: tuple[Finding, ...] = ()
+        self._findings: tuple[ConfigurationFinding, ...] = ()
         self._indexes: dict[DeviceID, int] = {}
         """Of GPUs, as the configuration means them."""
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[ServiceMetric]:
         """For /metrics."""
         return [
-            Figure(
+            ServiceMetric(
                 "gauge",
                 "topoalign_discovery_configuration_refused",
                 "1 while the configuration file is wrong and the one before stays in use.",
-                lambda: self._file.trouble is not None,
+                lambda: self._file.reason_not_current is not None,
             ),
-            Figure(
+            ServiceMetric(
                 "gauge",
                 "topoalign_discovery_offers_withheld",
                 "Things that the configuration asks for and that are not offered because the node is not fit for it.",
@@ -53,13 +53,18 @@ class Offering:
     def note(self) -> str | None:
         """For /readyz?verbose: what keeps the configuration from coming true."""
         severe = [f"{finding}; {finding.remedy}" for finding in self._findings if finding.severe]
-        return "; ".join([*([self._file.trouble] if self._file.trouble is not None else []), *severe]) or None
+        return (
+            "; ".join(
+                [*([self._file.reason_not_current] if self._file.reason_not_current is not None else []), *severe]
+            )
+            or None
+        )
 
     def offered(self, topology: Topology, had: Topology | None) -> Topology:
         """The topology with its offers; `had` is the one before."""
         configuration = self._file.current
         before = had.offered if had is not None and configuration == self._made_by else ()
-        found = offers(self._as_first_seen(topology), configuration, before)
+        found = offer_resources(self._as_first_seen(topology), configuration, before)
         self._made_by = configuration
         self._say(found.findings)
         usual = replace(topology, offers=None)
@@ -77,7 +82,7 @@ class Offering:
         gpus = sorted((replace(gpu, index=indexes[gpu.id]) for gpu in topology.gpus), key=lambda gpu: gpu.index)
         return replace(topology, gpus=tuple(gpus))
 
-    def _say(self, findings: tuple[Finding, ...]) -> None:
+    def _say(self, findings: tuple[ConfigurationFinding, ...]) -> None:
         """What is new, each once."""
         for finding in findings:
             if finding not in self._findings:

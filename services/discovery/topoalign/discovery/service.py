@@ -32,8 +32,8 @@ from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.metrics import Metrics
 from topoalign.discovery.names import meant
-from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import backoff_seconds
+from topoalign.runtime.replies import answer_with
 
 # Keeps devices listed that are no longer found.
 #
@@ -230,16 +230,18 @@ class Discovery:
             Endpoint(
                 name="announce",
                 subject=wire.announce_subject(self._node),
-                answer=answering(AnnounceRequest, self._asked_anew),
+                answer=answer_with(AnnounceRequest, self._asked_anew),
             ),
             self.announcer.endpoint(self._node),
             *self._answers,
-            Endpoint(name="alive", subject=wire.alive_subject(self._node), answer=answering(AliveRequest, self._asked)),
+            Endpoint(
+                name="alive", subject=wire.alive_subject(self._node), answer=answer_with(AliveRequest, self._asked)
+            ),
             *(
                 Endpoint(
                     name=word,
                     subject=wire.devices_subject(self._node, word),
-                    answer=answering(DevicesRequest, partial(self._told, word)),
+                    answer=answer_with(DevicesRequest, partial(self._told, word)),
                 )
                 for word in WORDS
             ),

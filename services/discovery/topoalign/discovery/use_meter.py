@@ -19,8 +19,8 @@ from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Clock, Driver, Endpoint
-from topoalign.runtime.answers import answering
-from topoalign.runtime.driver_thread import DriverThread, Steps
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
+from topoalign.runtime.replies import answer_with
 
 if TYPE_CHECKING:  # nobody measures at the start
     from topoalign.core.model.processes import DeviceUse, Measurement, ProcessIdentity
@@ -52,7 +52,7 @@ class UseMeter:
 
     def endpoint(self) -> Endpoint:
         """Answers UseRequest."""
-        return Endpoint(name="use", subject=wire.use_subject(self._node), answer=answering(UseRequest, self.answer))
+        return Endpoint(name="use", subject=wire.use_subject(self._node), answer=answer_with(UseRequest, self.answer))
 
     async def answer(self, request: UseRequest) -> "Measurement":
         """What the GPUs are used for. Raises InvalidField for another node, and DriverFault where nothing measures."""
@@ -92,7 +92,7 @@ class UseMeter:
         return ({}, NOT_SEEN) if identities is None else (identities, "")
 
 
-def identities_of(proc: Path, pids: Collection[int], steps: Steps) -> "dict[int, ProcessIdentity] | None":
+def identities_of(proc: Path, pids: Collection[int], steps: CallProgress) -> "dict[int, ProcessIdentity] | None":
     """In the thread: where the processes run that have not ended. None: they cannot be seen from here."""
     from topoalign.kubelet.control_groups import identity_of, sees_all_processes  # as above
 

@@ -15,7 +15,7 @@ from enum import Enum
 import msgspec
 
 from topoalign.core.model.errors import InvalidField, quoted
-from topoalign.plugin_config import nvidia
+from topoalign.plugin_config import nvidia_fields
 
 # What each XID means, and the immediate action that NVIDIA's catalogue asks for.
 #
@@ -149,7 +149,7 @@ IGNORED_XIDS = frozenset(
 )
 """After these the GPU is as good as before."""
 
-DISABLE, ENABLE = nvidia.DP_VARIABLES
+DISABLE, ENABLE = nvidia_fields.DP_VARIABLES
 """XIDs to ignore beside the configured ones, and XIDs that are never ignored."""
 
 

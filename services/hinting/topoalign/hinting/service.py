@@ -18,7 +18,7 @@ from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
-from topoalign.runtime.answers import answering
+from topoalign.runtime.replies import answer_with
 
 # The settings of hinting.
 
@@ -62,7 +62,7 @@ class Hinting:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Started once questions are answered; the topology may come later."""
         hints = Endpoint(
-            name="hints", subject=wire.hints_subject(self._node), answer=answering(HintQuestion, self.answer)
+            name="hints", subject=wire.hints_subject(self._node), answer=answer_with(HintQuestion, self.answer)
         )
         async with self._bus.serve(SERVICE, [hints]), anyio.create_task_group() as tasks:
             tasks.start_soon(self._hear)

@@ -20,7 +20,7 @@ from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.ports import Clock
 from topoalign.plugin_config.mps_files import LOG, PIPE
 from topoalign.runtime.settings import PREFIX
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 
 CALL_SECONDS = 5.0
 """How long the daemon may take to answer a command."""
@@ -68,7 +68,7 @@ class Control:
     async def command(self, text: str) -> str:
         """Sends a command to the daemon and returns its answer. Raises DriverFault if none answers."""
         answers: list[str] = []
-        await either(partial(self._ask, text, answers), partial(self._clock.sleep, CALL_SECONDS))
+        await wait_for_first(partial(self._ask, text, answers), partial(self._clock.sleep, CALL_SECONDS))
         if not answers:
             raise DriverFault(f"the MPS daemon does not answer {text.split()[0]!r}", "see its log, control.log")
         return answers[0]

@@ -24,9 +24,9 @@ from topoalign.core.ports import Clock
 from topoalign.mps.control import GET_PERCENTAGE, Control
 from topoalign.mps.nvml import DEFAULT, EXCLUSIVE_PROCESS, Nvml
 from topoalign.mps.shares import Share
-from topoalign.plugin_config.mps_files import Announcement, take_lock
+from topoalign.plugin_config.mps_files import Announcement, lock_resource_directory
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
@@ -95,7 +95,7 @@ class Daemon:
     async def _serve(self) -> None:
         """Runs one daemon until it ends. Raises DriverFault and OSError if it cannot be started."""
         if self._lock is None:
-            self._lock = take_lock(self._directory)
+            self._lock = lock_resource_directory(self._directory)
         if self._lock is None:
             raise DriverFault(f"another topoalign mps uses {self._directory}", "run one on a node")
         share = self.share = await self._share_now()
@@ -115,7 +115,7 @@ class Daemon:
         self.reason = "it is starting"
         log.info("MPS daemon started", resource=self.resource, devices=len(share.devices), pid=process.pid)
         try:
-            await either(partial(ended, process), partial(self._lead, share, control))
+            await wait_for_first(partial(ended, process), partial(self._lead, share, control))
             if process.returncode is not None:
                 self.reason = f"it ended with status {process.returncode}; see control.log in {control.log}"
         finally:
@@ -184,10 +184,10 @@ class Daemon:
     async def _end(self, process: Process, control: Control) -> None:
         """Ends a daemon that runs: by `quit`, by SIGTERM, by SIGKILL."""
         if process.returncode is None:
-            await either(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
+            await wait_for_first(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.terminate()
-            await either(partial(ended, process), partial(self._clock.sleep, END_SECONDS))
+            await wait_for_first(partial(ended, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.kill()
         await process.wait()

@@ -20,10 +20,10 @@ from topoalign.mps.control import Control
 from topoalign.mps.daemon import FIRST_PAUSE, LONGEST_PAUSE, Daemon
 from topoalign.mps.nvml import Nvml
 from topoalign.mps.shares import Share, shares_of
+from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.plugin_config.mps_files import SHM, root_here
-from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 
 log = structlog.get_logger("topoalign.mps")
 
@@ -85,7 +85,7 @@ class Daemons:
                     self._trouble = str(error)
                     pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
                     log.warning("no MPS daemon can be started", reason=self._trouble, pause=pause)
-                    await either(changed.wait, partial(self._clock.sleep, pause))
+                    await wait_for_first(changed.wait, partial(self._clock.sleep, pause))
                     continue
                 failures = 0
                 self._trouble = None

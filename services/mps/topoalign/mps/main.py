@@ -6,7 +6,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.mps.daemons import Daemons
 from topoalign.runtime.context import Context
-from topoalign.runtime.figures import Figure
+from topoalign.runtime.metrics import ServiceMetric
 from topoalign.runtime.settings import from_environment
 from topoalign.runtime.tasks import background
 
@@ -25,16 +25,16 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     settings = from_environment(MpsSettings, context.environment)
     daemons = Daemons(context.configuration, settings.mps_control, context.environment, context.clock)
     context.checks["mps"] = daemons.reason
-    context.figures.extend(
+    context.collectors.extend(
         [
-            Figure(
+            ServiceMetric(
                 "gauge",
                 "topoalign_mps_ready",
                 "1 while the MPS daemon of a resource serves.",
                 lambda: {resource: each.reason is None for resource, each in daemons.daemons.items()},
                 "resource",
             ),
-            Figure(
+            ServiceMetric(
                 "counter",
                 "topoalign_mps_starts",
                 "Starts of the MPS daemon of a resource.",

@@ -16,7 +16,7 @@ from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.mps.shares import Card
-from topoalign.runtime.driver_thread import DriverThread, Steps
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
 DEFAULT = 0
 EXCLUSIVE_PROCESS = 3
@@ -44,13 +44,13 @@ class Nvml:
         await self._thread.run(partial(set_mode_now, devices, mode))
 
 
-def cards_now(steps: Steps) -> tuple[Card, ...]:
+def cards_now(steps: CallProgress) -> tuple[Card, ...]:
     """As `Nvml.read_cards`."""
     with opened(steps) as (pynvml, ask):
         return tuple(card_of(pynvml, ask, index, handle) for index, handle in handles(pynvml, ask))
 
 
-def set_mode_now(devices: Collection[DeviceID], mode: int, steps: Steps) -> None:
+def set_mode_now(devices: Collection[DeviceID], mode: int, steps: CallProgress) -> None:
     """As `Nvml.set_compute_mode`."""
     with opened(steps) as (pynvml, ask):
         for _, handle in handles(pynvml, ask):
@@ -59,7 +59,7 @@ def set_mode_now(devices: Collection[DeviceID], mode: int, steps: Steps) -> None
 
 
 @contextmanager
-def opened(steps: Steps) -> Iterator[tuple[ModuleType, Ask]]:
+def opened(steps: CallProgress) -> Iterator[tuple[ModuleType, Ask]]:
     """NVML, open in the block, and what calls it. Raises DriverFault, also for an error of NVML's in the block."""
     steps("import pynvml")
     try:

@@ -18,7 +18,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.mps_files import Serves
-from topoalign.plugin_config.offers import offers
+from topoalign.plugin_config.resource_offers import offer_resources
 
 MIB = 1 << 20
 MANY_CLIENTS = 48
@@ -96,6 +96,6 @@ def shares_of(cards: Sequence[Card], configuration: Configuration) -> dict[Resou
             own_limits=offer.by_amounts,
             cards=tuple(by_id[device] for device in offer.devices),
         )
-        for offer in offers(Topology(gpus=tuple(gpus)), configuration).offers
+        for offer in offer_resources(Topology(gpus=tuple(gpus)), configuration).offers
         if offer.sharing == "mps" and offer.unit != "memory"
     }

@@ -41,11 +41,11 @@ from topoalign.core.sharing.hami.foreign import (
     read_shares,
 )
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
-from topoalign.kubelet.files.manifest import Pod, Spec
-from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files.manifest import ManifestSpec, PodManifest
+from topoalign.kubelet.files.resource_quantities import whole
 from topoalign.registry.ports import SeenNode, SeenPod
-from topoalign.runtime.answers import answering
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.replies import answer_with
+from topoalign.runtime.request_turns import TaskTurns
 
 HAMI = "hami"
 LOOK_SECONDS = 15.0
@@ -216,7 +216,7 @@ class ForeignNodes:
 
     async def run(self) -> None:
         """Looks at the handshakes again and again, for ever."""
-        turns = Turns(self._clock)
+        turns = TaskTurns(self._clock)
         while True:
             await self._clock.sleep(LOOK_SECONDS)
             for node in tuple(self._nodes):
@@ -241,9 +241,9 @@ class ForeignNodes:
         self.changed(node)
 
 
-def asks_for_devices(pod: Pod) -> bool:
+def asks_for_devices(pod: PodManifest) -> bool:
     """Whether a limit of a container is for something else than CPUs, memory, hugepages and storage."""
-    spec = pod.spec or Spec()
+    spec = pod.spec or ManifestSpec()
     return any(
         "/" in resource and amount is not None and whole(str(amount)) != 0
         for container in (*(spec.init_containers or ()), *(spec.containers or ()))
@@ -278,7 +278,7 @@ async def serve_foreign(
             raise NodesUnknown(finding)
         return page_of(foreign, request)
 
-    endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answering(ForeignRequest, page))
+    endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answer_with(ForeignRequest, page))
     async with bus.serve(SERVICE, [endpoint]):
         task_status.started()
         await anyio.sleep_forever()

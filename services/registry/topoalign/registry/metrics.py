@@ -19,7 +19,7 @@ COUNTS = {
     "undecodable": "Messages put on the dead-letter stream.",
     "unknown": "Events of a later version, skipped.",
     "repeated": "Events received before, dropped.",
-    "twins": "Facts that came from a second allocator under a node's name.",
+    "duplicate_agents": "Facts that came from a second allocator under a node's name.",
     "divergent": "Snapshots that disagreed with what their writer had said before.",
 }
 """What the client counts, by the names it has there."""

@@ -14,7 +14,7 @@ from topoalign.core.demand.node_filters import Taint
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
-from topoalign.kubelet.files.manifest import Pod
+from topoalign.kubelet.files.manifest import PodManifest
 from topoalign.registry.scheduling.model import PodToSchedule, read_pod
 
 SUCCEEDED = "Succeeded"
@@ -76,7 +76,7 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is on its way out; it holds its devices until it is gone."""
     waits_for: str = ""
     """Why no scheduler places it yet: `has scheduling gates`, or a claim that does not exist; empty: nothing prevents it."""
-    content: Pod
+    content: PodManifest
     """What it asks for, not read yet: most changes of a pod change nothing there."""
 
     @property

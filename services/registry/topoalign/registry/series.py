@@ -19,8 +19,8 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster, Member
-from topoalign.runtime.figures import LONGEST_LABEL, header, line
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.metrics import LONGEST_LABEL, format_header, format_sample
+from topoalign.runtime.request_turns import TaskTurns
 
 # Goes through many rows with turns of the event loop in between, so that no long answer holds up the others.
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 async def in_turns(rows: Iterable[T], clock: Clock) -> AsyncIterator[T]:
     """The rows one by one, with a turn of the loop whenever one has lasted long."""
-    turns = Turns(clock)
+    turns = TaskTurns(clock)
     for row in rows:
         yield row
         await turns.give()
@@ -57,17 +57,17 @@ class NodeSeries:
         The text, in chunks of a few nodes. A node that changes meanwhile is written as it is when it is its turn. One whose
         name is none for Kubernetes has no series, because made printable it may be the name of another one.
         """
-        yield header("topoalign_gpus", "GPUs by state.")
+        yield format_header("topoalign_gpus", "GPUs by state.")
         async for chunk in self._chunks(lambda member: member.derived(gpu_lines)):
             yield chunk
         if self._per_allocation:
-            yield header(
+            yield format_header(
                 "topoalign_gpu_allocation_info",
                 "1 for each allocated GPU; gpu_uuid equals the UUID label of DCGM's exporter.",
             )
             async for chunk in self._chunks(lambda member: member.derived(allocation_lines)):
                 yield chunk
-        yield header("topoalign_node_stale", "1 while the allocator of the node does not answer.")
+        yield format_header("topoalign_node_stale", "1 while the allocator of the node does not answer.")
         async for chunk in self._chunks(stale_line):
             yield chunk
 
@@ -86,19 +86,19 @@ class NodeSeries:
 def gpu_lines(state: NodeState) -> bytes:
     """How many GPUs of a node are in each of STATES."""
     tally = Tally(state_of(state, gpu.id) for gpu in state.hardware.gpus)
-    return b"".join(line("topoalign_gpus", tally[name], node=state.node, state=name) for name in STATES)
+    return b"".join(format_sample("topoalign_gpus", tally[name], node=state.node, state=name) for name in STATES)
 
 
 def allocation_lines(state: NodeState) -> bytes:
     """Each GPU that an allocation of the node holds, or holds a part of."""
     return b"".join(
-        line("topoalign_gpu_allocation_info", 1, node=state.node, **labels) for labels in allocated_gpus(state)
+        format_sample("topoalign_gpu_allocation_info", 1, node=state.node, **labels) for labels in allocated_gpus(state)
     )
 
 
 def stale_line(member: Member) -> bytes:
     """Whether the allocator of the node does not answer."""
-    return line("topoalign_node_stale", not member.answering, node=member.state.node)
+    return format_sample("topoalign_node_stale", not member.answering, node=member.state.node)
 
 
 def state_of(state: NodeState, device: DeviceID) -> str:

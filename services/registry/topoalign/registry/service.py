@@ -18,7 +18,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client, Delivery
-from topoalign.client.records import has_published
+from topoalign.client.stored_records import has_published
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import LedgerFact
 from topoalign.core.model.ids import NodeName
@@ -26,8 +26,8 @@ from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.metrics import Metrics
 from topoalign.registry.settings import RegistrySettings
-from topoalign.runtime.request_turns import Turns
-from topoalign.runtime.tasks import background, either
+from topoalign.runtime.request_turns import TaskTurns
+from topoalign.runtime.tasks import background, wait_for_first
 
 # Tells whether this process was late itself while it waited for an answer.
 #
@@ -146,7 +146,7 @@ class Registry:
             self._ask_now = anyio.Event()
             await self._ask_all()
             self._asked = True
-            await either(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
+            await wait_for_first(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
 
     async def _until_read(self) -> None:
         """
@@ -173,7 +173,7 @@ class Registry:
 
     async def _ask_each(self, nodes: Iterator[NodeName], lateness: Lateness) -> None:
         """One of several tasks that take the nodes one by one. A node of which nothing was learned stays as it is shown."""
-        turns = Turns(self._clock)
+        turns = TaskTurns(self._clock)
         for node in nodes:
             await turns.give()
             for _ in range(MOST_TRIES):

@@ -17,24 +17,24 @@ import click
 import msgspec
 
 from topoalign.cli import output, running
-from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
+from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.cli.doctor.kubelets import (
     aligned_slots,
-    allocator,
+    check_allocator,
     kubelet,
     kubelet_configuration,
-    kubelet_rules,
+    read_kubelet_rules,
     scheduler_for_units,
     state_directory,
 )
 from topoalign.cli.doctor.merging import kubelet_merge
 from topoalign.cli.doctor.state_files import cpu_manager_state, device_manager_state, memory_manager_state
-from topoalign.cli.errors import FINDINGS, REMEDIES
+from topoalign.cli.exit_codes import FINDINGS, REMEDIES
 from topoalign.core.model.errors import BusUnavailable, TopoalignError, clean
 from topoalign.core.model.topology.cpuset import parse_cpuset
 
 KUBELET_NUMA_LIMIT = 8
-"""NUMA nodes above which the kubelet refuses to start with a topology policy, unless told otherwise (v1.36.3)."""
+"""NUMA nodes above which the kubelet refuses to start with a topology policy, unless configured otherwise (v1.36.3)."""
 
 NVML = "libnvidia-ml.so.1"
 STATE_DIR = Path("/var/lib/topoalign")
@@ -90,90 +90,90 @@ def doctor(fail_on_findings: bool, as_json: bool, **given: object) -> int | None
     findings = tuple(examine(msgspec.convert(given, Subject)))
     failed = any(finding.verdict is Verdict.FAILURE for finding in findings)
     if as_json:
-        output.document({"ok": not failed, "findings": findings})
+        output.print_json({"ok": not failed, "findings": findings})
     else:
         show(findings)
     return FINDINGS if failed and fail_on_findings else None
 
 
-def show(findings: tuple[Finding, ...]) -> None:
+def show(findings: tuple[CheckResult, ...]) -> None:
     """Print each finding with its verdict, and its remedy on the line below."""
     colour = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
     for finding in findings:
         verdict = click.style(f"{finding.verdict:<8}", fg=colour[finding.verdict])
-        output.say(f"{verdict} {finding.check:<20} {clean(finding.detail, 300)}")
+        output.print_line(f"{verdict} {finding.check:<20} {clean(finding.detail, 300)}")
         if finding.remedy:
-            output.say(f"{'':<8} {'':<20} do: {clean(finding.remedy, 300)}")
+            output.print_line(f"{'':<8} {'':<20} do: {clean(finding.remedy, 300)}")
 
 
-def examine(subject: Subject) -> Iterator[Finding]:
-    """All checks, one after the other."""
+def examine(subject: Subject) -> Iterator[CheckResult]:
+    """Runs all checks, one after the other."""
     for name, check in CHECKS.items():
         try:
             finding = check(subject)
         except OSError as error:  # a directory that this user may not look into ends no other check
             remedy = REMEDIES.get(error.errno or 0, "give another path")
-            finding = failure(f"{error.filename}: {error.strerror}", remedy)
+            finding = failure_finding(f"{error.filename}: {error.strerror}", remedy)
         if finding is not None:
             yield msgspec.structs.replace(finding, check=name)
 
 
-def python(subject: Subject) -> Finding:
+def python(subject: Subject) -> CheckResult:
     """The version and path of the Python interpreter; always ok."""
     return ok(f"{platform.python_version()} at {sys.executable}")
 
 
-def node_name(subject: Subject) -> Finding:
+def node_name(subject: Subject) -> CheckResult:
     """Kubernetes: a node's name is a DNS subdomain, lower case."""
     name = subject.node
     if not name or len(name) > 253 or name != clean(name, 253):
-        return failure(f"{clean(name)!r} is not a name", "set TOPOALIGN_NODE to the Kubernetes node's name")
+        return failure_finding(f"{clean(name)!r} is not a name", "set TOPOALIGN_NODE to the Kubernetes node's name")
     if name != name.lower():
         remedy = "Kubernetes node names are lower case: set TOPOALIGN_NODE if this one differs"
-        return warning(f"{name} has upper-case letters", remedy)
+        return warning_finding(f"{name} has upper-case letters", remedy)
     return ok(name)
 
 
-def numa_nodes(subject: Subject) -> Finding:
+def numa_nodes(subject: Subject) -> CheckResult:
     """The number of online NUMA nodes, and whether it is above the kubelet's default limit of 8 (v1.36.3)."""
     file = subject.sysfs_root / "devices/system/node/online"
     try:
         count = len(parse_cpuset(file.read_text()))
     except (OSError, ValueError) as error:
         detail = f"{file} cannot be read: {clean(str(error))}"
-        return warning(detail, "mount /sys into the container, or describe the machine with --machine")
-    if count > KUBELET_NUMA_LIMIT and kubelet_rules(subject) is None:  # else its configuration is judged below
-        return warning(
+        return warning_finding(detail, "mount /sys into the container, or describe the machine with --machine")
+    if count > KUBELET_NUMA_LIMIT and read_kubelet_rules(subject) is None:  # else its configuration is judged below
+        return warning_finding(
             f"{count}, and the kubelet's topology manager refuses more than {KUBELET_NUMA_LIMIT}",
             f"set the kubelet's topologyManagerPolicyOptions max-allowable-numa-nodes to {count} or more",
         )
     return ok(str(count))
 
 
-def nvml(subject: Subject) -> Finding:
+def nvml(subject: Subject) -> CheckResult:
     """Whether the library of NVIDIA's driver can be loaded."""
     reason = why_no_driver()
     if reason is not None:
         remedy = "without an NVIDIA driver use --machine; in a container, run it with the NVIDIA runtime"
-        return warning(f"{NVML} does not load: {reason}", remedy)
+        return warning_finding(f"{NVML} does not load: {reason}", remedy)
     return ok(f"{NVML} loads")
 
 
-def hardware(subject: Subject) -> Finding:
-    """What discovery would find here."""
+def hardware(subject: Subject) -> CheckResult:
+    """Checks what discovery would find here."""
     from topoalign.cli import this_machine  # brings in the drivers
 
     try:
-        inventory = this_machine.read()
+        inventory = this_machine.read_inventory()
     except TopoalignError as error:
-        return warning(error.finding, error.remedy)
-    machine = this_machine.played()
+        return warning_finding(error.finding, error.remedy)
+    machine = this_machine.configured_machine()
     found = inventory.topology.describe()
     if machine:
         found += f" (described by TOPOALIGN_MACHINE: {clean(machine, 200)})"
     if inventory.findings:
         detail = f"{found}; {'; '.join(inventory.findings)}"
-        return warning(detail, "the devices named here are not offered, or only in part")
+        return warning_finding(detail, "the devices named here are not offered, or only in part")
     return ok(found)
 
 
@@ -186,34 +186,36 @@ def why_no_driver() -> str | None:
     return None
 
 
-def nats_server(subject: Subject) -> Finding:
+def nats_server(subject: Subject) -> CheckResult:
     """Whether the `nats-server` program is found, which only `topoalign up` without --nats starts."""
     from topoalign.runtime.nats_server import find_nats_server  # as below
 
     try:
         return ok(str(find_nats_server()))
     except TopoalignError as error:
-        return warning(f"{error.finding}; only `up` without --nats needs it", error.remedy)
+        return warning_finding(f"{error.finding}; only `up` without --nats needs it", error.remedy)
 
 
-def nats(subject: Subject) -> Finding:
+def nats(subject: Subject) -> CheckResult:
     """Whether NATS answers, with the version, permissions and stores that a service needs."""
-    up = running.find(os.environ)
+    up = running.find_running(os.environ)
     url = subject.nats or (up.nats if up is not None else None)
     if url is None:
-        return warning("no server to test", "start `topoalign up`, or give --nats URL")
+        return warning_finding("no server to test", "start `topoalign up`, or give --nats URL")
     from topoalign.cli import link  # brings in what talks to NATS; the other checks work without
 
     try:
         detail = link.self_test(url)
     except BusUnavailable as error:
-        return failure(error.finding, "check that nats-server runs there and can be reached, or give --nats URL")
+        return failure_finding(
+            error.finding, "check that nats-server runs there and can be reached, or give --nats URL"
+        )
     except TopoalignError as error:
-        return failure(error.finding, error.remedy)
+        return failure_finding(error.finding, error.remedy)
     return ok(detail)
 
 
-CHECKS: dict[str, Callable[[Subject], Finding | None]] = {
+CHECKS: dict[str, Callable[[Subject], CheckResult | None]] = {
     "Python": python,
     "node name": node_name,
     "NUMA nodes": numa_nodes,
@@ -230,6 +232,6 @@ CHECKS: dict[str, Callable[[Subject], Finding | None]] = {
     "device checkpoint": device_manager_state,
     "slots": aligned_slots,
     "state directory": state_directory,
-    "allocator": allocator,
+    "allocator": check_allocator,
 }
 """The name of each check, and the check; None where there is nothing to look at."""

@@ -11,14 +11,14 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from topoalign.cli.doctor.findings import Finding, Subject, Verdict, failure, ok, warning
+from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.core.model.errors import NotFound, StateFault, TopoalignError, clean, quoted
 from topoalign.core.model.holdings import unit_kind
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.policy import POLICIES
-from topoalign.kubelet.grpc.sockets import BUSY, server_of
+from topoalign.kubelet.grpc.unix_sockets import BUSY, server_of
 
 LONGEST_DIRECTORY = 79
 """Bytes of its path: a socket's has 107 at most, and our shortest name has 27."""
@@ -37,12 +37,12 @@ def online_numa_nodes(subject: Subject) -> frozenset[int] | None:
 
 
 def numa_node_count(subject: Subject) -> int | None:
-    """How many NUMA nodes there are. None where that cannot be read."""
+    """The number of NUMA nodes; None if it cannot be read."""
     nodes = online_numa_nodes(subject)
     return None if nodes is None else len(nodes)
 
 
-def kubelet(subject: Subject) -> Finding | None:
+def kubelet(subject: Subject) -> CheckResult | None:
     """Only where a kubelet's directory was given."""
     if subject.kubelet_dir is None:
         return None
@@ -50,20 +50,20 @@ def kubelet(subject: Subject) -> Finding | None:
     remedy = "check that the kubelet runs, check --kubelet-dir, mount the directory into the container, and run as root"
     if len(os.fsencode(subject.kubelet_dir)) > LONGEST_DIRECTORY:
         detail = f"the path of {clean(str(subject.kubelet_dir), 200)} is too long for a socket in it"
-        return failure(detail, f"mount the directory at a path of {LONGEST_DIRECTORY} bytes at most")
+        return failure_finding(detail, f"mount the directory at a path of {LONGEST_DIRECTORY} bytes at most")
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            return failure(f"{path} is not a socket", remedy)
+            return failure_finding(f"{path} is not a socket", remedy)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(2)
             sock.connect(os.fspath(path))
     except OSError as error:
-        return failure(f"{path}: {error.strerror or clean(str(error))}", remedy)
+        return failure_finding(f"{path}: {error.strerror or clean(str(error))}", remedy)
     if not os.access(subject.kubelet_dir, os.W_OK):
-        return failure(f"{subject.kubelet_dir} is not writable, so no socket can be put there", remedy)
+        return failure_finding(f"{subject.kubelet_dir} is not writable, so no socket can be put there", remedy)
     if subject.kubelet_dir.stat().st_mode & stat.S_IWOTH:
         detail = f"every user may write in {subject.kubelet_dir}, and create a socket there"
-        return warning(detail, "chmod o-w: only root needs to write there")
+        return warning_finding(detail, "chmod o-w: only root needs to write there")
     return ok(f"{path} answers")
 
 
@@ -74,36 +74,36 @@ def configuration_file(subject: Subject) -> Path | None:
     return subject.kubelet_config
 
 
-def kubelet_rules(subject: Subject) -> AdmissionRules | None:
-    """None without a configuration file that can be read; `kubelet_configuration` says why."""
+def read_kubelet_rules(subject: Subject) -> AdmissionRules | None:
+    """The rules of the kubelet's configuration file; None if it cannot be read, which `kubelet_configuration` reports."""
     path = configuration_file(subject)
     if path is None:
         return None
-    from topoalign.kubelet.files import configuration  # as below
+    from topoalign.kubelet.files import kubelet_configuration  # as below
 
     try:
-        return configuration.load_configuration(path)
+        return kubelet_configuration.load_configuration(path)
     except TopoalignError:
         return None
 
 
-def kubelet_configuration(subject: Subject) -> Finding | None:
-    """Only where the file, or a kubelet's directory, was given: whether what-if can say what that kubelet would decide."""
+def kubelet_configuration(subject: Subject) -> CheckResult | None:
+    """Checks whether what-if can predict this kubelet. Only where the file, or a kubelet's directory, was given."""
     path = configuration_file(subject)
     if path is None:
         return None
-    from topoalign.kubelet.files import configuration  # brings in YAML; the other checks work without
+    from topoalign.kubelet.files import kubelet_configuration  # brings in YAML; the other checks work without
 
     try:
-        rules = configuration.load_configuration(path)
+        rules = kubelet_configuration.load_configuration(path)
     except NotFound as error:
         remedy = "give its path with --kubelet-config"
-        return warning(f"{error.finding}; what-if uses topoalign's own settings instead", remedy)
+        return warning_finding(f"{error.finding}; what-if uses topoalign's own settings instead", remedy)
     except TopoalignError as error:
-        return failure(error.finding, error.remedy)
+        return failure_finding(error.finding, error.remedy)
     nodes = numa_node_count(subject)
     if nodes is not None and rules.policy is not Policy.NONE and nodes > rules.max_allowable_numa_nodes:
-        return failure(
+        return failure_finding(
             f"{nodes} NUMA nodes, and policy {rules.policy} does not start on more than {rules.max_allowable_numa_nodes}",
             f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {nodes} or more",
         )
@@ -113,14 +113,14 @@ def kubelet_configuration(subject: Subject) -> Finding | None:
         finding = (
             f"the kubelet panics with prefer-closest-numa-nodes on NUMA nodes {format_cpuset(ids)}, whose ids have gaps"
         )
-        return failure(finding, "remove prefer-closest-numa-nodes from topologyManagerPolicyOptions")
+        return failure_finding(finding, "remove prefer-closest-numa-nodes from topologyManagerPolicyOptions")
     options = "".join(f" {option}" for option in sorted(rules.cpu_options))
     managers = f"CPU manager {rules.cpu_manager}{options}, memory manager {rules.memory_manager}"
     return ok(f"policy {rules.policy}, scope {rules.scope}, {managers}")
 
 
 def registered_devices(subject: Subject) -> dict[str, list[str]]:
-    """The kubelet's device resources, and the devices of each. None of them where its checkpoint does not tell."""
+    """The kubelet's device resources, and the devices of each; empty without a readable checkpoint."""
     if subject.kubelet_dir is None:
         return {}
     from topoalign.kubelet.files import device_checkpoint  # the other checks work without
@@ -132,9 +132,9 @@ def registered_devices(subject: Subject) -> dict[str, list[str]]:
     return dict(sorted(data.registered_devices.items())) if data is not None else {}
 
 
-def scheduler_for_units(subject: Subject) -> Finding | None:
+def scheduler_for_units(subject: Subject) -> CheckResult | None:
     """
-    Only where the kubelet's checkpoint has units of GPUs. That a pod is scheduled by topoalign no file of the node says, so
+    Only where the kubelet's checkpoint has units of GPUs. No file of the node shows that topoalign schedules a pod, so
     this is a recommendation, and no problem.
     """
     names = [
@@ -142,7 +142,7 @@ def scheduler_for_units(subject: Subject) -> Finding | None:
     ]
     if len(names) < 2:
         return None
-    return Finding(
+    return CheckResult(
         verdict=Verdict.OK,
         detail=f"GPUs are in units: the kubelet asks for {quoted(names)} one after the other. Without a reservation a pod "
         "may be refused (ShareSplit) although it fits",
@@ -150,45 +150,45 @@ def scheduler_for_units(subject: Subject) -> Finding | None:
     )
 
 
-def aligned_slots(subject: Subject) -> Finding | None:
+def aligned_slots(subject: Subject) -> CheckResult | None:
     """
     Only where the plugin configuration that the environment names lists slots with NUMA nodes, and this machine has GPUs
     near several: what then never fits.
     """
     from topoalign.cli import this_machine  # brings in the drivers
-    from topoalign.plugin_config import offers, watching  # brings in YAML; the other checks work without
+    from topoalign.plugin_config import file_watch, resource_offers  # brings in YAML; the other checks work without
 
     try:
-        configuration = watching.first_read(os.environ)[2].configuration
-        found = offers.offers(this_machine.read().topology, configuration).findings
+        configuration = file_watch.read_first(os.environ)[2].configuration
+        found = resource_offers.offer_resources(this_machine.read_inventory().topology, configuration).findings
     except TopoalignError:  # reported by `config check`, or by the check of the hardware
         return None
-    beyond = next((each for each in found if each.field == offers.NUMA_TOPOLOGY), None)
+    beyond = next((each for each in found if each.field == resource_offers.NUMA_TOPOLOGY), None)
     if beyond is None:
         return None
-    rules = kubelet_rules(subject)
+    rules = read_kubelet_rules(subject)
     if rules is not None and not POLICIES[rules.policy].asks:
-        return ok(f"{offers.NUMA_TOPOLOGY}: the kubelet's policy {rules.policy} aligns nothing")
-    return warning(str(beyond), beyond.remedy)
+        return ok(f"{resource_offers.NUMA_TOPOLOGY}: the kubelet's policy {rules.policy} aligns nothing")
+    return warning_finding(str(beyond), beyond.remedy)
 
 
-def allocator(subject: Subject) -> Finding:
-    """Who has the state directory, and who serves the kubelet: one process, or two that are in each other's way."""
+def check_allocator(subject: Subject) -> CheckResult:
+    """Checks that the process with the state directory is the one that serves the kubelet, and not two in conflict."""
     holder = lock_holder(subject.state_dir / "lock", PROC_LOCKS)
     served = served_sockets(subject.kubelet_dir) if subject.kubelet_dir is not None else {}
     others = {pid for pid in served.values() if pid != holder}
     if others and holder is not None:
         detail = f"process {holder} has {subject.state_dir}, and process {min(others)} serves {subject.kubelet_dir}"
-        return failure(f"two allocators on one node: {detail}", "stop one of them: a node has one allocator")
+        return failure_finding(f"two allocators on one node: {detail}", "stop one of them: a node has one allocator")
     if others:
-        return failure(
+        return failure_finding(
             f"process {min(others)} serves {subject.kubelet_dir}, and no process has the lock of {subject.state_dir}",
             "it uses another state directory: give it with --state-dir, and start no second allocator here",
         )
     if holder is None:
         return ok(f"no allocator runs with {subject.state_dir}")
     if subject.kubelet_dir is not None and not served:
-        return warning(
+        return warning_finding(
             f"process {holder} runs, and serves no resource in {subject.kubelet_dir}", "see its log and /readyz"
         )
     return ok(f"process {holder} runs; to replace it, start another one with --take-over")
@@ -206,17 +206,17 @@ def lock_holder(lock: Path, locks: Path) -> int | None:
 
 
 def served_sockets(directory: Path) -> Mapping[str, int]:
-    """Our sockets that somebody listens at, and who; without those that are too busy to tell."""
+    """Our sockets with a listening process, and its id; without sockets that are too busy to answer."""
     peers = {path.name: server_of(path) for path in sorted(directory.glob(SOCKETS))}
     return {name: peer.pid for name, peer in peers.items() if peer is not None and peer is not BUSY}
 
 
-def state_directory(subject: Subject) -> Finding:
+def state_directory(subject: Subject) -> CheckResult:
     """Whether this user can write to the state directory, or create it in its nearest existing parent."""
     path = subject.state_dir
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         remedy = "run as root, as the allocator does; or create it for this user, or set TOPOALIGN_STATE_DIR"
         whose = "" if nearest == path else f"{path}: "
-        return failure(f"{whose}{nearest} is not a directory that this user may write to", remedy)
+        return failure_finding(f"{whose}{nearest} is not a directory that this user may write to", remedy)
     return ok(str(path) if nearest == path else f"{path} (to be created in {nearest})")

@@ -5,8 +5,8 @@ It is computed from files alone: the NUMA nodes, the sizes of hugepages, the kub
 its checkpoint.
 """
 
-from topoalign.cli.doctor.findings import Finding, Subject, ok, warning
-from topoalign.cli.doctor.kubelets import kubelet_rules, numa_node_count, registered_devices
+from topoalign.cli.doctor.check_results import CheckResult, Subject, ok, warning_finding
+from topoalign.cli.doctor.kubelets import numa_node_count, read_kubelet_rules, registered_devices
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.policy import POLICIES
@@ -19,23 +19,23 @@ REMEDY = (
 )
 
 
-def kubelet_merge(subject: Subject) -> Finding | None:
+def kubelet_merge(subject: Subject) -> CheckResult | None:
     """
     Only where the kubelet's configuration and the NUMA nodes are known, and the kubelet would start with them. The devices
     of a resource are taken to be on as many NUMA nodes as they can.
     """
-    rules = kubelet_rules(subject)
+    rules = read_kubelet_rules(subject)
     nodes = numa_node_count(subject)
     if rules is None or nodes is None or not POLICIES[rules.policy].asks or nodes > rules.max_allowable_numa_nodes:
         return None
-    on_nodes = resources(subject, rules, nodes)
+    on_nodes = count_resource_nodes(subject, rules, nodes)
     found = slow({name: longest(few, rules.policy) for name, few in on_nodes.items()})
     if found is not None:
-        return warning(f"for a container that asks for everything {found}", REMEDY)
+        return warning_finding(f"for a container that asks for everything {found}", REMEDY)
     return ok(f"{len(on_nodes)} resources on {nodes} NUMA nodes are merged without delay")
 
 
-def resources(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[ResourceName, int]:
+def count_resource_nodes(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[ResourceName, int]:
     """Resource -> on how many NUMA nodes it may be."""
     found = {}
     for name, devices in registered_devices(subject).items():
@@ -45,13 +45,13 @@ def resources(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[Resou
         found[CPU] = nodes
     if rules.memory_manager == "Static":
         found[MEMORY] = nodes
-        found.update(dict.fromkeys(hugepages(subject), nodes))
+        found.update(dict.fromkeys(list_hugepages(subject), nodes))
     return found
 
 
-def hugepages(subject: Subject) -> list[ResourceName]:
+def list_hugepages(subject: Subject) -> list[ResourceName]:
     """The sizes of which some NUMA node has pages."""
-    from topoalign.machines import pages  # brings in the readers of machines
+    from topoalign.machines import hugepages  # brings in the readers of machines
 
     sizes = set()
     for file in (subject.sysfs_root / "devices/system/node").glob("node*/hugepages/hugepages-*kB/nr_hugepages"):
@@ -60,4 +60,4 @@ def hugepages(subject: Subject) -> list[ResourceName]:
                 sizes.add(int(file.parent.name.removeprefix("hugepages-").removesuffix("kB")))
         except (OSError, ValueError):
             continue
-    return [pages.hugepages(kib << 10) for kib in sorted(sizes)]
+    return [hugepages.hugepages_resource(kib << 10) for kib in sorted(sizes)]

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from topoalign.cli import this_machine
-from topoalign.cli.doctor.findings import Finding, Subject, failure, ok, warning
-from topoalign.cli.doctor.kubelets import kubelet_rules
+from topoalign.cli.doctor.check_results import CheckResult, Subject, failure_finding, ok, warning_finding
+from topoalign.cli.doctor.kubelets import read_kubelet_rules
 from topoalign.core.model.errors import StateFault, TopoalignError, clean, quoted
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 
 
 class ManagerState(Protocol):
-    """What the state files of the CPU and the memory manager have in common."""
+    """The common fields of the state files of the CPU and the memory manager."""
 
     @property
     def policy_name(self) -> str:
@@ -33,25 +33,25 @@ class ManagerState(Protocol):
 S = TypeVar("S", bound=ManagerState)
 
 
-def cpu_manager_state(subject: Subject) -> Finding | None:
+def cpu_manager_state(subject: Subject) -> CheckResult | None:
     """The file of the CPU manager. None without the kubelet's directory, or without the file."""
     from topoalign.kubelet.files import cpu_checkpoint as file  # the other checks work without
 
-    rules = kubelet_rules(subject)
+    rules = read_kubelet_rules(subject)
     policy = None if rules is None else ("cpuManagerPolicy", rules.cpu_manager)
-    return _manager_state(subject, file.NAME, policy, file.load_cpu_state, file.check)
+    return _manager_state(subject, file.NAME, policy, file.load_cpu_state, file.check_cpu_state)
 
 
-def memory_manager_state(subject: Subject) -> Finding | None:
+def memory_manager_state(subject: Subject) -> CheckResult | None:
     """The file of the memory manager. None without the kubelet's directory, or without the file."""
     from topoalign.kubelet.files import memory_checkpoint as file  # the other checks work without
 
-    rules = kubelet_rules(subject)
+    rules = read_kubelet_rules(subject)
     policy = None if rules is None else ("memoryManagerPolicy", rules.memory_manager)
-    return _manager_state(subject, file.NAME, policy, file.load_memory_state, file.check)
+    return _manager_state(subject, file.NAME, policy, file.load_memory_state, file.check_memory_state)
 
 
-def device_manager_state(subject: Subject) -> Finding | None:
+def device_manager_state(subject: Subject) -> CheckResult | None:
     """The file of the device manager. None without the kubelet's directory, or without the file."""
     if subject.kubelet_dir is None:
         return None
@@ -74,7 +74,7 @@ def _manager_state(
     policy: tuple[str, str] | None,
     load: Callable[[Path], S | None],
     check: Callable[[S, Topology, AdmissionRules], None],
-) -> Finding | None:
+) -> CheckResult | None:
     """The finding about the file of one manager; `policy`: the field of the kubelet's configuration, and its value."""
     if subject.kubelet_dir is None:
         return None
@@ -83,7 +83,7 @@ def _manager_state(
     path = subject.kubelet_dir.parent / name
     if not file_exists(path):
         return None
-    rules = kubelet_rules(subject)
+    rules = read_kubelet_rules(subject)
     topology = described_or_real(subject)
 
     def checked() -> S | None:
@@ -94,23 +94,23 @@ def _manager_state(
         return state
 
     try:
-        state = checkpoint.settled(checked)
+        state = checkpoint.load_settled(checked)
     except StateFault as error:
         return _damaged(path, error, "a kubelet does not start with it")
     except TopoalignError as error:  # the configuration does not fit the machine
-        return failure(f"{error.finding}; a kubelet does not start with it", error.remedy)
+        return failure_finding(f"{error.finding}; a kubelet does not start with it", error.remedy)
     if state is None:
         return None
     if policy is not None and policy[1] != state.policy_name:
         written = f"{name} was written under policy {quoted([state.policy_name])}, and {policy[0]} is {policy[1]!r}"
         remedy = f"{_delete(path)}; or set {policy[0]} to {clean(state.policy_name)} again"
-        return failure(f"{written}: a kubelet does not start with it", remedy)
+        return failure_finding(f"{written}: a kubelet does not start with it", remedy)
     compared = "" if rules is not None and topology is not None else ", not compared with machine and configuration"
     return ok(f"policy {clean(state.policy_name)}{compared}")
 
 
 def file_exists(path: Path) -> bool:
-    """Whether there is such a file, as far as this user may look: the check of the kubelet's directory says if not."""
+    """Whether this user can see such a file; the check of the kubelet's directory reports a missing permission."""
     try:
         return path.exists()
     except OSError:
@@ -120,19 +120,19 @@ def file_exists(path: Path) -> bool:
 def described_or_real(subject: Subject) -> Topology | None:
     """The machine as files show it, or the one that TOPOALIGN_MACHINE describes; None where it cannot be read."""
     from topoalign import machines  # the readers; the other checks work without
-    from topoalign.machines.sysfs import read_sysfs
+    from topoalign.machines.sysfs_machine import read_sysfs
 
-    described = this_machine.played()
+    described = this_machine.configured_machine()
     try:
         return machines.load_machine(described).topology if described else read_sysfs(subject.sysfs_root.parent)
     except TopoalignError:
         return None
 
 
-def _damaged(path: Path, error: StateFault, effect: str) -> Finding:
+def _damaged(path: Path, error: StateFault, effect: str) -> CheckResult:
     if not os.access(path, os.R_OK):
-        return warning(error.finding, error.remedy)  # who may read it can tell more
-    return failure(f"{error.finding}; {effect}", _delete(path))
+        return warning_finding(error.finding, error.remedy)  # a user who may read it gets the details
+    return failure_finding(f"{error.finding}; {effect}", _delete(path))
 
 
 def _delete(path: Path) -> str:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from topoalign.cli.draw.diagram import Diagram
 
 FORMATS = {".svg": "svg", ".png": "png", ".txt": "ascii", "": "ascii"}
-"""By the end of a file's name."""
+"""The formats by the suffix of a file's name."""
 WIDTH = 100
 WIDEST = 160
-"""Columns where nobody says how wide the terminal is, and the most that are used of one."""
+"""Columns if the width of the terminal is not known, and the most that are used of it."""
 
 
 @click.command()
@@ -58,14 +58,14 @@ def draw(
       topoalign topo draw --out node.svg
       topoalign topo draw --machine dgx-a100 --of png > dgx-a100.png
     """
-    form = form or form_of(out)
+    form = form or drawing_format(out)
     if form != "ascii" and out is None and sys.stdout.isatty():
         raise click.UsageError(
             f"a terminal cannot show {form}: give --out FILE, or redirect the output to a file or a program"
         )
     diagram = of_machine(machine) if machine is not None else of_node(node, nats)
     if form == "ascii":
-        say(diagram, out, ascii_only)
+        print_drawing(diagram, out, ascii_only)
         return
     from topoalign.cli.draw.layout import scene_of  # only for pictures
 
@@ -82,11 +82,11 @@ def draw(
         click.echo(picture, nl=False)
     else:
         out.write_bytes(picture)
-        written(out)
+        note_written_file(out)
 
 
-def form_of(out: Path | None) -> str:
-    """What the name of the file asks for. Raises UsageError where it asks for what is not drawn."""
+def drawing_format(out: Path | None) -> str:
+    """The format by the suffix of the file's name. Raises UsageError for an unknown one."""
     suffix = out.suffix.lower() if out is not None else ""
     if suffix not in FORMATS:
         raise click.UsageError(
@@ -109,29 +109,29 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     from topoalign.cli import link  # brings in what talks to the network
     from topoalign.cli.draw.diagram import diagram_of
 
-    status = link.discovered_or_read(node, nats, os.environ)
-    cards = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
-    known = {card: status.health_of(card) for card in cards}
-    health = {card: told for card, told in known.items() if told is not UNKNOWN}
+    status = link.discovered_or_read_topology(node, nats, os.environ)
+    devices = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
+    known = {device: status.health_of(device) for device in devices}
+    health = {device: found for device, found in known.items() if found is not UNKNOWN}
     divided = divisions(status.state) if status.announced else {}
     parts = {gpu: each for gpu, each in divided.items() if not each.is_whole}
     return diagram_of(status.node, status.topology, status.allocations, health, parts)
 
 
-def say(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:
+def print_drawing(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:
     """Prints the drawing in characters, or writes it to a file."""
-    from topoalign.cli.draw.text import coloured, text
+    from topoalign.cli.draw.text import coloured, render_text
 
     if out is not None:
-        out.write_text(text(diagram, WIDTH, ascii_only) + "\n", "utf-8")
-        written(out)
+        out.write_text(render_text(diagram, WIDTH, ascii_only) + "\n", "utf-8")
+        note_written_file(out)
         return
     columns = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
     encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-    drawn = text(diagram, min(columns, WIDEST), ascii_only or encoding != "utf8")
-    output.say(coloured(drawn, diagram) if output.colours(sys.stdout) else drawn)
+    drawn = render_text(diagram, min(columns, WIDEST), ascii_only or encoding != "utf8")
+    output.print_line(coloured(drawn, diagram) if output.colours(sys.stdout) else drawn)
 
 
-def written(out: Path) -> None:
-    """Note on stderr that a file was written."""
+def note_written_file(out: Path) -> None:
+    """Notes on stderr that a file was written."""
     output.note(f"written to {clean(str(out), 200)}")

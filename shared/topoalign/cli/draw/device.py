@@ -1,11 +1,11 @@
-"""The content of a drawing for one GPU or NIC: its lines, its holders and its problems."""
+"""Makes the content of a drawing for one GPU or NIC: its lines, its holders and the findings about it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from topoalign.cli import formatting
-from topoalign.cli.divisions import MIB, holder_text, left_text, parts_text, way_text
 from topoalign.cli.formatting import binary
+from topoalign.cli.gpu_partitioning import MIB, format_parts, format_remaining, format_strategy, holder_text
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID
@@ -21,12 +21,12 @@ SHORT_WAYS = {
     "MIG, slots": "slots",
     "not offered": "parts",
 }
-"""How a GPU is divided, in the width of its box; one in MIG mode says so in a line of its own."""
+"""How a GPU is partitioned, in the width of its box; MIG mode has a line of its own."""
 
 
 @dataclass(frozen=True)
-class Device:
-    """One GPU or NIC."""
+class DrawnDevice:
+    """A GPU or NIC as it is drawn."""
 
     id: DeviceID
     gpu: bool
@@ -37,23 +37,23 @@ class Device:
     memory_node: int | None
     """The NUMA node of its own memory, where it has one."""
     lines: tuple[str, ...]
-    """What stands below its name: address or RDMA name, its own memory, MIG, and what is wrong with it."""
+    """The lines below its name: address or RDMA name, its own memory, MIG, and findings."""
     holders: tuple[int, ...]
-    """Who holds it or a part of it, by position in the legend."""
+    """The holders of it or of a part of it, by position in the legend."""
     parts: tuple[tuple[int, str], ...]
     """
-    Of a GPU that is divided: who has a part of it, by position in the legend, and what: `20% 4 GiB`; of an init container
+    The holders of a partitioned GPU, by position in the legend, with their shares: `20% 4 GiB`; of an init container
     what no later one has as well, so that all of them and what is left are the GPU.
     """
     divided: tuple[str, ...]
-    """How a GPU is divided, and what is left of it: the last two of its lines; () for others."""
+    """How a GPU is partitioned, and its remaining amounts: the last two of its lines; () for others."""
     broken: bool
-    """Unhealthy, or never judged."""
+    """Whether it is unhealthy, or its health is not known."""
     cordoned: bool
     degraded: str = ""
     """The finding about a degraded GPU (`topology.degraded`); empty for others."""
     story: str = ""
-    """All there is to say, for whoever points at it."""
+    """All facts of the device, as the tooltip."""
 
     @property
     def name(self) -> str:
@@ -66,19 +66,19 @@ class Device:
         return (not self.gpu, self.index)
 
     @property
-    def troubles(self) -> tuple[str, ...]:
-        """The words for its problems: some of `unhealthy`, `cordoned` and `degraded`."""
+    def findings(self) -> tuple[str, ...]:
+        """The findings about it: some of `unhealthy`, `cordoned` and `degraded`."""
         found = {"unhealthy": self.broken, "cordoned": self.cordoned, "degraded": bool(self.degraded)}
         return tuple(word for word, applies in found.items() if applies)
 
 
-def key(holder: int) -> str:
+def holder_letter(holder: int) -> str:
     """`A`, `B`, …, `Z`, `A1`, `B1`, …"""
     again, letter = divmod(holder, 26)
     return chr(ord("A") + letter) + (str(again) if again else "")
 
 
-def holders_of(topology: Topology, allocations: Iterable[Allocation]) -> tuple[dict[DeviceID, list[str]], list[str]]:
+def list_holders(topology: Topology, allocations: Iterable[Allocation]) -> tuple[dict[DeviceID, list[str]], list[str]]:
     """
     Device -> its holders, and all holders in the order of the devices they hold.
 
@@ -105,7 +105,7 @@ def seams_of(topology: Topology, allocations: Iterable[Allocation]) -> dict[str,
 
 
 def holder_name(owner: Owner | None, allocation: AllocationID) -> str:
-    """What the legend calls a holder."""
+    """The name of a holder in the legend."""
     name = formatting.owner(owner)
     return name if owner is not None else f"{name} ({clean(allocation, 80)})"
 
@@ -117,17 +117,17 @@ def device_of(
     holders: Sequence[str],
     health: DeviceHealth | None,
     division: Division | None = None,
-) -> Device:
-    """What is drawn of this GPU or NIC. `holders` are some of those in the legend; `division`: of a GPU that is divided."""
+) -> DrawnDevice:
+    """Makes the drawing of this GPU or NIC. `holders`: positions in the legend; `division`: of a partitioned GPU."""
     listed = topology.listed_nodes(one.numa_affinity)
-    device = Device(
+    device = DrawnDevice(
         id=one.id,
         gpu=isinstance(one, Gpu),
         index=one.index,
         bridge=one.bridge,
         home=listed[0] if listed else None,
         memory_node=one.memory_node if isinstance(one, Gpu) else None,
-        lines=(*gpu_lines(one, topology), *divided_lines(division)) if isinstance(one, Gpu) else (clean(one.id),),
+        lines=(*describe_gpu(one, topology), *divided_lines(division)) if isinstance(one, Gpu) else (clean(one.id),),
         holders=tuple(map(legend.index, holders)),
         divided=divided_lines(division),
         parts=tuple(
@@ -142,7 +142,7 @@ def device_of(
     facts |= health_facts(health) | {"degraded:": device.degraded, "held by": ", ".join(holders)}
     if division is not None:
         held = "; ".join(map(holder_text, division.held))
-        facts |= {"divided:": way_text(division), "held by": held, "left:": left_text(division)}
+        facts |= {"divided:": format_strategy(division), "held by": held, "left:": format_remaining(division)}
     story = [f"{device.name} {clean(one.id, 130)}", f"PCI {clean(one.pci or 'unknown')}"]
     nodes = format_cpuset(one.numa_affinity) if topology.nodes_known else ""
     story.append(f"NUMA {nodes or 'unknown'}")
@@ -151,12 +151,12 @@ def device_of(
 
 
 def divided_lines(division: Division | None) -> tuple[str, ...]:
-    """Two lines of a GPU that is divided: how, and what is left: `slots, 8 left:` and `60% 28 GiB`."""
+    """Two lines of a partitioned GPU: how it is shared, and its remaining amounts: `slots, 8 left:` and `60% 28 GiB`."""
     if division is None:
         return ()
     left = division.left
     offered = division.offered
-    way = SHORT_WAYS.get(way_text(division), way_text(division))
+    way = SHORT_WAYS.get(format_strategy(division), format_strategy(division))
     if offered.slices and offered.instances:
         way = "parts"
     if offered.slices or offered.instances:
@@ -172,12 +172,12 @@ def short_parts(parts: Parts) -> str:
     tenths = parts.memory * 10 // 2**30
     memory = f"{tenths // 10} GiB" if tenths >= 100 or tenths % 10 == 0 else f"{tenths / 10:.1f} GiB"
     memory = memory if tenths else f"{parts.memory // MIB} MiB"
-    said = [f"{parts.cores}%"] if parts.cores else []
-    said += [memory] if parts.memory else []
-    return " ".join(said) or parts_text(parts)
+    amounts = [f"{parts.cores}%"] if parts.cores else []
+    amounts += [memory] if parts.memory else []
+    return " ".join(amounts) or format_parts(parts)
 
 
-def gpu_lines(gpu: Gpu, topology: Topology) -> tuple[str, ...]:
+def describe_gpu(gpu: Gpu, topology: Topology) -> tuple[str, ...]:
     """The lines below a GPU's name. NVLinks to the switch appear only if the GPUs of the machine differ in them."""
     uneven = len({other.nvswitch_links for other in topology.gpus}) > 1
     lines = {

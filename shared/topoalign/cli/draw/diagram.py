@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from topoalign.cli.draw.device import Device, device_of, holders_of, seams_of
-from topoalign.cli.draw.links import NvLinks, nvlinks_of
-from topoalign.cli.draw.tree import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
+from topoalign.cli.draw.device import DrawnDevice, device_of, list_holders, seams_of
+from topoalign.cli.draw.nvlinks import DrawnNvLinks, nvlinks_of
+from topoalign.cli.draw.pci_bridges import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
 from topoalign.cli.formatting import binary
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth
@@ -16,12 +16,12 @@ from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.state.divisions import Division
 
 UNKNOWN = (-1,)
-"""In place of the sockets of a NUMA node."""
+"""Stands for the sockets of a NUMA node that are not known."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A NUMA node, with what is near it."""
+class DrawnNumaNode:
+    """A NUMA node with the devices near it."""
 
     title: str
     facts: tuple[str, ...]
@@ -31,10 +31,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Group:
-    """A socket, or what is on none."""
+    """A socket with its NUMA nodes, or the NUMA nodes without a socket."""
 
     title: str
-    places: tuple[Place, ...]
+    places: tuple[DrawnNumaNode, ...]
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Diagram:
 
     title: str
     facts: tuple[str, ...]
-    """One line each: what it has in all."""
+    """Lines with the totals of the machine."""
     groups: tuple[Group, ...]
-    nvlinks: NvLinks
+    nvlinks: DrawnNvLinks
     holders: tuple[str, ...]
-    """Who holds devices: `namespace/pod/container`."""
+    """The holders of devices: `namespace/pod/container`."""
     seams: dict[str, str]
     """Holder -> its set of GPUs and their weakest seam, of each that holds several whole GPUs."""
     notes: tuple[str, ...]
@@ -58,7 +58,7 @@ class Diagram:
         return [f"{holder}: {self.seams[holder]}" if holder in self.seams else holder for holder in self.holders]
 
     @property
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[DrawnDevice]:
         """All GPUs and NICs in the order of drawing."""
         return [device for group in self.groups for place in group.places for device in devices_in(place.children)]
 
@@ -80,8 +80,8 @@ def diagram_of(
     GPUs that are not given as a whole.
     """
     allocations = tuple(allocations)
-    names, holders = holders_of(topology, allocations)
-    homes: dict[int | None, list[Device]] = {}
+    names, holders = list_holders(topology, allocations)
+    homes: dict[int | None, list[DrawnDevice]] = {}
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     for one in devices:
         device = device_of(one, topology, holders, names[one.id], (health or {}).get(one.id), divided.get(one.id))
@@ -98,12 +98,12 @@ def diagram_of(
     )
 
 
-def grouped(topology: Topology, homes: Mapping[int | None, list[Device]]) -> tuple[tuple[Group, ...], list[int]]:
+def grouped(topology: Topology, homes: Mapping[int | None, list[DrawnDevice]]) -> tuple[tuple[Group, ...], list[int]]:
     """NUMA nodes by the sockets that their CPUs are on; and the nodes that have nothing to draw."""
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
     sizes = {node.id: node.memory for node in topology.nodes}
     of_gpus = {gpu.memory_node for gpu in topology.gpus}
-    sockets: dict[tuple[int, ...], list[Place]] = {}
+    sockets: dict[tuple[int, ...], list[DrawnNumaNode]] = {}
     bare = []
     for node in sorted({*sizes, *topology.cpus_by_node, *(home for home in homes if home is not None)}):
         cpus = topology.cpus_by_node.get(node)
@@ -116,10 +116,10 @@ def grouped(topology: Topology, homes: Mapping[int | None, list[Device]]) -> tup
         facts = [f"CPUs {format_cpuset(cpus)}" if cpus else "no CPUs known"]
         facts += [binary(memory)] if memory is not None else []
         title = f"NUMA {node}" if topology.nodes_known else "near these CPUs"
-        place = Place(title, tuple(facts), pcie_tree(devices, parents, topology.link_by_pair))
+        place = DrawnNumaNode(title, tuple(facts), pcie_tree(devices, parents, topology.link_by_pair))
         sockets.setdefault(on if topology.sockets_known else UNKNOWN, []).append(place)
     if None in homes:
-        lost = Place("NUMA unknown", (), pcie_tree(homes[None], parents, topology.link_by_pair))
+        lost = DrawnNumaNode("NUMA unknown", (), pcie_tree(homes[None], parents, topology.link_by_pair))
         sockets.setdefault(UNKNOWN, []).append(lost)
     order = sorted(sockets, key=lambda on: (on == UNKNOWN, not on, on))
     groups = [Group(socket_title(on), tuple(sockets[on])) for on in order]
@@ -145,26 +145,26 @@ def models(topology: Topology) -> list[str]:
 
 
 def paths(groups: Iterable[Group]) -> list[str]:
-    """What the groups that stand for unknown bridges mean, the nearest first."""
+    """Explains the groups that stand for unknown bridges, the nearest first."""
     found = set().union(*(paths_in(place.children) for group in groups for place in group.places))
     return [MEANINGS[path] for path in reversed(PATHS) if path in found]
 
 
 def notes(topology: Topology, bare: list[int]) -> tuple[str, ...]:
-    """What is not drawn, said in a sentence."""
-    said = []
+    """A sentence about what is not drawn."""
+    sentences = []
     if bare:
-        said.append(f"NUMA {format_cpuset(bare)}: neither CPUs nor memory now")
+        sentences.append(f"NUMA {format_cpuset(bare)}: neither CPUs nor memory now")
     fabrics = {(gpu.fabric.cluster, gpu.fabric.clique) for gpu in topology.gpus if gpu.fabric is not None}
-    said += [
+    sentences += [
         f"NVLink reaches beyond this node: cluster {clean(name)}, clique {clique}" for name, clique in sorted(fabrics)
     ]
     names = {gpu.id: f"GPU{gpu.index}" for gpu in topology.gpus}
-    said += [f"{names[gpu]} is degraded: {finding}" for gpu, finding in degraded_gpus(topology).items()]
+    sentences += [f"{names[gpu]} is degraded: {finding}" for gpu, finding in degraded_gpus(topology).items()]
     others: dict[str, int] = {}
     for other in topology.others:
         others[clean(other.resource)] = others.get(clean(other.resource), 0) + 1
     if others:
         listed = ", ".join(f"{count} of {resource}" for resource, count in sorted(others.items()))
-        said.append(clean(f"Listed by other device plugins: {listed}", 200))
-    return tuple(said)
+        sentences.append(clean(f"Listed by other device plugins: {listed}", 200))
+    return tuple(sentences)

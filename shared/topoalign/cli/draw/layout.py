@@ -9,15 +9,27 @@ from functools import cached_property
 from itertools import zip_longest
 
 from topoalign.cli.draw import scene
-from topoalign.cli.draw.device import Device, key
-from topoalign.cli.draw.devices import NIC_HEIGHT, WIDTH, cordon, device_items, gpu_height, hatching
-from topoalign.cli.draw.diagram import Diagram, Group, Place
-from topoalign.cli.draw.links import arcs_fit, link_items
-from topoalign.cli.draw.scene import FAINT, INK, Box, Item, Line, Scene, Text, broken, fitted, text_width, wrapped
-from topoalign.cli.draw.tree import MEANINGS, Bridge, Child, levels
+from topoalign.cli.draw.device import DrawnDevice, holder_letter
+from topoalign.cli.draw.device_boxes import NIC_HEIGHT, WIDTH, device_items, draw_cordon, gpu_height, hatching
+from topoalign.cli.draw.diagram import Diagram, DrawnNumaNode, Group
+from topoalign.cli.draw.nvlinks import arcs_fit, link_items
+from topoalign.cli.draw.pci_bridges import MEANINGS, Bridge, Child, levels
+from topoalign.cli.draw.scene import (
+    FAINT,
+    INK,
+    Box,
+    DrawnLine,
+    Item,
+    Scene,
+    Text,
+    break_text,
+    fitted,
+    text_width,
+    wrap_text,
+)
 from topoalign.core.model.ids import DeviceID
 
-# Sizes of all parts of a drawing: the first half of the layout, which only measures.
+# The first half of the layout measures the sizes of all elements of a drawing.
 #
 # Below a switch the NICs are in a row above the GPUs, so that every GPU's lower edge is free for its NVLinks. NUMA
 # nodes are side by side, and sockets too: the more devices a machine has, the wider its drawing is.
@@ -27,21 +39,21 @@ MARGIN = 20.0
 PAD = 12.0
 GAP = 14.0
 COLUMN = WIDTH + 18
-"""From one device to the next: between them runs what connects a NIC and the GPU below it."""
+"""Distance from one device to the next; the line from a NIC to the GPU below it runs between them."""
 NIC_ROW = NIC_HEIGHT + 7.0
-"""From the upper edge of a NIC to that of the GPU below it."""
+"""Distance from the upper edge of a NIC to that of the GPU below it."""
 LEVEL = 34.0
 BAR = 20.0
-"""From one bridge to the one below it, and the height of a bridge."""
+"""Distance from one bridge to the one below it, and the height of a bridge."""
 HEAD = 28.0
 FACT = 15.0
-"""Of a NUMA node: its name, and each line about its CPUs and memory."""
+"""Heights in a NUMA node: of its name, and of each line about its CPUs and memory."""
 SOCKET_HEAD = 26.0
 
 
-def apart(children: Iterable[Child]) -> tuple[list[Device], list[Device]]:
+def split_gpus_and_nics(children: Iterable[Child]) -> tuple[list[DrawnDevice], list[DrawnDevice]]:
     """The GPUs and the NICs right below a bridge, or in a NUMA node."""
-    devices = [child for child in children if isinstance(child, Device)]
+    devices = [child for child in children if isinstance(child, DrawnDevice)]
     return [one for one in devices if one.gpu], [one for one in devices if not one.gpu]
 
 
@@ -52,7 +64,7 @@ class Sizes:
     diagram: Diagram
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[DrawnNumaNode]:
         """All NUMA nodes of the diagram, in the order of drawing."""
         return [place for group in self.diagram.groups for place in group.places]
 
@@ -73,18 +85,18 @@ class Sizes:
 
     @cached_property
     def device_room(self) -> float:
-        """From the upper edge of the NICs to the lower edge of the GPUs."""
+        """The distance from the upper edge of the NICs to the lower edge of the GPUs."""
         return self.nic_room + (self.gpu_height if any(device.gpu for device in self.diagram.devices) else 0)
 
     def width(self, children: Iterable[Child]) -> float:
-        """Of what stands side by side below a bridge, or in a NUMA node."""
+        """The width of everything below a bridge, or in a NUMA node."""
         children = tuple(children)
-        gpus, nics = apart(children)
+        gpus, nics = split_gpus_and_nics(children)
         return max(len(gpus), len(nics)) * COLUMN + sum(
             self.width(child.children) for child in children if isinstance(child, Bridge)
         )
 
-    def place_width(self, place: Place) -> float:
+    def place_width(self, place: DrawnNumaNode) -> float:
         """The width of a NUMA node's box, in user units."""
         facts = max((min(text_width(fact, 11), 190.0) for fact in place.facts), default=0)
         head = max(text_width(place.title, 12, bold=True), facts)
@@ -92,15 +104,15 @@ class Sizes:
 
     @cached_property
     def head(self) -> float:
-        """Of every NUMA node, down to where its devices begin."""
+        """The height of every NUMA node down to its devices."""
         return HEAD + FACT * max((len(place.facts) for place in self.places), default=0)
 
     @cached_property
     def full_height(self) -> float:
-        """Of a NUMA node with devices."""
+        """The height of a NUMA node with devices."""
         return self.head + self.levels * LEVEL + self.device_room + PAD
 
-    def height(self, place: Place) -> float:
+    def height(self, place: DrawnNumaNode) -> float:
         """The height of a NUMA node's box: the full height if it has devices, else only its head."""
         return self.full_height if place.children else self.head
 
@@ -111,7 +123,7 @@ class Sizes:
 
     @cached_property
     def group_height(self) -> float:
-        """All are equally high."""
+        """The height of a group of sockets; all are equally high."""
         return SOCKET_HEAD + max(map(self.height, self.places), default=0) + PAD
 
     @cached_property
@@ -130,18 +142,18 @@ SMALL = 10.5
 
 def scene_of(diagram: Diagram) -> Scene:
     """The diagram as boxes, lines and texts."""
-    return Layout(Sizes(diagram)).draw()
+    return DiagramLayout(Sizes(diagram)).draw()
 
 
 @dataclass
-class Layout:
-    """A scene on its way."""
+class DiagramLayout:
+    """Places the elements of a diagram in a scene."""
 
     sizes: Sizes
     items: list[Item] = field(default_factory=list)
     gpus: dict[DeviceID, Box] = field(default_factory=dict)
     top: float = 0.0
-    """Of the sockets."""
+    """The upper edge of the sockets."""
 
     def add(self, *items: Item) -> None:
         """Append items to the scene, above all earlier ones."""
@@ -149,7 +161,7 @@ class Layout:
 
     @property
     def racks_top(self) -> float:
-        """Where the devices begin."""
+        """The y coordinate of the first device."""
         return self.top + SOCKET_HEAD + self.sizes.head + self.sizes.levels * LEVEL
 
     def draw(self) -> Scene:
@@ -196,7 +208,7 @@ class Layout:
             self.place(place, x, self.top + SOCKET_HEAD, own + spare)
             x += own + spare + GAP
 
-    def place(self, place: Place, x: float, y: float, width: float) -> None:
+    def place(self, place: DrawnNumaNode, x: float, y: float, width: float) -> None:
         """Place a NUMA node with its upper left corner at (x, y), with its facts and its PCIe tree."""
         story = "\n".join((place.title, *place.facts))
         self.add(
@@ -216,10 +228,10 @@ class Layout:
                 width = self.sizes.width(child.children)
                 bar = self.bar(child, x, y, width)
                 if above is not None:
-                    self.add(Line(((bar.middle, above.bottom), (bar.middle, bar.y))))
+                    self.add(DrawnLine(((bar.middle, above.bottom), (bar.middle, bar.y))))
                 self.children(child.children, x, y + LEVEL, bar)
                 x += width
-        gpus, nics = apart(children)
+        gpus, nics = split_gpus_and_nics(children)
         if gpus or nics:
             self.rack(gpus, nics, x, above)
 
@@ -232,7 +244,7 @@ class Layout:
         self.add(box, Text(box.middle, y + 14, fitted(label, box.w - 6, SMALL), SMALL, anchor="middle"))
         return box
 
-    def rack(self, gpus: list[Device], nics: list[Device], x: float, above: Box | None) -> None:
+    def rack(self, gpus: list[DrawnDevice], nics: list[DrawnDevice], x: float, above: Box | None) -> None:
         """Draws devices from the left edge `x` on, the GPUs below the NICs."""
         for i, (nic, gpu) in enumerate(zip_longest(nics, gpus)):
             left = x + i * COLUMN + (COLUMN - WIDTH) / 2
@@ -245,21 +257,21 @@ class Layout:
             if above is not None:
                 self.wires(boxes, above)
 
-    def device(self, device: Device, x: float, y: float, height: float) -> Box:
+    def device(self, device: DrawnDevice, x: float, y: float, height: float) -> Box:
         """Place a device with its upper left corner at (x, y). Returns its box, for lines that end there."""
         box, rest = device_items(device, x, y, height)
         self.add(box, *rest)
         return box
 
     def wires(self, column: list[Box], above: Box) -> None:
-        """Draws the way from a bridge to a column of devices: straight to a single one, else along their left edge."""
+        """Draws the lines from a bridge to a column of devices: straight to a single one, else along their left edge."""
         if len(column) == 1:
-            self.add(Line(((column[0].middle, above.bottom), (column[0].middle, column[0].y))))
+            self.add(DrawnLine(((column[0].middle, above.bottom), (column[0].middle, column[0].y))))
             return
         rail = column[0].x - 5
-        self.add(Line(((rail, above.bottom), (rail, column[-1].y + 12))))
+        self.add(DrawnLine(((rail, above.bottom), (rail, column[-1].y + 12))))
         for box in column:
-            self.add(Line(((rail, box.y + 12), (box.x, box.y + 12))))
+            self.add(DrawnLine(((rail, box.y + 12), (box.x, box.y + 12))))
 
 
 # The legend below a drawing: holders, marks, and what is not drawn.
@@ -279,15 +291,15 @@ def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, wid
     items: list[Item] = []
     at = x
     bottom = y
-    for swatch, letter, label in entries(diagram):
-        lines = broken(label, width - SWATCH.w - 8, SIZE)
+    for swatch, letter, label in list_legend_entries(diagram):
+        lines = break_text(label, width - SWATCH.w - 8, SIZE)
         wide = SWATCH.w + 8 + text_width(lines[0], SIZE)
         if at > x and at + wide > x + width:
             at = x
             bottom = bottom + ROW
         box = replace(swatch, x=at, y=bottom)
         items.append(box)
-        items += hatching(box) if label == "unhealthy" else cordon(box) if label == "cordoned" else ()
+        items += hatching(box) if label == "unhealthy" else draw_cordon(box) if label == "cordoned" else ()
         items += [
             Text(box.middle, bottom + 12.5, letter, SIZE, bold=True, anchor="middle"),
             *(Text(box.right + 8, bottom + 12.5 + i * NOTE, line, SIZE) for i, line in enumerate(lines)),
@@ -296,16 +308,16 @@ def legend_items(diagram: Diagram, notes: Iterable[str], x: float, y: float, wid
         bottom += NOTE * (len(lines) - 1)
     bottom += SWATCH.h if at > x else -SWATCH.h / 2
     for note in notes:
-        for line in wrapped(note, width, SIZE):
+        for line in wrap_text(note, width, SIZE):
             bottom += NOTE
             items.append(Text(x, bottom, line, SIZE, fill=FAINT))
     return items, bottom
 
 
-def entries(diagram: Diagram) -> Iterator[tuple[Box, str, str]]:
-    """Swatch, letter and words of each entry: only of what can be seen in the drawing."""
+def list_legend_entries(diagram: Diagram) -> Iterator[tuple[Box, str, str]]:
+    """Swatch, letter and text of each entry: only of what is visible in the drawing."""
     for i, entry in enumerate(diagram.legend):
-        yield replace(SWATCH, fill=scene.of_holder(i)), key(i), entry
+        yield replace(SWATCH, fill=scene.of_holder(i)), holder_letter(i), entry
     devices = diagram.devices
     if diagram.holders:
         yield SWATCH, "", "free"

@@ -46,7 +46,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Line:
+class DrawnLine:
     """A line through these points."""
 
     points: tuple[tuple[float, float], ...]
@@ -66,7 +66,7 @@ class Text:
     bold: bool = False
     fill: str = INK
     anchor: str = "start"
-    """`start`, `middle` or `end`: what of the text is at `x`."""
+    """`start`, `middle` or `end`: the point of the text at `x`."""
 
     @property
     def left(self) -> float:
@@ -74,7 +74,7 @@ class Text:
         return self.x - text_width(self.text, self.size, self.bold) * {"start": 0, "middle": 0.5, "end": 1}[self.anchor]
 
 
-Item = Box | Line | Text
+Item = Box | DrawnLine | Text
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Scene:
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """How wide a text is at most, in the same unit as its size."""
+    """An upper bound of the width of a text, in the unit of its size."""
     return sum(map(_em, text)) * size * (1.08 if bold else 1.0)
 
 
@@ -103,7 +103,7 @@ def _em(character: str) -> float:
 
 
 def fitted(text: str, width: float, size: float, bold: bool = False) -> str:
-    """The text, cut so that it is no wider than this."""
+    """Cuts a text so that it is no wider than this."""
     if text_width(text, size, bold) <= width + 0.01:  # a box may be exactly as wide as its text
         return text
     while text and text_width(text + "…", size, bold) > width:
@@ -111,8 +111,8 @@ def fitted(text: str, width: float, size: float, bold: bool = False) -> str:
     return text + "…"
 
 
-def broken(text: str, width: float, size: float) -> list[str]:
-    """The text in lines no wider than this, broken anywhere: it is whole."""
+def break_text(text: str, width: float, size: float) -> list[str]:
+    """Breaks a text anywhere into lines no wider than this, without loss."""
     lines = [""]
     for character in text:
         if lines[-1] and text_width(lines[-1] + character, size) > width + 0.01:
@@ -121,8 +121,8 @@ def broken(text: str, width: float, size: float) -> list[str]:
     return lines
 
 
-def wrapped(text: str, width: float, size: float) -> list[str]:
-    """The text in lines no wider than this, broken at blanks."""
+def wrap_text(text: str, width: float, size: float) -> list[str]:
+    """Breaks a text at blanks into lines no wider than this."""
     lines: list[str] = []
     for word in text.split():
         if lines and text_width(f"{lines[-1]} {word}", size) <= width:
@@ -140,7 +140,7 @@ def wrapped(text: str, width: float, size: float) -> list[str]:
 
 
 HOLDERS = ("#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00")
-"""Of the first holder, of the second, …; a ninth has the first colour again, and another letter."""
+"""Colours of the first holder, the second, …; the ninth has the first colour again, and another letter."""
 
 SOCKET = "#f6f8fa"
 PLACE = "#ffffff"

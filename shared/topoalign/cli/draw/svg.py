@@ -7,15 +7,15 @@ from io import BytesIO
 
 from PIL import Image, ImageDraw, ImageFont
 
-from topoalign.cli.draw.scene import PAPER, Box, Item, Line, Scene, Text
+from topoalign.cli.draw.scene import PAPER, Box, DrawnLine, Item, Scene, Text
 
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 
 
 def svg(scene: Scene) -> str:
-    """The document. What is foreign in the scene has been cleaned, and is escaped here."""
-    width = number(scene.width)
-    height = number(scene.height)
+    """The SVG document. Texts from outside have been cleaned before, and are escaped here."""
+    width = format_number(scene.width)
+    height = format_number(scene.height)
     head = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
@@ -23,42 +23,42 @@ def svg(scene: Scene) -> str:
         f"<title>{escape(scene.title)}</title>",
         f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
     ]
-    return "\n".join([*head, *(line for item in scene.items for line in written(item)), "</svg>", ""])
+    return "\n".join([*head, *(line for item in scene.items for line in render_item(item)), "</svg>", ""])
 
 
-def written(item: Item) -> Iterator[str]:
+def render_item(item: Item) -> Iterator[str]:
     """The SVG elements of one item; none for an empty text."""
     match item:
         case Box():
             yield box(item)
-        case Line():
-            points = " ".join(f"{number(x)},{number(y)}" for x, y in item.points)
+        case DrawnLine():
+            points = " ".join(f"{format_number(x)},{format_number(y)}" for x, y in item.points)
             title = f"<title>{escape(item.story)}</title>" if item.story else ""
             yield (
-                f'<polyline points="{points}" fill="none" stroke="{item.stroke}" stroke-width="{number(item.width)}"'
+                f'<polyline points="{points}" fill="none" stroke="{item.stroke}" stroke-width="{format_number(item.width)}"'
                 + (f">{title}</polyline>" if title else "/>")
             )
         case Text() if item.text:
             weight = ' font-weight="bold"' if item.bold else ""
             anchor = f' text-anchor="{item.anchor}"' if item.anchor != "start" else ""
             yield (
-                f'<text x="{number(item.x)}" y="{number(item.y)}" font-size="{number(item.size)}" fill="{item.fill}"'
-                f'{weight}{anchor} pointer-events="none">{escape(item.text)}</text>'
+                f'<text x="{format_number(item.x)}" y="{format_number(item.y)}" font-size="{format_number(item.size)}"'
+                f' fill="{item.fill}"{weight}{anchor} pointer-events="none">{escape(item.text)}</text>'
             )
 
 
 def box(item: Box) -> str:
     """A `rect` element; its tooltip is a `title` element inside."""
     shape = (
-        f'<rect class="{item.role}" x="{number(item.x)}" y="{number(item.y)}" width="{number(item.w)}"'
-        f' height="{number(item.h)}" rx="{number(item.radius)}" fill="{item.fill}" stroke="{item.stroke}"'
-        f' stroke-width="{number(item.stroke_width)}"'
+        f'<rect class="{item.role}" x="{format_number(item.x)}" y="{format_number(item.y)}" width="{format_number(item.w)}"'
+        f' height="{format_number(item.h)}" rx="{format_number(item.radius)}" fill="{item.fill}" stroke="{item.stroke}"'
+        f' stroke-width="{format_number(item.stroke_width)}"'
     )
     return f"{shape}><title>{escape(item.story)}</title></rect>" if item.story else f"{shape}/>"
 
 
-def number(value: float) -> str:
-    """As short as it can be written, to a hundredth."""
+def format_number(value: float) -> str:
+    """Formats a number in its shortest form, with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
@@ -70,7 +70,7 @@ SCALE = 2
 MOST_PIXELS = 60_000_000
 """A larger drawing has one pixel per unit."""
 KNOWN = frozenset(map(chr, range(0x20, 0x7F))) | {"…", "·"}
-"""What the font has for sure; anything else is painted as `?`."""
+"""Characters that the font has; others are painted as `?`."""
 
 
 def png(scene: Scene) -> bytes:
@@ -83,7 +83,7 @@ def png(scene: Scene) -> bytes:
         match item:
             case Box():
                 painter.box(item)
-            case Line():
+            case DrawnLine():
                 painter.line(item)
             case Text():
                 painter.text(item)
@@ -107,7 +107,7 @@ class Painter:
         width = max(1, round(box.stroke_width * s))
         self.draw.rounded_rectangle(corners, radius, box.fill, box.stroke, width)
 
-    def line(self, line: Line) -> None:
+    def line(self, line: DrawnLine) -> None:
         """Paint a line through several points."""
         points = [(x * self.scale, y * self.scale) for x, y in line.points]
         self.draw.line(points, line.stroke, max(1, round(line.width * self.scale)), joint="curve")

@@ -18,9 +18,9 @@ from unicodedata import combining, east_asian_width
 
 import click
 
-from topoalign.cli.draw.device import Device, key
-from topoalign.cli.draw.diagram import Diagram, Group, Place
-from topoalign.cli.draw.tree import Bridge, Child
+from topoalign.cli.draw.device import DrawnDevice, holder_letter
+from topoalign.cli.draw.diagram import Diagram, DrawnNumaNode, Group
+from topoalign.cli.draw.pci_bridges import Bridge, Child
 from topoalign.core.model.topology.cpuset import format_cpuset
 
 T = TypeVar("T")
@@ -28,9 +28,9 @@ T = TypeVar("T")
 NARROWEST = 40
 """Columns. On a narrower terminal lines are longer than it is wide."""
 LEAST_BESIDE = 42
-"""Columns that something needs to stand beside another."""
+"""Columns that a block needs to be drawn next to another one."""
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "bright_yellow", "bright_green", "bright_magenta")
-"""Of the first holder, the second, …"""
+"""Terminal colours of the first holder, the second, …"""
 MARKS = {"unhealthy": "!", "cordoned": "#", "degraded": "*"}
 MOST_KEYS = 3
 """Holders of one device that are named; a `+` stands for the others."""
@@ -44,24 +44,24 @@ Block = list[str]
 """Lines of equal length."""
 
 
-def text(diagram: Diagram, width: int, ascii_only: bool = False) -> str:
+def render_text(diagram: Diagram, width: int, ascii_only: bool = False) -> str:
     """The drawing, no wider than `width` columns, or 40."""
     width = max(width, NARROWEST)
-    lines = [cut(diagram.title, width), *(line for fact in diagram.facts for line in wrapped(fact, width)), ""]
+    lines = [cut(diagram.title, width), *(line for fact in diagram.facts for line in wrap_line(fact, width)), ""]
     lines += grid(diagram.groups, width, socket)
     gpus = {device.id: device.index for device in diagram.devices if device.gpu}
     for bar in diagram.nvlinks.bars:
         lines += framed(bar.title, [f"GPUs {format_cpuset(gpus[gpu] for gpu in bar.links)}"], width, DOUBLE)
     for note in (*diagram.nvlinks.pair_lines(diagram.names), *legend(diagram), *diagram.notes):
-        lines += wrapped(note, width)
+        lines += wrap_line(note, width)
     drawn = "\n".join(line.rstrip() for line in lines)
     return drawn.translate(ASCII).encode("ascii", "replace").decode() if ascii_only else drawn
 
 
 def coloured(drawn: str, diagram: Diagram) -> str:
     """The same drawing with the devices and the legend in the colours of their holders, for a terminal that has colours."""
-    tokens = {token(device): device.holders[0] for device in diagram.devices if device.holders}
-    tokens |= {f"[{key(holder)}]": holder for holder in range(len(diagram.holders))}
+    tokens = {device_token(device): device.holders[0] for device in diagram.devices if device.holders}
+    tokens |= {f"[{holder_letter(holder)}]": holder for holder in range(len(diagram.holders))}
     for one, holder in tokens.items():
         drawn = drawn.replace(one, click.style(one, fg="black", bg=COLOURS[holder % len(COLOURS)]))
     return drawn
@@ -69,23 +69,23 @@ def coloured(drawn: str, diagram: Diagram) -> str:
 
 def socket(group: Group, width: int) -> Block:
     """A group of sockets as lines of `width` columns, its NUMA nodes framed inside."""
-    return framed(group.title, grid(group.places, width - 4, numa), width, SINGLE)
+    return framed(group.title, grid(group.places, width - 4, render_numa_node), width, SINGLE)
 
 
-def numa(place: Place, width: int) -> Block:
+def render_numa_node(place: DrawnNumaNode, width: int) -> Block:
     """A NUMA node as framed lines of `width` columns, its PCIe tree inside."""
     facts = [", ".join(place.facts)] if place.facts else []
-    return framed(place.title, [*facts, *tree(place.children, width - 4)], width, SINGLE)
+    return framed(place.title, [*facts, *render_tree(place.children, width - 4)], width, SINGLE)
 
 
-def tree(children: Sequence[Child], width: int) -> Block:
-    """What is near a NUMA node: host bridges, each with what is below it, and devices of which no bridge is known."""
+def render_tree(children: Sequence[Child], width: int) -> Block:
+    """The devices near a NUMA node: host bridges, each with its branches, and devices without a known bridge."""
     parts = [bridge(child, width) for child in children if isinstance(child, Bridge)]
     return [*chain.from_iterable(parts), *brackets(children, width)]
 
 
 def branches(children: Sequence[Child], width: int) -> Block:
-    """What is below a bridge: switches first, then its own devices."""
+    """The branches of a bridge: switches first, then its own devices."""
     inner = width - 3
     parts = [bridge(child, inner) for child in children if isinstance(child, Bridge)]
     devices = brackets(children, inner)
@@ -98,7 +98,7 @@ def branches(children: Sequence[Child], width: int) -> Block:
 
 
 def bridge(of: Bridge, width: int) -> Block:
-    """Its name, and below it what hangs on it; a single device hangs beside it."""
+    """The name of a bridge with what is attached to it below; a single device is drawn next to it."""
     name = of.labels[of.host and of.path is None]  # `host bridge …`, `PCIe switch …` or `PIX`
     below = branches(of.children, width)
     if len(of.children) == 1 and len(below) == 1 and len(name) + 1 + len(below[0]) <= width:
@@ -109,7 +109,7 @@ def bridge(of: Bridge, width: int) -> Block:
 def brackets(children: Iterable[Child], width: int) -> Block:
     """The devices among these, as many on a line as fit."""
     lines: Block = []
-    for one in (token(child) for child in children if isinstance(child, Device)):
+    for one in (device_token(child) for child in children if isinstance(child, DrawnDevice)):
         if lines and len(lines[-1]) + 1 + len(one) <= width:
             lines[-1] += f" {one}"
         else:
@@ -117,27 +117,27 @@ def brackets(children: Iterable[Child], width: int) -> Block:
     return lines
 
 
-def token(device: Device) -> str:
+def device_token(device: DrawnDevice) -> str:
     """`[GPU0]` that is free, `[GPU1 A]` of holder A, `[GPU2 AB+!]` unhealthy and of A, B and others."""
-    keys = [key(holder) for holder in device.holders]
-    marks = "".join(keys[:MOST_KEYS]) + "+" * (len(keys) > MOST_KEYS) + "".join(map(MARKS.__getitem__, device.troubles))
+    keys = [holder_letter(holder) for holder in device.holders]
+    marks = "".join(keys[:MOST_KEYS]) + "+" * (len(keys) > MOST_KEYS) + "".join(map(MARKS.__getitem__, device.findings))
     return f"[{device.name} {marks}]" if marks else f"[{device.name}]"
 
 
 def legend(diagram: Diagram) -> Iterator[str]:
     """The lines below a drawing: holders, GPUs with memory of their own, and the meaning of the marks."""
     for i, entry in enumerate(diagram.legend):
-        yield f"[{key(i)}] {entry}"
+        yield f"[{holder_letter(i)}] {entry}"
     for one in sorted(diagram.devices, key=lambda device: device.order):
         if one.divided:
-            held = "".join(f"; {key(holder)} {amount}" for holder, amount in one.parts)
+            held = "".join(f"; {holder_letter(holder)} {amount}" for holder, amount in one.parts)
             yield f"{one.name} {' '.join(one.divided)}{held}"
     memory = [f"{one.name} is NUMA {one.memory_node}" for one in diagram.devices if one.memory_node is not None]
     if memory:
         yield f"GPU memory: {', '.join(memory)}"
-    troubles = {trouble for device in diagram.devices for trouble in device.troubles}
-    if troubles:
-        yield "   ".join(f"{mark} {trouble}" for trouble, mark in MARKS.items() if trouble in troubles)
+    findings = {finding for device in diagram.devices for finding in device.findings}
+    if findings:
+        yield "   ".join(f"{mark} {finding}" for finding, mark in MARKS.items() if finding in findings)
 
 
 def framed(head: str, lines: Iterable[str], width: int, frame: tuple[str, ...]) -> Block:
@@ -169,7 +169,7 @@ def grid(items: Sequence[T], width: int, draw: Callable[[T, int], Block]) -> Blo
     return lines
 
 
-def wrapped(line: str, width: int) -> Block:
+def wrap_line(line: str, width: int) -> Block:
     """A line wrapped between words to `width` columns, continuation lines indented by two."""
     return [cut(part, width) for part in textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False)]
 

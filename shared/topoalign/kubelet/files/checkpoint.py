@@ -1,5 +1,5 @@
 """
-The common format of the checkpoints of the CPU and the memory manager.
+Reads the common format of the checkpoints of the CPU and the memory manager.
 
 Each is JSON with a checksum over the text of its struct. The struct has changed with releases, and an alpha feature,
 pod-level resources, has added a field to it; every text that a kubelet up to v1.36.3 wrote is tried. A checksum of 0 is
@@ -26,7 +26,7 @@ BETWEEN_READS = 0.02
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What stands beside the content."""
+    """The fields next to the content."""
 
     pod_entries: dict[str, msgspec.Raw] | None = None
     checksum: int = 0
@@ -38,14 +38,14 @@ E = TypeVar("E", bound=Envelope)
 T = TypeVar("T")
 
 
-def settled(
+def load_settled(
     load: Callable[[], T], wait: Callable[[float], None] = time.sleep, between: Callable[[T], bool] = lambda _: False
 ) -> T:
     """
-    What `load` returns. The CPU and the memory manager write their files twice for each change, first what the containers
-    have and then what is left, or the other way round; a file that is read between the two does not add up. So one that does
-    not hold, or looks as if it were read `between` the two, is read again, `READS` times in all. Raises StateFault as `load`
-    does the last time.
+    Calls `load` until its result is consistent. The CPU and the memory manager write their files twice for each change: the
+    shares of the containers and the remaining amounts, in either order. A file that is read between the two writes is
+    inconsistent. So if `load` fails, or its result is `between` two writes, the file is read again, `READS` times in all.
+    Raises StateFault as the last call of `load`.
     """
     for _ in range(READS - 1):
         try:
@@ -57,10 +57,10 @@ def settled(
     return load()
 
 
-def read(path: Path) -> bytes | None:
-    """The file; None where there is none. Raises StateFault."""
+def read_checkpoint_file(path: Path) -> bytes | None:
+    """Reads the file; None if there is none. Raises StateFault."""
     try:
-        with reading.opened(path) as file:
+        with reading.open_regular_file(path) as file:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         return None
@@ -68,7 +68,7 @@ def read(path: Path) -> bytes | None:
         why = f"{path} cannot be read: {error.strerror or clean(str(error))}"
         raise StateFault(why, "run as a user who may read the kubelet's files, usually root") from error
     if len(content) > MOST_BYTES:
-        raise damaged(path.name, f"it is larger than {MOST_BYTES >> 20} MiB")
+        raise damaged_file(path.name, f"it is larger than {MOST_BYTES >> 20} MiB")
     return content
 
 
@@ -80,7 +80,7 @@ def decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
     return msgspec.json.Decoder(kind)
 
 
-def decode(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:
+def decode_checkpoint(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:
     """The file as this struct, or what its field `data` holds. The checksum of `data` is checked. Raises StateFault."""
     try:
         file = reader.decode(content)
@@ -88,28 +88,28 @@ def decode(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:
             expect_checksum(name, file.data_checksum, [f"(string){file.data}"])
             file = reader.decode(file.data.encode())
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise damaged(name, undecoded(error)) from error
+        raise damaged_file(name, undecoded(error)) from error
     if file.pod_entries:
         raise StateFault(
             f"{name} holds resources of whole pods (feature gate PodLevelResourceManagers)",
-            "switch the alpha gate off: what such pods hold cannot be told from this file",
+            "switch the alpha gate off: this file does not show what such pods hold",
         )
     return file
 
 
 def undecoded(error: Exception) -> str:
-    """Why a file is no checkpoint at all."""
+    """The finding about a file that is no checkpoint."""
     why = clean(str(error), 200)
     return f"it is cut off ({why})" if "truncated" in why else why
 
 
-def expect_checksum(name: str, said: int, texts: Iterable[str]) -> None:
-    """Raises StateFault unless it is that of one of these texts."""
-    if said not in map(fnv1a, texts):
-        raise damaged(name, f"its checksum {said} is not that of its content")
+def expect_checksum(name: str, recorded: int, texts: Iterable[str]) -> None:
+    """Raises StateFault unless the checksum is that of one of these texts."""
+    if recorded not in map(fnv1a, texts):
+        raise damaged_file(name, f"its checksum {recorded} is not that of its content")
 
 
-def damaged(name: str, finding: str) -> StateFault:
+def damaged_file(name: str, finding: str) -> StateFault:
     """The error for a checkpoint that cannot be used, with the file's name and the finding."""
     return StateFault(
         f"{name} cannot be trusted: {finding}",
@@ -117,29 +117,28 @@ def damaged(name: str, finding: str) -> StateFault:
     )
 
 
-# The text of a Go value as go-spew prints it for hashing, and its hash.
-#
-# The checksum in a kubelet's checkpoint is not computed from the file: it is 32-bit FNV-1a over this text of the data.
-# Map keys are sorted, a type precedes each field, and no type precedes elements (kubelet v1.36.3,
-# checkpointmanager/checksum).
-
-
 def fnv1a(text: str) -> int:
-    """32-bit FNV-1a of its UTF-8."""
+    """The 32-bit FNV-1a hash of a text in UTF-8."""
     total = 0x811C9DC5
     for byte in text.encode(errors="surrogatepass"):
         total = (total ^ byte) * 0x01000193 & 0xFFFFFFFF
     return total
 
 
-def printed(value: object) -> str:
-    """A Go value as go-spew prints it: None is nil, and a struct of ours says by `__str__` how it is printed."""
+def spew_value(value: object) -> str:
+    """
+    Prints a Go value as go-spew prints it for hashing: None is nil, and a struct of ours defines its form by `__str__`.
+
+    The checksum in a kubelet's checkpoint is not computed from the file: it is 32-bit FNV-1a over this text of the data.
+    Map keys are sorted, a type precedes each field, and no type precedes elements (kubelet v1.36.3,
+    checkpointmanager/checksum).
+    """
     match value:
         case None:
             return "<nil>"
         case Mapping():
-            return f"map[{' '.join(f'{key}:{printed(item)}' for key, item in sorted(value.items()))}]"
+            return f"map[{' '.join(f'{key}:{spew_value(item)}' for key, item in sorted(value.items()))}]"
         case list() | tuple() | bytes():
-            return f"[{' '.join(map(printed, value))}]"
+            return f"[{' '.join(map(spew_value, value))}]"
         case _:
             return str(value)

@@ -5,7 +5,7 @@ Complete configurations are: an object of the kind KubeletConfiguration, whereve
 kubeadm, one of several YAML documents, a file in a MachineConfig); and `kubeletconfig`, the answer of a node's `/configz`,
 which has the flags and drop-in files merged. Other wrappers have a part that the distribution merges with its own settings:
 Talos `machine.kubelet.extraConfig`, OpenShift and GKE `kubeletConfig`, EKS nodeadm `spec.kubelet.config`, eksctl
-`kubeletExtraConfig`. That part is taken too, and a note says that it is a part.
+`kubeletExtraConfig`. Such a partial configuration is taken too, with a note that it is partial.
 
 Sources: kubelet v1.36.3; kubeadm v1.36; Talos v1.11; OpenShift 4.19 `machineconfiguration.openshift.io/v1`; nodeadm
 `node.eks.aws/v1alpha1`; eksctl `eksctl.io/v1alpha5`; GKE node system configuration.
@@ -34,7 +34,7 @@ from topoalign.kubelet.files.documents import Document, InvalidDocument
 
 
 DEEPEST_TEXT = 3
-"""So many texts may be opened inside one another: a chart's values in an object, and a file in those values."""
+"""Levels of nested texts that are opened: a chart's values in an object, and a file in those values."""
 
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4}){6,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _DATA_URL = re.compile(r"data:[^,]{0,200}?(;base64)?,")
@@ -163,7 +163,7 @@ class FoundConfiguration(NamedTuple):
     """Path of the field of the file; "" for the file itself."""
     document: Document
     merged_by: str
-    """Who merges it with settings that are not in the file; "" for nobody."""
+    """The program that merges it with settings outside the file; "" for none."""
 
     @property
     def note(self) -> str | None:

@@ -1,5 +1,5 @@
 """
-The kubelet's file with the CPUs of each container: `cpu_manager_state`.
+Reads the kubelet's file with the CPUs of each container: `cpu_manager_state`.
 
 It has the shared pool and the exclusive CPUs of containers. With the static policy, the two together are the machine's
 CPUs (except reserved ones under strict-cpu-reservation). If they are not, the kubelet refuses the file when it starts,
@@ -18,7 +18,7 @@ from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.files import checkpoint
-from topoalign.kubelet.files.checkpoint import Envelope, damaged
+from topoalign.kubelet.files.checkpoint import Envelope, damaged_file
 
 NAME = "cpu_manager_state"
 
@@ -53,26 +53,26 @@ DECODER = checkpoint.decoder(CpuManagerState)
 
 
 def load_cpu_state(root: Path) -> CpuManagerState | None:
-    """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
-    content = checkpoint.read(root / NAME)
-    return None if content is None else decode(content)
+    """Reads the state of the kubelet with this root directory; None without a file. Raises StateFault."""
+    content = checkpoint.read_checkpoint_file(root / NAME)
+    return None if content is None else decode_cpu_checkpoint(content)
 
 
-def decode(content: bytes) -> CpuManagerState:
+def decode_cpu_checkpoint(content: bytes) -> CpuManagerState:
     """Raises StateFault for anything that is not a checkpoint, or whose checksum is not its own."""
-    state = checkpoint.decode(NAME, content, DECODER)
+    state = checkpoint.decode_checkpoint(NAME, content, DECODER)
     if state.checksum:
-        checkpoint.expect_checksum(NAME, state.checksum, printed(state))
+        checkpoint.expect_checksum(NAME, state.checksum, spew_cpu_state(state))
     try:
         _ = state.shared, state.exclusive
     except ValueError as error:
-        raise damaged(NAME, clean(str(error), 200)) from error
+        raise damaged_file(NAME, clean(str(error), 200)) from error
     return state
 
 
-def printed(state: CpuManagerState) -> Iterator[str]:
+def spew_cpu_state(state: CpuManagerState) -> Iterator[str]:
     """The data as spew prints it, in the structs of all releases."""
-    entries = checkpoint.printed(state.entries)
+    entries = checkpoint.spew_value(state.entries)
     pod_level = " PodEntries:(state.PodCPUAssignments)map[]"
     for version, more in (("", ""), ("V2", ""), ("", pod_level), ("V3", pod_level)):
         yield (
@@ -82,30 +82,30 @@ def printed(state: CpuManagerState) -> Iterator[str]:
         )
 
 
-def check(state: CpuManagerState, topology: Topology, rules: AdmissionRules) -> None:
+def check_cpu_state(state: CpuManagerState, topology: Topology, rules: AdmissionRules) -> None:
     """
     Raises StateFault where this cannot be the state of a kubelet with these rules on this machine, and what choosing the
     CPUs that it keeps for the system raises (NoFit).
     """
     if state.policy_name != rules.cpu_manager:
         finding = f"it was kept under policy {quoted([state.policy_name])}, and {rules.cpu_manager!r} is configured"
-        raise damaged(NAME, finding)
+        raise damaged_file(NAME, finding)
     if rules.cpu_manager == "none" or not (state.shared or state.exclusive):
         return  # nothing is given away; at its next start the kubelet fills the pool
     given: dict[int, str] = {}
     for (uid, _), cpus in state.exclusive.items():
         if taken := [cpu for cpu in cpus if given.setdefault(cpu, uid) != uid]:
-            raise damaged(NAME, f"CPUs {format_cpuset(taken)} belong to two pods")
+            raise damaged_file(NAME, f"CPUs {format_cpuset(taken)} belong to two pods")
     if both := state.shared & given.keys():
-        raise damaged(NAME, f"CPUs {format_cpuset(both)} are in the shared pool and belong to a container")
+        raise damaged_file(NAME, f"CPUs {format_cpuset(both)} are in the shared pool and belong to a container")
     reserved = reserved_cpus(topology, rules)
     strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
     if misplaced := reserved & state.shared if strict else reserved - state.shared:
         where = "in" if strict else "not in"
-        raise damaged(NAME, f"CPUs {format_cpuset(misplaced)} are kept for the system and {where} the shared pool")
+        raise damaged_file(NAME, f"CPUs {format_cpuset(misplaced)} are kept for the system and {where} the shared pool")
     online = frozenset(topology.cpu_topology.node_of)
     named = state.shared | given.keys() | (reserved if strict else frozenset())
     if foreign := named - online:
-        raise damaged(NAME, f"it names CPUs {format_cpuset(foreign)}, which the machine does not have")
+        raise damaged_file(NAME, f"it names CPUs {format_cpuset(foreign)}, which the machine does not have")
     if unnamed := online - named:
-        raise damaged(NAME, f"CPUs {format_cpuset(unnamed)} stand neither in the shared pool nor with a container")
+        raise damaged_file(NAME, f"CPUs {format_cpuset(unnamed)} stand neither in the shared pool nor with a container")

@@ -1,5 +1,5 @@
 """
-The kubelet's file with the devices of each container: `device-plugins/kubelet_internal_checkpoint`.
+Reads and writes the kubelet's file with the devices of each container: `device-plugins/kubelet_internal_checkpoint`.
 
 Source: kubelet v1.36.3, cm/devicemanager/checkpoint.
 """
@@ -33,13 +33,13 @@ class PodDevicesEntry(msgspec.Struct, frozen=True, rename="pascal"):
         return (
             f"{{PodUID:(string){self.pod_uid} ContainerName:(string){self.container_name} "
             f"ResourceName:(string){self.resource_name} "
-            f"DeviceIDs:(checkpoint.DevicesPerNUMA){checkpoint.printed(self.device_ids)} "
-            f"AllocResp:([]uint8){checkpoint.printed(self.alloc_resp)}}}"
+            f"DeviceIDs:(checkpoint.DevicesPerNUMA){checkpoint.spew_value(self.device_ids)} "
+            f"AllocResp:([]uint8){checkpoint.spew_value(self.alloc_resp)}}}"
         )
 
 
 class CheckpointData(msgspec.Struct, frozen=True, rename="pascal"):
-    """All that the device manager remembers."""
+    """The content of the device manager's file."""
 
     pod_device_entries: list[PodDevicesEntry] | None = None
     registered_devices: dict[str, list[str]] = {}
@@ -56,49 +56,49 @@ class Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
 DECODER = checkpoint.decoder(Checkpoint)
 
 
-def encode(data: CheckpointData) -> bytes:
+def encode_device_checkpoint(data: CheckpointData) -> bytes:
     """The file's content, with its checksum, as the kubelet writes it."""
     return msgspec.json.encode(Checkpoint(data, checksum(data)))
 
 
-def decode(content: bytes) -> CheckpointData:
+def decode_device_checkpoint(content: bytes) -> CheckpointData:
     """Raises StateFault for anything that is not a checkpoint, or whose checksum is not its own."""
     try:
         file = DECODER.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(checkpoint.undecoded(error)) from error
+        raise damaged_device_checkpoint(checkpoint.undecoded(error)) from error
     if file.checksum != checksum(file.data):
-        raise damaged(f"its checksum is {checksum(file.data)}, and it says {file.checksum}")
+        raise damaged_device_checkpoint(f"its checksum is {checksum(file.data)}, and it contains {file.checksum}")
     return file.data
 
 
-def damaged(finding: str) -> StateFault:
+def damaged_device_checkpoint(finding: str) -> StateFault:
     """The error for a checkpoint that cannot be used, with the finding."""
     return StateFault(f"{NAME} cannot be trusted: {finding}", "drain the node, delete the file and restart the kubelet")
 
 
 def load_devices(directory: Path) -> CheckpointData | None:
-    """What is remembered; None where there is no file. Raises StateFault."""
-    content = checkpoint.read(directory / NAME)
-    return None if content is None else decode(content)
+    """Reads the device manager's file; None without one. Raises StateFault."""
+    content = checkpoint.read_checkpoint_file(directory / NAME)
+    return None if content is None else decode_device_checkpoint(content)
 
 
 def store(directory: Path, data: CheckpointData) -> None:
     """Puts it in place of what was there, at once or not at all."""
     scratch = directory / f".{NAME}"
-    scratch.write_bytes(encode(data))
+    scratch.write_bytes(encode_device_checkpoint(data))
     os.replace(scratch, directory / NAME)
 
 
 def checksum(data: CheckpointData) -> int:
     """The kubelet's checksum: 32-bit FNV-1a over the text of the data."""
-    return checkpoint.fnv1a(printed(data))
+    return checkpoint.fnv1a(spew_device_data(data))
 
 
-def printed(data: CheckpointData) -> str:
+def spew_device_data(data: CheckpointData) -> str:
     """The data as spew prints it."""
-    entries = checkpoint.printed(data.pod_device_entries)
-    registered = checkpoint.printed(data.registered_devices)
+    entries = checkpoint.spew_value(data.pod_device_entries)
+    registered = checkpoint.spew_value(data.registered_devices)
     return (
         f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){entries} "
         f"RegisteredDevices:(map[string][]string){registered}}}"

@@ -1,5 +1,5 @@
 """
-YAML and JSON documents of Kubernetes.
+Parses YAML and JSON documents of Kubernetes.
 
 A document is small, is one mapping, and has no duplicates. Duplicate keys are refused here; the kubelet accepts one
 with only a line in its log (v1.36.3, lenient decoding). Aliases are refused, because a few lines with aliases can
@@ -19,15 +19,15 @@ from topoalign.core.model.errors import BadRequest, InvalidField, NotFound, clea
 from topoalign.kubelet.files import reading
 
 MOST_BYTES = 256 << 10
-"""Far above any configuration or pod: the largest pods that an API server takes have a few hundred containers."""
+"""Far above any configuration or pod: the largest pods that an API server accepts have a few hundred containers."""
 MOST_DOCUMENTS = 100
-"""Of one file: a Helm chart that is printed as templates has some dozens."""
+"""Documents of one file: a Helm chart printed as templates has some dozens."""
 DEEPEST = 64
 Document = dict[Any, Any]
 
 
 class InvalidYaml(ValueError):
-    """A text is not the YAML that is read here; says where and why."""
+    """A text is not in the subset of YAML that is read here; the message has the place and the reason."""
 
 
 class InvalidDocument(BadRequest):
@@ -41,16 +41,16 @@ class InvalidDocument(BadRequest):
 
 def load_document(path: Path, *, nulls: bool = False) -> Document:
     """
-    The document in a file; `nulls` as of `read`. Raises NotFound where there is none, and InvalidDocument where it cannot be
-    read.
+    The document in a file; `nulls` as of `parse_document`. Raises NotFound where there is none, and InvalidDocument
+    where it cannot be read.
     """
-    return read(content(path), str(path), nulls=nulls)
+    return parse_document(read_bounded(path), str(path), nulls=nulls)
 
 
-def content(path: Path) -> bytes:
-    """What a file holds, and no more of it than shows that it is too large. Raises as `load`."""
+def read_bounded(path: Path) -> bytes:
+    """Reads a file, at most one byte more than the limit. Raises as `load_document`."""
     try:
-        with reading.opened(path) as file:
+        with reading.open_regular_file(path) as file:
             return file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise NotFound("file", str(path), "give the path of a file that is there") from None
@@ -59,7 +59,7 @@ def content(path: Path) -> bytes:
         raise InvalidDocument(str(path), f"cannot be read: {clean(why)}", "give a file that you may read") from error
 
 
-def read(raw: bytes, source: str, *, nulls: bool = False) -> Document:
+def parse_document(raw: bytes, source: str, *, nulls: bool = False) -> Document:
     """
     The document that these bytes are; `source` is what to call them. `nulls`: fields that are null stay; else they are left
     out. Raises InvalidDocument.
@@ -72,7 +72,10 @@ def read(raw: bytes, source: str, *, nulls: bool = False) -> Document:
 
 
 def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: bool = False) -> list[object]:
-    """The documents that these bytes are, at most `most`, empty ones too; else as `read`. Raises InvalidDocument."""
+    """
+    The documents that these bytes are, at most `most`, empty ones too; else as `parse_document`. Raises
+    InvalidDocument.
+    """
     if len(raw) > MOST_BYTES:
         raise InvalidDocument(source, f"it is larger than {MOST_BYTES >> 10} KiB", "give the document alone")
     try:
@@ -94,8 +97,8 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:
     """
-    The same with every field left out that is null: to Kubernetes that is not to mention it. Raises ValueError for more
-    levels than these: whoever walks through a document need not expect them.
+    The content without fields that are null: for Kubernetes they are missing. Raises ValueError for more nested levels, so
+    that code that walks through a document need not handle them.
     """
     if isinstance(content, dict | list) and not levels:
         raise ValueError(f"more than {DEEPEST} levels deep")
@@ -109,7 +112,7 @@ def without_nulls(content: object, levels: int = DEEPEST) -> object:
 def from_json(text: str, most: int) -> list[object]:
     """JSON, or YAML that starts like it. Raises ValueError and what `from_yaml` raises."""
     try:
-        return [json.loads(text, object_pairs_hook=said_once, parse_constant=no_number)]
+        return [json.loads(text, object_pairs_hook=refuse_duplicate_keys, parse_constant=no_number)]
     except json.JSONDecodeError:
         return from_yaml(text, most)
 
@@ -121,7 +124,7 @@ def from_yaml(text: str, most: int) -> list[object]:
     return yaml_text.load(text, DEEPEST, most)
 
 
-def said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The JSON object of these pairs. Raises ValueError for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
@@ -136,14 +139,14 @@ def no_number(name: str) -> object:
 
 
 KEY = "`key` in "
-"""How msgspec says that it means a key and no value."""
+"""The part of msgspec's messages about a key instead of a value."""
 ANY_KEY = "[...]"
-"""A value in a mapping of any keys, as msgspec says it."""
+"""The path of a value in a mapping of any keys in msgspec's messages."""
 STEP = re.compile(r"[^.\[\]]+")
 """A field, or a place in a list."""
 GOT = re.compile(r"got `(\w+)`")
 TYPES = {"array": "list", "object": "dict", "null": "NoneType"}
-"""What msgspec calls a type -> what Python does; other types have one name."""
+"""msgspec's name of a type -> Python's; for other types they are equal."""
 
 
 def expect_kind(document: Document, kind: str, api_version: str, remedy: str) -> None:
@@ -159,7 +162,7 @@ def other_kind(document: Document, kind: str, api_version: str, remedy: str) -> 
     return InvalidField("kind", f"{what} is no {kind} of {api_version}", remedy)
 
 
-def converted(content: object, kind: Any, remedy: str) -> Any:
+def convert_document(content: object, kind: Any, remedy: str) -> Any:
     """The content as this type; what it does not name is left out. Raises InvalidField with the path of a wrong value."""
     try:
         return msgspec.convert(content, kind)
@@ -168,14 +171,14 @@ def converted(content: object, kind: Any, remedy: str) -> Any:
         if path.startswith(KEY):
             finding = f"a key is no text: {finding}"
         field = with_key(path.removeprefix(KEY).strip("`$."), finding, content)
-        finding = finding.replace(" | null`", "`")  # it may be left out, which helps nobody who wrote something
+        finding = finding.replace(" | null`", "`")  # that the field may be left out does not help to correct its value
         raise InvalidField(clean(field) or "document", clean(finding, 200), remedy) from error
 
 
 def with_key(field: str, finding: str, content: object) -> str:
     """
-    The path of a wrong value. Of a mapping of any keys msgspec says `limits[...]`: the key is the first that has a value of
-    the type that it has found.
+    The path of a wrong value. For a mapping of any keys, msgspec's path is `limits[...]`: the key is the first with a value
+    of the type that msgspec has found.
     """
     found = GOT.search(finding)
     if not field.endswith(ANY_KEY) or field.count(ANY_KEY) > 1 or found is None:

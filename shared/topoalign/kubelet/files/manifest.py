@@ -1,5 +1,5 @@
 """
-Reads from a pod's manifest what affects a decision: requests and limits of each container, and annotations.
+Reads a pod's manifest: the requests and limits of each container, annotations, and other fields that affect a decision.
 
 A field that is null counts as missing, as in Kubernetes; an amount that is null is 0, and an annotation is empty. A
 pod may come without `kind` and `apiVersion`: a kube-scheduler leaves them out in places where only a Pod is possible. What
@@ -27,8 +27,8 @@ from topoalign.core.model.ids import (
     is_native,
 )
 from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
-from topoalign.kubelet.files import documents, quantities
-from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files import documents, resource_quantities
+from topoalign.kubelet.files.resource_quantities import whole
 
 KIND = "Pod"
 API_VERSION = "v1"
@@ -39,18 +39,18 @@ EPHEMERAL_STORAGE = "ephemeral-storage"
 Amounts = dict[str, str | int | float | None]
 
 
-class Resources(msgspec.Struct, frozen=True):
+class ManifestResources(msgspec.Struct, frozen=True):
     """The field `resources` of a container or pod."""
 
     requests: Amounts | None = None
     limits: Amounts | None = None
 
 
-class Container(msgspec.Struct, frozen=True, rename="camel"):
+class ManifestContainer(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of a container that affect a decision."""
 
     name: str
-    resources: Resources | None = None
+    resources: ManifestResources | None = None
     restart_policy: str | None = None
 
 
@@ -61,12 +61,12 @@ class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
     resource_claim_template_name: str | None = None
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ManifestSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The fields of `spec` that affect a decision, and those that decide to which nodes the pod may go."""
 
-    containers: list[Container] | None = None
-    init_containers: list[Container] | None = None
-    resources: Resources | None = None
+    containers: list[ManifestContainer] | None = None
+    init_containers: list[ManifestContainer] | None = None
+    resources: ManifestResources | None = None
     resource_claims: list[ResourceClaim] | None = None
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
@@ -74,13 +74,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     scheduler_name: str | None = None
 
 
-class Status(msgspec.Struct, frozen=True, rename="camel"):
+class ManifestStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of `status` that a scheduler's call is about."""
 
     nominated_node_name: str | None = None
 
 
-class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+class ManifestMetadata(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of `metadata` that affect a decision or name the pod."""
 
     annotations: dict[str, str | None] | None = None
@@ -90,32 +90,32 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     uid: str | None = None
 
 
-class Pod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class PodManifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A v1 Pod."""
 
-    metadata: Metadata | None = None
-    spec: Spec | None = None
-    status: Status | None = None
+    metadata: ManifestMetadata | None = None
+    spec: ManifestSpec | None = None
+    status: ManifestStatus | None = None
 
 
-def load_manifest(path: Path) -> Pod:
+def load_manifest(path: Path) -> PodManifest:
     """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField; also for fields that an API server refuses."""
     document = documents.load_document(path, nulls=True)
     pod = read_manifest(document)
-    check_names(document)
+    check_resource_keys(document)
     return pod
 
 
-def pod_of(document: documents.Document) -> PodRequest:
+def request_from_document(document: documents.Document) -> PodRequest:
     """Raises InvalidField with the path of a value that is wrong."""
-    return request_of(read_manifest(document))
+    return request_from_pod(read_manifest(document))
 
 
-def read_manifest(document: documents.Document) -> Pod:
+def read_manifest(document: documents.Document) -> PodManifest:
     """The manifest of a pod. Raises InvalidField for another kind of object, and with the path of a value that is wrong."""
     expect_pod(document)
     try:
-        pod: Pod = documents.converted(document, Pod, REMEDY)
+        pod: PodManifest = documents.convert_document(document, PodManifest, REMEDY)
     except InvalidField as error:
         if error.field.startswith("metadata.annotations["):
             finding = error.finding.removeprefix(f"{error.field}: ")
@@ -124,7 +124,7 @@ def read_manifest(document: documents.Document) -> Pod:
     return pod
 
 
-def check_names(document: documents.Document) -> None:
+def check_resource_keys(document: documents.Document) -> None:
     """
     Raises InvalidField for a misspelt `resources` of a container, for an unknown field in it, and for a name there that is
     no resource. An API server refuses them (v1.36.3, strict field validation and IsStandardContainerResourceName). A pod
@@ -155,9 +155,9 @@ def check_resource_names(path: str, resources: documents.Document) -> None:
                 raise InvalidField(f"{path}.{kind}[{clean(name)}]", "is no resource of a container", remedy)
 
 
-def request_of(pod: Pod) -> PodRequest:
-    """What a pod asks for. Raises InvalidField with the path of a value that is wrong."""
-    metadata = pod.metadata or Metadata()
+def request_from_pod(pod: PodManifest) -> PodRequest:
+    """The request of a pod. Raises InvalidField with the path of a value that is wrong."""
+    metadata = pod.metadata or ManifestMetadata()
     spec = pod.spec
     if spec is None:
         raise InvalidField("spec", "there is none", REMEDY)
@@ -169,7 +169,7 @@ def request_of(pod: Pod) -> PodRequest:
         annotations={key: value or "" for key, value in (metadata.annotations or {}).items()},
         init_containers=requests_of("initContainers", spec.init_containers or []),
         containers=requests_of("containers", spec.containers),
-        resources=pod_level_resources_of(spec.resources or Resources()),
+        resources=pod_level_resources_of(spec.resources or ManifestResources()),
         claims=tuple(claim.name for claim in spec.resource_claims or ()),
     )
     try:
@@ -178,54 +178,54 @@ def request_of(pod: Pod) -> PodRequest:
         raise in_manifest(error) from error
 
 
-def constraints_of(pod: Pod) -> Constraints:
-    """To which nodes the pod may go."""
-    spec = pod.spec or Spec()
+def constraints_of(pod: PodManifest) -> Constraints:
+    """The nodes that the pod may go to."""
+    spec = pod.spec or ManifestSpec()
     node_affinity = spec.affinity and spec.affinity.node_affinity
     required = node_affinity.required if node_affinity else None
     return Constraints(spec.node_selector or {}, required, spec.tolerations or ())
 
 
-def pod_level_resources_of(resources: Resources) -> PodLevelResources:
+def pod_level_resources_of(resources: ManifestResources) -> PodLevelResources:
     """The pod-level resources. Raises InvalidField with the path of a wrong amount or of another resource."""
     found = {}
     for kind, given in (("requests", resources.requests or {}), ("limits", resources.limits or {})):
         path = f"spec.resources.{kind}"
         check_pod_level_names(path, map(ResourceName, given))
-        found[kind] = amounts(path, given)
+        found[kind] = read_amounts(path, given)
     return PodLevelResources(**found)
 
 
 def expect_pod(document: documents.Document) -> None:
-    """What is not said is taken to be right. Raises InvalidField for another kind of object."""
+    """Raises InvalidField for an object that is not a v1 Pod; missing fields count as right."""
     kind = document.get("kind") or KIND
     version = document.get("apiVersion") or API_VERSION
     if (kind, version) != (KIND, API_VERSION):
-        said = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
+        text = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
         of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
         remedy = "give a Pod: of a Deployment or Job, `spec.template` with `apiVersion: v1` and `kind: Pod` added"
-        raise InvalidField("kind", f"{said} of {of} is no {KIND} of {API_VERSION}", remedy)
+        raise InvalidField("kind", f"{text} of {of} is no {KIND} of {API_VERSION}", remedy)
 
 
-def requests_of(group: str, containers: list[Container]) -> tuple[ContainerRequest, ...]:
+def requests_of(group: str, containers: list[ManifestContainer]) -> tuple[ContainerRequest, ...]:
     """The requests of the containers in `spec.<group>`. Raises InvalidField with the path of an amount."""
     return tuple(
         ContainerRequest(
             name=ContainerName(container.name),
-            requests=amounts(f"{path}.requests", resources.requests or {}),
-            limits=amounts(f"{path}.limits", resources.limits or {}),
+            requests=read_amounts(f"{path}.requests", resources.requests or {}),
+            limits=read_amounts(f"{path}.limits", resources.limits or {}),
             sidecar=group == "initContainers" and container.restart_policy == "Always",
         )
         for position, container in enumerate(containers)
-        for path, resources in [(f"spec.{group}[{position}].resources", container.resources or Resources())]
+        for path, resources in [(f"spec.{group}[{position}].resources", container.resources or ManifestResources())]
     )
 
 
-def amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
-    """In the units of `core.requests`. What no manager of the kubelet hands out, such as ephemeral storage, is left out."""
+def read_amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
+    """Amounts in the units of `core.requests`. Resources without a manager, such as ephemeral storage, are left out."""
     found: dict[ResourceName, int] = {}
-    for name, said in given.items():
-        value = 0 if said is None else said  # a Quantity that is null (apimachinery v0.36, resource.Quantity)
+    for name, text in given.items():
+        value = 0 if text is None else text  # a Quantity that is null (apimachinery v0.36, resource.Quantity)
         resource = ResourceName(name)
         field = f"{path}[{clean(name)}]"
         if resource == CPU:
@@ -239,31 +239,31 @@ def amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
 
 def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "devices"]) -> int:
     """An amount in thousandths of a CPU, bytes or devices. Raises InvalidField with its path."""
-    read = quantities.thousandths if unit == "cpu" else quantities.whole
+    read = resource_quantities.thousandths if unit == "cpu" else resource_quantities.whole
     found = read(str(value))
-    if found is None or (unit == "devices" and quantities.exact(str(value)) != found):
-        why = quantities.wrong(str(value)) if found is None else "is no amount"
+    if found is None or (unit == "devices" and resource_quantities.exact(str(value)) != found):
+        why = resource_quantities.quantity_finding(str(value)) if found is None else "is no amount"
         examples = {"cpu": "500m or 2", "bytes": "64Gi or a number of bytes", "devices": "a whole number, 0 or more"}
-        remedy = "ask for less" if why == quantities.TOO_LARGE else f"write {examples[unit]}"
+        remedy = "ask for less" if why == resource_quantities.TOO_LARGE else f"write {examples[unit]}"
         raise InvalidField(field, f"{quoted([str(value)])} {why}", remedy)
     return found
 
 
-# Reads from a ResourceQuota's manifest what it limits that Kubernetes itself does not count: `limits.<resource>`.
+# Reads the limits of a ResourceQuota's manifest that Kubernetes itself does not count: `limits.<resource>`.
 
 
 LIMITS = "limits."
-"""How the keys of `spec.hard` begin that are about limits."""
+"""The prefix of the keys of `spec.hard` for limits."""
 
 
-def limits_of(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:
+def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:
     """
-    Extended resource -> its limit in `spec.hard`. An amount that is none is no limit; an API server shows none.
+    Extended resource -> its limit in `spec.hard`. An invalid amount is no limit; an API server accepts none.
 
     `limits.nvidia.com/gpumem: 2k` is a limit of 2000; `limits.cpu` and `requests.nvidia.com/gpu` are Kubernetes' own.
     """
     return {
         ResourceName(name.removeprefix(LIMITS)): amount
-        for name, said in hard.items()
-        if name.startswith(LIMITS) and "/" in name and (amount := whole(str(said))) is not None
+        for name, text in hard.items()
+        if name.startswith(LIMITS) and "/" in name and (amount := whole(str(text))) is not None
     }

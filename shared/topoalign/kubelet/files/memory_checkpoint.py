@@ -1,5 +1,5 @@
 """
-The kubelet's file with the memory of each container: `memory_manager_state`.
+Reads the kubelet's file with the memory of each container: `memory_manager_state`.
 
 It has a table per NUMA node, with the amount given away of each resource and the group of nodes with which the node was
 last used, and the blocks of each container. The two must agree, and the tables must fit the machine and its
@@ -23,7 +23,7 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.files import checkpoint
-from topoalign.kubelet.files.checkpoint import Envelope, damaged
+from topoalign.kubelet.files.checkpoint import Envelope, damaged_file
 
 NAME = "memory_manager_state"
 
@@ -60,13 +60,13 @@ class NumaNodeState(msgspec.Struct, frozen=True, rename="camel"):
         """As go-spew prints it for hashing."""
         return (
             f"<*>{{NumberOfAssignments:(int){self.number_of_assignments} "
-            f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){checkpoint.printed(self.memory_map)} "
-            f"Cells:([]int){checkpoint.printed(self.cells)}}}"
+            f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){checkpoint.spew_value(self.memory_map)} "
+            f"Cells:([]int){checkpoint.spew_value(self.cells)}}}"
         )
 
 
-class Block(msgspec.Struct, frozen=True, rename="camel"):
-    """What a container has of one resource."""
+class MemoryCheckpointBlock(msgspec.Struct, frozen=True, rename="camel"):
+    """The amount of one resource that a container has."""
 
     numa_affinity: list[Amount]
     type: ResourceName
@@ -74,7 +74,7 @@ class Block(msgspec.Struct, frozen=True, rename="camel"):
 
     def __str__(self) -> str:
         """As go-spew prints it for hashing."""
-        nodes = checkpoint.printed(self.numa_affinity)
+        nodes = checkpoint.spew_value(self.numa_affinity)
         return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){self.type} Size:(uint64){self.size}}}"
 
 
@@ -83,7 +83,7 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
 
     policy_name: str
     machine_state: dict[int, NumaNodeState] | None
-    entries: dict[str, dict[str, list[Block] | None]] | None = {}
+    entries: dict[str, dict[str, list[MemoryCheckpointBlock] | None]] | None = {}
     """Pod uid -> container -> blocks."""
 
     @property
@@ -92,7 +92,7 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
         return self.machine_state or {}
 
     @property
-    def blocks(self) -> dict[tuple[str, str], list[Block]]:
+    def blocks(self) -> dict[tuple[str, str], list[MemoryCheckpointBlock]]:
         """(pod uid, container) -> blocks."""
         return {
             (uid, container): blocks or []
@@ -125,7 +125,7 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
         other finds nothing on node 0, and the 1 of node 1 is lost. Source: kubelet v1.36.3, RemoveContainer of the static
         policy.
         """
-        given, held = sums(self)
+        given, held = sum_memory(self)
         return {name: given[name] - held[name] for name in sorted(given) if given[name] > held[name]}
 
     def without(self, pods: Collection[str]) -> "MemoryManagerState":
@@ -146,12 +146,12 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
 
 
 class Released:
-    """The tables of the NUMA nodes while blocks are given back."""
+    """The tables of the NUMA nodes while blocks are released."""
 
     def __init__(self, nodes: Mapping[int, NumaNodeState]) -> None:
         self.nodes = dict(nodes)
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: MemoryCheckpointBlock) -> None:
         """Gives a block back as the memory manager does: from the lowest node of its group on, as far as each has some."""
         rest = block.size
         for number in block.numa_affinity:
@@ -174,31 +174,31 @@ DECODER = checkpoint.decoder(MemoryManagerState)
 
 
 def load_memory_state(root: Path) -> MemoryManagerState | None:
-    """What the kubelet with this root directory holds; None where there is no file. Raises StateFault."""
-    content = checkpoint.read(root / NAME)
-    return None if content is None else decode(content)
+    """Reads the state of the kubelet with this root directory; None without a file. Raises StateFault."""
+    content = checkpoint.read_checkpoint_file(root / NAME)
+    return None if content is None else decode_memory_checkpoint(content)
 
 
-def decode(content: bytes) -> MemoryManagerState:
+def decode_memory_checkpoint(content: bytes) -> MemoryManagerState:
     """Raises StateFault for anything that is not a checkpoint, contradicts itself, or has not its own checksum."""
-    state = checkpoint.decode(NAME, content, DECODER)
+    state = checkpoint.decode_checkpoint(NAME, content, DECODER)
     if state.checksum:
-        checkpoint.expect_checksum(NAME, state.checksum, printed(state))
+        checkpoint.expect_checksum(NAME, state.checksum, spew_memory_state(state))
     for node, each in state.nodes.items():
         check_node(state, node, each)
     for (uid, container), blocks in state.blocks.items():
         for block in blocks:
             group = block.numa_affinity
             if not group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
-                raise damaged(NAME, f"memory of container {quoted([container])} of pod {quoted([uid])} is nowhere")
+                raise damaged_file(NAME, f"memory of container {quoted([container])} of pod {quoted([uid])} is nowhere")
     check_sums(state)
     return state
 
 
-def printed(state: MemoryManagerState) -> Iterator[str]:
+def spew_memory_state(state: MemoryManagerState) -> Iterator[str]:
     """The data as spew prints it, in the structs of all releases."""
-    nodes = checkpoint.printed(state.machine_state)
-    entries = checkpoint.printed(state.entries)
+    nodes = checkpoint.spew_value(state.machine_state)
+    entries = checkpoint.spew_value(state.entries)
     pod_level = " PodEntries:(state.PodMemoryAssignments)map[]"
     for version, more in (("", ""), ("V1", ""), ("", pod_level), ("V2", pod_level)):
         yield (
@@ -212,16 +212,16 @@ def check_node(state: MemoryManagerState, node: int, each: NumaNodeState) -> Non
     """Raises StateFault if the tables of a NUMA node do not add up, or its group is impossible."""
     for name, table in each.memory_map.items():
         if table.reserved + table.free != table.allocatable or table.allocatable + table.system_reserved > table.total:
-            raise damaged(NAME, f"{clean(name)} of NUMA node {node} does not add up")
+            raise damaged_file(NAME, f"{clean(name)} of NUMA node {node} does not add up")
     group = each.cells or [node]
     if node not in group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
-        raise damaged(NAME, f"NUMA node {node} cannot be in the group {format_cpuset(group[:64])}")
+        raise damaged_file(NAME, f"NUMA node {node} cannot be in the group {format_cpuset(group[:64])}")
     if len(group) > 1 and not each.number_of_assignments:
-        raise damaged(NAME, f"NUMA node {node} is in a group, and nothing is assigned to it")
+        raise damaged_file(NAME, f"NUMA node {node} is in a group, and nothing is assigned to it")
 
 
-def sums(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counter[ResourceName]]:
-    """Bytes that the NUMA nodes have given away, and that containers have."""
+def sum_memory(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counter[ResourceName]]:
+    """Resource -> bytes that the NUMA nodes have allocated, and resource -> bytes that containers have."""
     given: Counter[ResourceName] = Counter()
     for node in state.nodes.values():
         given.update({name: table.reserved for name, table in node.memory_map.items()})
@@ -233,24 +233,26 @@ def sums(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counter[Reso
 
 
 def check_sums(state: MemoryManagerState) -> None:
-    """Containers have no more than the nodes have given away. That they have less happens (`MemoryManagerState.lost`)."""
-    given, held = sums(state)
+    """Raises StateFault if containers have more than the nodes have allocated. Less occurs (`MemoryManagerState.lost`)."""
+    given, held = sum_memory(state)
     if wrong := [name for name in held if given[name] < held[name]]:
         name = min(wrong)
-        raise damaged(NAME, f"containers hold {held[name]} bytes of {clean(name)}, the NUMA nodes gave {given[name]}")
+        raise damaged_file(
+            NAME, f"containers hold {held[name]} bytes of {clean(name)}, the NUMA nodes gave {given[name]}"
+        )
 
 
-def check(state: MemoryManagerState, topology: Topology, rules: AdmissionRules) -> None:
+def check_memory_state(state: MemoryManagerState, topology: Topology, rules: AdmissionRules) -> None:
     """Raises StateFault where this cannot be the state of a kubelet with these rules on this machine."""
     if state.policy_name != rules.memory_manager:
         finding = f"it was kept under policy {quoted([state.policy_name])}, and {rules.memory_manager!r} is configured"
-        raise damaged(NAME, finding)
+        raise damaged_file(NAME, finding)
     if rules.memory_manager == "None":
         return
     if state.nodes.keys() != set(topology.node_ids):
         have = format_cpuset(topology.node_ids)
-        says = format_cpuset(state.nodes)
-        raise damaged(NAME, f"it has NUMA nodes {says}, and the machine has {have}")
+        recorded = format_cpuset(state.nodes)
+        raise damaged_file(NAME, f"it has NUMA nodes {recorded}, and the machine has {have}")
     for node in topology.nodes:
         if node.memory is None:
             continue  # nothing can be compared, and a request for memory will be refused for that
@@ -262,4 +264,4 @@ def check(state: MemoryManagerState, topology: Topology, rules: AdmissionRules) 
                     f"NUMA node {node.id} has {found.get(name, 0)} bytes of {clean(name)} to give by it, and "
                     f"{expected.get(name, 0)} by the machine and the kubelet's configuration"
                 )
-                raise damaged(NAME, finding)
+                raise damaged_file(NAME, finding)

@@ -1,9 +1,9 @@
 """
 Reads the state of a node's kubelet from the files in its root directory.
 
-Three managers keep one file each. A missing file means that its manager has given nothing away, and a finding says so.
-A file that cannot be read, or cannot be true for this machine and these rules, is an error: a guess about what is free
-would be a wrong prediction. Pods are identified by their UID there, without a namespace.
+Three managers keep one file each. A missing file means that its manager has allocated nothing, and a finding reports it.
+A file that cannot be read, or cannot be right for this machine and these rules, is an error: a guess about free resources
+would be a wrong prediction. The files identify pods by their UID, without a namespace.
 
 The files are checked as they are. Then entries of pods that are gone (`listed_pods`) are dropped, as the kubelet
 drops them before its next decision.
@@ -35,11 +35,11 @@ from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.files.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.files.device_checkpoint import CheckpointData
-from topoalign.kubelet.files.listed_pods import ListedPods
-from topoalign.kubelet.files.memory_checkpoint import Block, MemoryManagerState
+from topoalign.kubelet.files.memory_checkpoint import MemoryCheckpointBlock, MemoryManagerState
+from topoalign.kubelet.files.pod_list import ListedPods
 
 ROOT = Path("/var/lib/kubelet")
-"""Where a kubelet keeps its files, unless it was told otherwise (kubelet v1.36.3, --root-dir)."""
+"""The default of the kubelet's root directory (kubelet v1.36.3, --root-dir)."""
 DEVICE_PLUGINS = "device-plugins"
 
 NO_NAMESPACE = Namespace("")
@@ -48,8 +48,8 @@ Container = tuple[str, str]
 """Pod uid, container."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What one manager has given away."""
+class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
+    """The allocations of one manager."""
 
     cpus: Mapping[Container, frozenset[int]] = {}
     blocks: Mapping[Container, tuple[MemoryBlock, ...]] = {}
@@ -59,14 +59,14 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     registered: Mapping[ResourceName, frozenset[DeviceID]] | None = None
     """
     The healthy devices of each resource as its plugin listed them: none of one whose plugin has gone and of which containers
-    still have some. None where no file tells.
+    still have some. None without a file.
     """
     dropped: Mapping[ResourceName, frozenset[DeviceID]] = {}
     """Devices that the file lists for pods that are gone, and for no other."""
     finding: str | None = None
-    """What could not be told."""
-    doubt: str | None = None
-    """What is not certain of what was told."""
+    """Findings about what is not known."""
+    uncertainty: str | None = None
+    """Why the allocations are not certain, if they are not."""
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
@@ -84,31 +84,29 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubeletNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as its kubelet has it."""
+    """The state of a node according to its kubelet's files."""
 
     state: NodeState
     registered: Mapping[ResourceName, frozenset[DeviceID]] | None
     findings: tuple[str, ...]
-    """What could not be told."""
+    """Findings about what is not known."""
 
 
 def node_state(
     topology: TopologyDiscovered, health: DeviceHealthChanged, root: Path, rules: AdmissionRules
 ) -> KubeletNode:
     """
-    The node as the kubelet with this root directory has it when the next pod comes. A device that its plugin has not listed
-    as healthy is not usable. Raises NotFound where there is no such directory, StateFault.
+    Reads the state that the kubelet with this root directory uses for the next pod. A device that its plugin has not listed
+    as healthy is not usable. Raises NotFound if there is no such directory, and StateFault.
     """
-    if not is_directory(root):
-        raise NotFound(
-            "directory", str(root), f"give the kubelet's root directory, {ROOT} unless it was told otherwise"
-        )
+    if not may_be_directory(root):
+        raise NotFound("directory", str(root), f"give the kubelet's root directory, by default {ROOT}")
     hardware = topology.topology
     pods = ListedPods(root)
     cpus = held_cpus(root, hardware, rules, pods)
     memory = held_memory(root, hardware, rules, pods)
     devices = held_devices(root, hardware, pods)
-    held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
+    held = ManagerHoldings(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
     state = NodeState(
         node=topology.node,
         topology=topology,
@@ -116,7 +114,12 @@ def node_state(
         allocations={allocation.id: allocation for allocation in held.allocations},
         memory=memory.memory,
     )
-    findings = (*(each.finding for each in (cpus, memory, devices)), memory.doubt, pods.trouble, *pods.findings)
+    findings = (
+        *(each.finding for each in (cpus, memory, devices)),
+        memory.uncertainty,
+        pods.reason_unknown,
+        *pods.findings,
+    )
     return KubeletNode(
         state=state,
         registered=devices.registered,
@@ -124,8 +127,8 @@ def node_state(
     )
 
 
-def is_directory(path: Path) -> bool:
-    """Also where it may not be looked at: reading its files will say so."""
+def may_be_directory(path: Path) -> bool:
+    """Whether the path may be a directory; also true without permission, which reading its files then reports."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except PermissionError:
@@ -134,34 +137,36 @@ def is_directory(path: Path) -> bool:
         return False
 
 
-def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> Held:
-    """Of the CPU manager. Raises StateFault."""
+def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> ManagerHoldings:
+    """Reads the allocations of the CPU manager. Raises StateFault."""
 
     def load() -> CpuManagerState | None:
         state = cpu_checkpoint.load_cpu_state(root)
         if state is not None:
-            cpu_checkpoint.check(state, topology, rules)
+            cpu_checkpoint.check_cpu_state(state, topology, rules)
         return state
 
-    state = checkpoint.settled(load)
+    state = checkpoint.load_settled(load)
     if state is None:
-        return Held(finding=absent(root / cpu_checkpoint.NAME, "CPUs"))
-    return Held(cpus={each: cpus for each, cpus in state.exclusive.items() if cpus and not pods.is_gone(each[0])})
+        return ManagerHoldings(finding=absent(root / cpu_checkpoint.NAME, "CPUs"))
+    return ManagerHoldings(
+        cpus={each: cpus for each, cpus in state.exclusive.items() if cpus and not pods.is_gone(each[0])}
+    )
 
 
-def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> Held:
-    """Of the memory manager. Raises StateFault."""
+def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> ManagerHoldings:
+    """Reads the allocations of the memory manager. Raises StateFault."""
 
     def load() -> MemoryManagerState | None:
         state = memory_checkpoint.load_memory_state(root)
         if state is not None:
-            memory_checkpoint.check(state, topology, rules)
+            memory_checkpoint.check_memory_state(state, topology, rules)
         return state
 
-    state = checkpoint.settled(load, between=lambda read: read is not None and bool(read.lost))
+    state = checkpoint.load_settled(load, between=lambda read: read is not None and bool(read.lost))
     if state is None:
-        return Held(finding=absent(root / memory_checkpoint.NAME, "memory"))
-    doubts = [lost(name, amount) for name, amount in state.lost.items()]
+        return ManagerHoldings(finding=absent(root / memory_checkpoint.NAME, "memory"))
+    uncertainties = [describe_lost_memory(name, amount) for name, amount in state.lost.items()]
     gone = {uid for uid in state.entries or {} if pods.is_gone(uid)}
     groups = {
         tuple(block.numa_affinity) for (uid, _), blocks in state.blocks.items() if uid in gone for block in blocks
@@ -170,17 +175,18 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     state = state.without(gone)
     left = {node: dict(use.reserved) for node, use in state.use.items()}
     blocks = {
-        container: tuple(spread(block, left) for block in blocks) for container, blocks in sorted(state.blocks.items())
+        container: tuple(spread_block(block, left) for block in blocks)
+        for container, blocks in sorted(state.blocks.items())
     }
-    return Held(
+    return ManagerHoldings(
         blocks={container: each for container, each in blocks.items() if each},
         memory=state.use,
-        doubt="; ".join([*doubts, RELEASED_BY_CHANCE] if by_chance else doubts) or None,
+        uncertainty="; ".join([*uncertainties, RELEASED_BY_CHANCE] if by_chance else uncertainties) or None,
     )
 
 
-def lost(resource: ResourceName, amount: int) -> str:
-    """The note on memory that the kubelet counts as given away and no container has."""
+def describe_lost_memory(resource: ResourceName, amount: int) -> str:
+    """The note about memory that the kubelet counts as allocated and that no container has."""
     return (
         f"the kubelet's memory manager counts {amount} bytes of {clean(resource)} as given away that no container has"
     )
@@ -192,8 +198,8 @@ RELEASED_BY_CHANCE = (
 )
 
 
-def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
-    """A block on the nodes of its group, from the lowest on, as far as they have given such memory away."""
+def spread_block(block: MemoryCheckpointBlock, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
+    """Spreads a block over the nodes of its group, from the lowest on, up to the memory that each has allocated."""
     taken = []
     wanted = block.size
     for node in block.numa_affinity:
@@ -205,12 +211,12 @@ def spread(block: Block, left: Mapping[int, dict[ResourceName, int]]) -> MemoryB
     return MemoryBlock(resource=block.type, nodes=tuple(block.numa_affinity), size=block.size, taken=tuple(taken))
 
 
-def held_devices(root: Path, topology: Topology, pods: ListedPods) -> Held:
-    """Of the device manager. Raises StateFault."""
+def held_devices(root: Path, topology: Topology, pods: ListedPods) -> ManagerHoldings:
+    """Reads the allocations of the device manager. Raises StateFault."""
     directory = root / DEVICE_PLUGINS
     data = device_checkpoint.load_devices(directory)
     if data is None:
-        return Held(finding=absent(directory / device_checkpoint.NAME, "devices"))
+        return ManagerHoldings(finding=absent(directory / device_checkpoint.NAME, "devices"))
     registered = {
         ResourceName(resource): frozenset(map(DeviceID, devices))
         for resource, devices in data.registered_devices.items()
@@ -221,21 +227,21 @@ def held_devices(root: Path, topology: Topology, pods: ListedPods) -> Held:
                 f"the kubelet has {quoted([resource])} {quoted(sorted(foreign))}, which the machine does not have",
                 "describe the machine that the kubelet runs on, and give its plugin's configuration with --config",
             )
-    listed = devices_of(data)
+    listed = devices_by_container(data)
     held = {container: devices for container, devices in listed.items() if not pods.is_gone(container[0])}
-    given = together(held.values())
+    given = merge_devices(held.values())
     dropped = {
         resource: devices - given.get(resource, frozenset())
-        for resource, devices in together(listed[each] for each in listed.keys() - held.keys()).items()
+        for resource, devices in merge_devices(listed[each] for each in listed.keys() - held.keys()).items()
     }
     unlisted = dict.fromkeys(given.keys() - registered.keys(), frozenset[DeviceID]())
-    return Held(devices=held, registered=registered | unlisted, dropped=dropped)
+    return ManagerHoldings(devices=held, registered=registered | unlisted, dropped=dropped)
 
 
-def together(
+def merge_devices(
     containers: Iterable[Mapping[ResourceName, Iterable[DeviceID]]],
 ) -> dict[ResourceName, frozenset[DeviceID]]:
-    """What several containers have."""
+    """The devices of several containers together, by resource."""
     found: dict[ResourceName, frozenset[DeviceID]] = {}
     for devices in containers:
         for resource, ids in devices.items():
@@ -243,8 +249,8 @@ def together(
     return found
 
 
-def devices_of(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple[DeviceID, ...]]]:
-    """A device that is listed under several NUMA nodes is one."""
+def devices_by_container(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple[DeviceID, ...]]]:
+    """Container -> its devices; a device that is listed under several NUMA nodes counts once."""
     held: dict[Container, dict[ResourceName, tuple[DeviceID, ...]]] = {}
     for entry in data.pod_device_entries or ():
         ids = sorted({DeviceID(device) for devices in entry.device_ids.values() for device in devices})
@@ -257,7 +263,7 @@ def devices_of(data: CheckpointData) -> dict[Container, dict[ResourceName, tuple
 def listed_health(
     health: DeviceHealthChanged, topology: Topology, registered: Mapping[ResourceName, Iterable[DeviceID]] | None
 ) -> DeviceHealthChanged:
-    """The health of all devices as the kubelet has it: of a resource that it knows, no other than the listed ones."""
+    """The health of all devices for the kubelet: of a resource that it knows, only listed devices are healthy."""
     unlisted = DeviceHealth(state=HealthState.UNHEALTHY, reason="its plugin does not list it to the kubelet as healthy")
     absentees = {
         device: unlisted

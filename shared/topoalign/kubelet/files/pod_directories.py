@@ -6,7 +6,7 @@ the pod was deleted. A pod that it refused has none. A pod that has ended and is
 torn down. So the directories show that a pod is gone earlier than the kubelet's checkpoints, which keep its entries
 until the kubelet writes them next.
 
-Source: kubelet v1.36.3, kubelet_pods and volumemanager; spec/kubelet.md section 12.
+Source: kubelet v1.36.3, kubelet_pods and volumemanager.
 """
 
 import os
@@ -19,25 +19,25 @@ from topoalign.core.model.errors import StateFault, clean
 
 NAME = "pods"
 MOST_PODS = 4_096
-"""Directories that are read; a kubelet runs 110 pods unless it was told otherwise."""
+"""Directories that are read at most; a kubelet runs 110 pods by default."""
 MOST_PLUGINS = 256
 """Volume plugins of one pod that are looked at; there are about thirty. With more, the pod is not gone."""
 
 
 class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
-    """The directories as they were at one moment."""
+    """The directories at one moment."""
 
     torn_down: Mapping[str, bool]
     """Pod UID -> whether its volumes were mounted once, and none is now."""
     unreadable: frozenset[str] = frozenset()
-    """Pods whose directory does not tell whether they have ended: without any volume, or not as a kubelet makes it."""
+    """Pods whose directory does not show whether they have ended: without any volume, or not as a kubelet creates it."""
 
     def is_gone(self, uid: str) -> bool:
         """
         Whether this pod holds nothing any more: it has no directory, or its volumes are torn down.
 
-        A pod of which that cannot be told is not gone: one with an empty `volumes` directory, or one whose UID cannot be the
-        name of a directory.
+        If that is not certain, the pod is not gone: it has an empty `volumes` directory, or a UID that cannot be the name of
+        a directory.
 
         >>> directories = PodDirectories(torn_down={"uid-1": False, "uid-2": True})
         >>> [directories.is_gone(uid) for uid in ("uid-1", "uid-2", "uid-3", "default/train")]
@@ -46,7 +46,7 @@ class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
         return is_uid(uid) and self.torn_down.get(uid, True)
 
 
-def read(root: Path) -> PodDirectories | None:
+def read_pod_directories(root: Path) -> PodDirectories | None:
     """
     The directories of a kubelet with this root directory; None where it has no `pods` directory: then nothing is known.
 
@@ -83,7 +83,7 @@ def exists(root: Path, uid: str) -> bool:
 
 def is_torn_down(volumes: Path) -> bool | None:
     """
-    Whether there are directories of volume plugins and none of them contains a volume; None where there is nothing to tell
+    Whether there are directories of volume plugins and none of them contains a volume; None without such directories
     by. Raises OSError. Only names are read: looking at a volume itself may wait for a file server.
 
     A directory that goes while it is looked at contains nothing any more.
@@ -101,7 +101,7 @@ def is_torn_down(volumes: Path) -> bool | None:
 
 
 def is_empty(directory: str) -> bool:
-    """Also of a directory that goes while it is looked at."""
+    """Whether a directory is empty; also true if it is removed meanwhile."""
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is None

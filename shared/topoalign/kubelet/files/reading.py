@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def opened(path: Path) -> BinaryIO:
+def open_regular_file(path: Path) -> BinaryIO:
     """
     A regular file, to be read. Raises OSError for anything else, at once: a named pipe that nobody writes to, or a device,
     would be waited for without end.

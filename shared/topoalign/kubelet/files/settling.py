@@ -1,6 +1,6 @@
 """
-Whether a kubelet has just started. Until it has received its pods from all sources, it drops nothing of pods that are
-gone.
+Detects that a kubelet has just started. Until it has received its pods from all sources, it drops no entries of pods that
+are gone.
 """
 
 import stat
@@ -24,7 +24,7 @@ def started(root: Path) -> float | None:
     return status.st_mtime if stat.S_ISSOCK(status.st_mode) else None
 
 
-def settling(root: Path, now: float, seconds: float = SETTLE_SECONDS) -> str | None:
+def unsettled_reason(root: Path, now: float, seconds: float = SETTLE_SECONDS) -> str | None:
     """
     What is not known because the kubelet with this root directory started less than `seconds` ago, in words; None where it
     has settled, or does not run. `now`: wall seconds.

@@ -25,10 +25,10 @@ class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is i
         """The mapping of a node. Raises ConstructorError for a duplicate key."""
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         if len(mapping) != len(node.value):
-            raise self.said_again(node)
+            raise self.refuse_duplicate(node)
         return mapping
 
-    def said_again(self, node: yaml.MappingNode) -> yaml.MarkedYAMLError:
+    def refuse_duplicate(self, node: yaml.MappingNode) -> yaml.MarkedYAMLError:
         """An error at the first key that stood before."""
         before: set[Hashable] = set()
         for key_node, _ in node.value:

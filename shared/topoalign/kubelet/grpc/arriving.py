@@ -1,5 +1,5 @@
 """
-Requests that are arriving, and the bytes that they hold until they are decoded.
+Bounds the requests that are arriving, and the bytes that they hold until they are decoded.
 
 A request may end long after it began, or never, and its bytes are kept in the meantime. So each request has a limit,
 and all together have one. At the common limit the request that began first ends: a kubelet sends its requests in one
@@ -21,7 +21,7 @@ LARGEST_REQUEST = 4 * 2**20
 Bytes of a request that names devices.
 
 The largest that a kubelet sends is GetPreferredAllocation: it lists all devices that are free, and those that the container
-has already. NVIDIA's plugin takes up to 2,500 shares of a card, and a machine has up to 16 cards: 40,000 devices. A share is
+has already. NVIDIA's plugin takes up to 2,500 shares of a GPU, and a machine has up to 16 GPUs: 40,000 devices. A share is
 named by a UUID and its number, `GPU-5c1b3f2a-8e4d-4b7a-9f60-0d2c7e9a1b00::2499`: 46 bytes, and 2 of protobuf. So it is
 2 * 40,000 * 48 = 3,840,000 bytes. Allocate and PreStartContainer name each device once: 1,920,000 bytes. (With whole GPUs it
 is less than a kilobyte.) A node lists at most `MOST_HANDED_OUT` devices (50,000), which is 2,400,000 bytes in one list.
@@ -31,22 +31,22 @@ MOST_NAMES = 2 * MOST_HANDED_OUT
 """Devices that a request may name, by the same rule."""
 
 SMALL_REQUEST = 2**10
-"""Bytes of any other request. The device plugin API has no field in those."""
+"""Bytes of any other request. Those of the device plugin API have no fields."""
 
 MOST_BYTES = 16 * 2**20
-"""Of all requests that are arriving, on all connections of all resources: four of the largest."""
+"""Bytes of all requests that are arriving, on all connections of all resources: four of the largest."""
 
 FRAME_BYTES = 256
-"""What a frame of data takes in memory beside its content."""
+"""Memory of a frame of data in addition to its content."""
 
 MOST_FRAMES = 64
-"""Frames of data that a request may have, and one more for each KiB that it may have: gRPC fills them with 16 KiB."""
+"""Frames of data that a request may have, plus one for each KiB of its limit. gRPC fills frames with 16 KiB."""
 
 PREFIX = 5
 """Bytes that gRPC puts before a message."""
 
 LOOKS = 2
-"""Looks at a connection that find a request unfinished before it ends; they are 10 s apart. One takes milliseconds."""
+"""Checks of a connection, 10 s apart, after which an unfinished request is ended. A whole request takes milliseconds."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Arrival:
     frames: int = 0
     looks: int = 0
     taken: bool = False
-    """It is understood, and holds no more than what may still come after it."""
+    """Whether it is decoded, so that only bytes that come after it count."""
 
     @property
     def held(self) -> int:
@@ -84,11 +84,11 @@ class Arriving:
         return len(self._arrivals)
 
     def begin(self, stream: Stream, most: int) -> None:
-        """A request of at most so many bytes begins on this stream."""
+        """Registers a request of at most so many bytes that begins on this stream."""
         self._arrivals[stream] = Arrival(most)
 
     def add(self, stream: Stream, size: int) -> None:
-        """Another frame of data has come, of so many bytes. Ends this request if it is too large, others if all are."""
+        """Counts a frame of data. Ends this request if it is too large, and the oldest ones if all together are."""
         arrival = self._arrivals.get(stream)
         if arrival is None:
             return
@@ -112,7 +112,7 @@ class Arriving:
                     break
 
     def take(self, stream: Stream) -> None:
-        """The request is understood: its bytes are let go."""
+        """Frees the bytes of a decoded request."""
         arrival = self._arrivals.get(stream)
         if arrival is not None:
             self.size -= arrival.held
@@ -122,7 +122,7 @@ class Arriving:
             arrival.taken = True
 
     def look(self, stream: Stream) -> None:
-        """Ends a request that is not whole after `LOOKS` looks."""
+        """Ends a request that is incomplete after `LOOKS` checks."""
         arrival = self._arrivals.get(stream)
         if arrival is not None and not arrival.taken:
             arrival.looks += 1
@@ -130,7 +130,7 @@ class Arriving:
                 self._cut(stream, Status.DEADLINE_EXCEEDED, "the request did not arrive whole in time")
 
     def end(self, stream: Stream) -> None:
-        """The call has ended, in whatever way."""
+        """Removes a request whose call has ended for any reason."""
         arrival = self._arrivals.pop(stream, None)
         if arrival is not None:
             self.size -= arrival.held

@@ -19,23 +19,23 @@ from grpclib.encoding.proto import ProtoCodec
 from grpclib.events import RecvMessage
 
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.decoding import NAMING, Decoding, broken, field, number_field
+from topoalign.kubelet.grpc.decoding import NAMING, Decoding, field, malformed_message, number_field
 
 DECODED_AT_ONCE = 2**10
 """Bytes that the generated code decodes at once: 500 of the smallest fields, which take a millisecond or two."""
 
 
 class Codec(ProtoCodec):
-    """Protobuf; bytes that are none are the sender's fault."""
+    """The protobuf codec; invalid bytes are reported as the sender's fault."""
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """The decoded message. Raises the error of `broken` for bytes or fields of another type."""
+        """The decoded message. Raises the error of `malformed_message` for bytes or fields of another type."""
         try:
             message: Any = super().decode(data, message_type)
         except Exception as error:  # betterproto2 lets many kinds through: EOFError, UnicodeDecodeError, KeyError, ...
-            raise broken(message_type, type(error).__name__) from error
+            raise malformed_message(message_type, type(error).__name__) from error
         if not sound(message):
-            raise broken(message_type, "a field has another type")
+            raise malformed_message(message_type, "a field has another type")
         return message
 
 
@@ -48,11 +48,11 @@ class Undecoded(NamedTuple):
     data: bytes
     kind: Any
     decode: Callable[[bytes, Any], Any]
-    """From data and kind."""
+    """Holds the data and the type of the message."""
 
 
 class QuickCodec(ProtoCodec):
-    """Protobuf, as far as it is quick; `decoded` or the server does the rest."""
+    """Decodes small messages at once, and leaves large ones to `decode_received` or the server."""
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """The bytes of a message."""
@@ -73,8 +73,8 @@ class QuickCodec(ProtoCodec):
         return CODEC.decode(data, message_type)
 
 
-async def decoded(event: RecvMessage) -> None:
-    """Called by grpclib before an answer is handed to who asked."""
+async def decode_received(event: RecvMessage) -> None:
+    """Decodes a large answer in a thread. grpclib calls this before it returns the answer to the caller."""
     if isinstance(event.message, Undecoded):
         data, kind, decode = event.message
         event.message = await anyio.to_thread.run_sync(decode, data, kind)
@@ -82,17 +82,17 @@ async def decoded(event: RecvMessage) -> None:
 
 def sound(message: Message) -> bool:
     """
-    Whether every field holds what its type says. betterproto2 does not look: a field that arrives with another wire type
-    becomes None, or a number among texts.
+    Whether every field has a value of its type. betterproto2 does not check this: a field that arrives with another wire
+    type becomes None, or a number among texts.
     """
-    return all(fits(getattr(message, name), hint) for name, hint in hints_of(type(message)))
+    return all(has_type(getattr(message, name), hint) for name, hint in hints_of(type(message)))
 
 
-def fits(value: object, hint: Any) -> bool:
+def has_type(value: object, hint: Any) -> bool:
     """Whether a value has the type of its field, with the elements of lists and maps."""
     inner = get_args(hint)
     if isinstance(value, list):
-        return get_origin(hint) is list and all(fits(element, inner[0]) for element in value)
+        return get_origin(hint) is list and all(has_type(element, inner[0]) for element in value)
     if isinstance(value, dict):
         return get_origin(hint) is dict and all(type(text) is str for pair in value.items() for text in pair)
     if isinstance(value, Message):
@@ -106,7 +106,7 @@ def hints_of(kind: type[Message]) -> tuple[tuple[str, Any], ...]:
     return tuple(get_type_hints(kind).items())
 
 
-# Encodes the responses that a kubelet waits for when a pod starts, ten times as fast as the generated code does it.
+# Encodes the responses that a kubelet waits for when a pod starts, ten times as fast as the generated code.
 #
 # The bytes are those of the generated code: fields in the order of their numbers, without those that have their
 # default.
@@ -128,30 +128,40 @@ def allocated(response: v1beta1.AllocateResponse) -> bytes:
 
 
 def container(response: v1beta1.ContainerAllocateResponse) -> bytes:
-    """What one container is told."""
+    """Encodes the response for one container."""
     return b"".join(
         (
-            *entries(1, response.envs),
+            *encode_map(1, response.envs),
             *(
-                field(2, text(1, each.container_path) + text(2, each.host_path) + number_field(3, each.read_only))
+                field(
+                    2,
+                    encode_text(1, each.container_path)
+                    + encode_text(2, each.host_path)
+                    + number_field(3, each.read_only),
+                )
                 for each in response.mounts
             ),
             *(
-                field(3, text(1, each.container_path) + text(2, each.host_path) + text(3, each.permissions))
+                field(
+                    3,
+                    encode_text(1, each.container_path)
+                    + encode_text(2, each.host_path)
+                    + encode_text(3, each.permissions),
+                )
                 for each in response.devices
             ),
-            *entries(4, response.annotations),
-            *(field(5, text(1, each.name)) for each in response.cdi_devices),
+            *encode_map(4, response.annotations),
+            *(field(5, encode_text(1, each.name)) for each in response.cdi_devices),
         )
     )
 
 
-def entries(number: int, texts: Mapping[str, str]) -> list[bytes]:
+def encode_map(number: int, texts: Mapping[str, str]) -> list[bytes]:
     """A map of texts: a message per entry, with key and value even where they are empty."""
     return [field(number, field(1, key.encode()) + field(2, value.encode())) for key, value in texts.items()]
 
 
-def text(number: int, value: str) -> bytes:
+def encode_text(number: int, value: str) -> bytes:
     """A field with a text. Proto3 does not write an empty one."""
     return field(number, value.encode()) if value else b""
 

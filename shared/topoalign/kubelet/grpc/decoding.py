@@ -35,7 +35,7 @@ PARTS: dict[type[Message], type[Message]] = {
     v1beta1.AllocateRequest: v1beta1.ContainerAllocateRequest,
     v1beta1.PreferredAllocationRequest: v1beta1.ContainerPreferredAllocationRequest,
 }
-"""What these consist of: a message per container, in field 1."""
+"""Request -> the type of its elements: a message per container, in field 1."""
 
 NAMES: dict[type[Message], tuple[str, ...]] = {
     v1beta1.ContainerAllocateRequest: ("devices_ids",),
@@ -57,8 +57,8 @@ Steps = Generator[None, None, Message]
 """Pauses after each piece; returns the message."""
 
 
-class Field(NamedTuple):
-    """Where a field stands in a message: all of it, and its content."""
+class WireField(NamedTuple):
+    """The position of a field in a message, and of its content."""
 
     number: int
     wire: int
@@ -88,12 +88,12 @@ class Decoding:
 
     def _containers(self, kind: type[Message], part: type[Message]) -> Steps:
         containers: list[Message] = []
-        for field in fields_of(self._data, 0, len(self._data), kind):
+        for field in iterate_fields(self._data, 0, len(self._data), kind):
             if field.number == 1:
                 if field.wire != 2:
-                    raise broken(kind, "a field has another type")
+                    raise malformed_message(kind, "a field has another type")
                 if len(containers) == MOST_CONTAINERS:
-                    raise broken(kind, f"a pod has at most {MOST_CONTAINERS} containers")
+                    raise malformed_message(kind, f"a pod has at most {MOST_CONTAINERS} containers")
                 containers.append((yield from self._names(part, field.content, field.end)))
             elif self._count(kind) >= self._until:  # fields that the API does not have take time as well
                 self._until += PIECE
@@ -128,26 +128,26 @@ class Decoding:
                 at, start, left = at + 2 + length, at + 2, left - 1
                 add(data[start:at].decode())
         except UnicodeDecodeError as error:
-            raise broken(kind, "a text that is not UTF-8") from error
+            raise malformed_message(kind, "a text that is not UTF-8") from error
         if at > end:
-            raise broken(kind, "it ends early")
+            raise malformed_message(kind, "it ends early")
         if left < most:
             self._count(kind, most - left)
         return at
 
-    def _other(self, message: Message, field: Field, known: dict[int, Callable[[str], None]]) -> None:
+    def _other(self, message: Message, field: WireField, known: dict[int, Callable[[str], None]]) -> None:
         """Takes in a field that is no short name."""
         kind = type(message)
         number, name = NUMBERS.get(kind, (0, ""))
         if (add := known.get(field.number << 3 | 2)) is not None:
             if field.wire != 2:
-                raise broken(kind, "a field has another type")
+                raise malformed_message(kind, "a field has another type")
             if field.content == field.end:
-                raise broken(kind, "a device without a name")
-            add(text(kind, self._data[field.content : field.end]))
+                raise malformed_message(kind, "a device without a name")
+            add(decode_text(kind, self._data[field.content : field.end]))
         elif field.number == number:
             if field.wire != 0:
-                raise broken(kind, "a field has another type")
+                raise malformed_message(kind, "a field has another type")
             value = varint_at(self._data, field.content)[0] & 0xFFFF_FFFF
             setattr(message, name, value - ((value & 0x8000_0000) << 1))
 
@@ -155,24 +155,24 @@ class Decoding:
         """Counts fields, and returns their number."""
         self._fields += fields
         if self._fields > MOST_NAMES:
-            raise broken(kind, f"it names at most {MOST_NAMES} devices")
+            raise malformed_message(kind, f"it names at most {MOST_NAMES} devices")
         return self._fields
 
 
-def text(kind: type[Message], content: bytes) -> str:
+def decode_text(kind: type[Message], content: bytes) -> str:
     """Raises GRPCError for bytes that are not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise broken(kind, "a text that is not UTF-8") from error
+        raise malformed_message(kind, "a text that is not UTF-8") from error
 
 
-def broken(kind: Any, why: str) -> GRPCError:
-    """The sender's fault."""
+def malformed_message(kind: Any, why: str) -> GRPCError:
+    """The error for a message that is not valid protobuf: the sender's fault."""
     return GRPCError(Status.INVALID_ARGUMENT, f"not a {kind.__name__}: {why}")
 
 
-def fields_of(data: bytes, at: int, end: int, kind: type[Message]) -> Iterator[Field]:
+def iterate_fields(data: bytes, at: int, end: int, kind: type[Message]) -> Iterator[WireField]:
     """The fields of a message that stands there. Raises GRPCError where it is none."""
     while at < end:
         field = field_at(data, at, end, kind)
@@ -180,14 +180,14 @@ def fields_of(data: bytes, at: int, end: int, kind: type[Message]) -> Iterator[F
         at = field.end
 
 
-def field_at(data: bytes, at: int, end: int, kind: type[Message]) -> Field:
+def field_at(data: bytes, at: int, end: int, kind: type[Message]) -> WireField:
     """The field that begins there, in a message until `end`. Raises GRPCError where there is none."""
     if (
         data[at] & 0x87 == 2 and at + 1 < end and (length := data[at + 1]) < 0x80
     ):  # a short text or message, as most are
         if at + 2 + length > end:
-            raise broken(kind, "it ends early")
-        return Field(data[at] >> 3, 2, at, at + 2, at + 2 + length)
+            raise malformed_message(kind, "it ends early")
+        return WireField(data[at] >> 3, 2, at, at + 2, at + 2 + length)
     try:
         key, content = varint_at(data, at)
         match key & 7:
@@ -199,10 +199,10 @@ def field_at(data: bytes, at: int, end: int, kind: type[Message]) -> Field:
             case wire:
                 field_end = content + WIDTHS[wire]
     except (ValueError, KeyError) as error:
-        raise broken(kind, "no fields of protobuf") from error
+        raise malformed_message(kind, "no fields of protobuf") from error
     if field_end > end:
-        raise broken(kind, "it ends early")
-    return Field(key >> 3, key & 7, at, content, field_end)
+        raise malformed_message(kind, "it ends early")
+    return WireField(key >> 3, key & 7, at, content, field_end)
 
 
 # Encodes parts of protobuf's wire format by hand, where a codec would be too slow or is not available.
@@ -223,7 +223,7 @@ def number_field(number: int, value: int) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the highest bit says that more follow."""
+    """Decodes a varint: seven bits a byte, the lowest first; the highest bit marks that more follow."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

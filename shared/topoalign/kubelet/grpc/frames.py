@@ -24,16 +24,16 @@ PORTION = 16
 """The weight of the frames that are handled in one turn: about a millisecond of work."""
 
 REQUEST_WEIGHT = 8
-"""Of a frame of headers, which begins a call. Any other frame weighs 1, and 1 more for each 4 KiB of its content."""
+"""Weight of a frame of headers, which begins a call. Any other frame weighs 1, and 1 more for each 4 KiB of content."""
 
 MOST_CONTROLS = 10_000
 """Frames that carry no request (pings, settings, resets, windows, empty data), beyond what requests need, in 10 s."""
 
 CONTROLS_PER_REQUEST = 8
-"""So many of them come with each request: a window for its answer, pings that measure the line, one reset."""
+"""Such frames that each request needs: a window for its answer, pings that measure the line, one reset."""
 
 CONTROLS_PER_RESET = 20
-"""So many a reset counts for: with it goes a call that was begun for nothing."""
+"""How many frames a reset counts for, because a call was begun in vain."""
 
 MOST_SETTINGS = 256
 """Frames of settings in the life of a connection: a client sends one, and a few more when it measures the line."""
@@ -42,8 +42,8 @@ LONGEST_SETTINGS = 32 * 6
 """Bytes: 32 settings. HTTP/2 defines six."""
 
 
-class Kind(IntEnum):
-    """Types of frames that are told apart."""
+class FrameType(IntEnum):
+    """The types of frames that are handled."""
 
     DATA = 0
     HEADERS = 1
@@ -58,11 +58,11 @@ END_HEADERS = 0x4
 
 
 class Flood(Exception):
-    """What a client of gRPC does not send. The message says what."""
+    """Raised for frames that no client of gRPC sends. The message describes them."""
 
 
 class Frames:
-    """What has arrived on one connection and is not handled yet."""
+    """The frames that have arrived on one connection and are not handled yet."""
 
     def __init__(self) -> None:
         self.spoke = False
@@ -117,11 +117,11 @@ class Frames:
         """The weight of a frame. Raises Flood."""
         weight = 1 + (length >> 12)
         match kind:
-            case Kind.HEADERS | Kind.CONTINUATION:
+            case FrameType.HEADERS | FrameType.CONTINUATION:
                 self._block += length
                 if self._block > LONGEST_HEADERS:
                     raise Flood(f"the headers of a request have at most {LONGEST_HEADERS} bytes")
-                if kind == Kind.HEADERS:
+                if kind == FrameType.HEADERS:
                     weight += REQUEST_WEIGHT
                     self.controls -= min(self.controls, CONTROLS_PER_REQUEST)
                 else:
@@ -129,19 +129,19 @@ class Frames:
                 if flags & END_HEADERS:
                     self._block = 0
                 self.spoke = True
-            case Kind.DATA:
+            case FrameType.DATA:
                 self.controls += not length and not flags & END_STREAM
                 self.spoke = True
-            case Kind.SETTINGS:
+            case FrameType.SETTINGS:
                 self.controls += 1
                 self._settings += not flags & ACK
                 if self._settings > MOST_SETTINGS or length > LONGEST_SETTINGS:
                     raise Flood(f"there are at most {MOST_SETTINGS} frames of settings, of {LONGEST_SETTINGS} bytes")
-            case Kind.RESET:
+            case FrameType.RESET:
                 self.controls += CONTROLS_PER_RESET
             case _:
                 self.controls += 1
-                self.spoke |= kind != Kind.PING
+                self.spoke |= kind != FrameType.PING
         if self.controls > MOST_CONTROLS:
             raise Flood(f"there are at most {MOST_CONTROLS} frames without a request")
         return weight

@@ -1,16 +1,16 @@
 """
-A connection to a gRPC server on a unix socket that is kept between calls.
+Keeps a connection to a gRPC server on a unix socket between calls.
 
-The kubelet's PodResources is asked again and again, and a connection costs more than a call. It is made with the first
-call, and made anew after a failure, after it was lost, after `MOST_CALLS`, and where another socket is at the path, as
-after a restart of the kubelet. Calls at the same time share it. After a call that failed, later calls do not use it any
-more; it is closed when the last call over it has ended.
+The kubelet's PodResources is polled, and a connection costs more than a call. It is opened with the first call, and opened
+again after a failure, after a loss, after `MOST_CALLS`, and if there is another socket at the path, as after a restart of
+the kubelet. Calls at the same time share it. After a call that failed, later calls do not use it any more; it is closed
+when the last call over it has ended.
 
-A call over a connection that has answered before may fail for no other reason than that the server has closed it since.
-Such a call is made again over a new connection, so only what may be asked twice is asked here.
+A call over a connection that has answered before may fail only because the server has closed it since. Such a call is
+repeated over a new connection, so only calls that may be repeated are made here.
 
-The kubelet answers 100 calls a second of all its clients together, and ten at once; it turns the others away. That says
-nothing of the connection, and such a call is made again in a moment.
+The kubelet answers 100 calls a second of all its clients together, and ten at once; it rejects the others. The connection
+is good all the same, and such a call is repeated a moment later.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -24,8 +24,8 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from topoalign.core.ports import Clock
-from topoalign.kubelet.grpc import sockets
-from topoalign.kubelet.grpc.client import Lost, TurnedAway, answered, channel_to, described
+from topoalign.kubelet.grpc import unix_sockets
+from topoalign.kubelet.grpc.kubelet_client import Lost, TurnedAway, call_until_answered, channel_to, describe_call_error
 
 T = TypeVar("T")
 
@@ -34,13 +34,13 @@ MOST_CALLS = 1_000
 
 
 class KeptChannel:
-    """Asks the server at one path, over one connection for as long as it lasts. `close` ends it."""
+    """Calls the server at one path, over one connection for as long as it lasts. `close` ends it."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         self._clock = clock
-        self._kept: Connection | None = None
-        """What the next call uses; None: it makes a new one."""
+        self._kept: SharedChannel | None = None
+        """The channel of the next call; None: it opens a new one."""
 
     async def ask(
         self, question: Callable[[Channel], Awaitable[T]], within: float, codec: CodecBase | None = None
@@ -60,10 +60,10 @@ class KeptChannel:
                     raise
                 except GRPCError as error:
                     if error.status is Status.RESOURCE_EXHAUSTED:
-                        raise TurnedAway(described(error)) from error
+                        raise TurnedAway(describe_call_error(error)) from error
                     raise
 
-        return await answered(self.path, call, self._clock, within)
+        return await call_until_answered(self.path, call, self._clock, within)
 
     def close(self) -> None:
         """Ends the connection, at once if no call uses it."""
@@ -73,13 +73,13 @@ class KeptChannel:
             kept.close_unused()
 
     @contextmanager
-    def _lent(self) -> Iterator["Connection"]:
+    def _lent(self) -> Iterator["SharedChannel"]:
         """The connection, for one call."""
-        identity = sockets.identity(self.path)
+        identity = unix_sockets.identity(self.path)
         if self._kept is not None and (self._kept.identity != identity or self._kept.begun >= MOST_CALLS):
             self.close()
         if self._kept is None:
-            self._kept = Connection(channel_to(self.path), identity)
+            self._kept = SharedChannel(channel_to(self.path), identity)
         lent = self._kept
         lent.calls += 1
         lent.begun += 1
@@ -98,15 +98,15 @@ class KeptChannel:
                 lent.close_unused()
 
 
-class Connection:
+class SharedChannel:
     """A channel that calls share."""
 
-    def __init__(self, channel: Channel, identity: sockets.Identity | None) -> None:
+    def __init__(self, channel: Channel, identity: unix_sockets.Identity | None) -> None:
         """`identity`: of the socket when the channel was made."""
         self.channel = channel
         self.identity = identity
         self.calls = self.begun = 0
-        """Those under way, and all that have begun."""
+        """Calls under way, and all calls so far."""
         self.has_answered = False
 
     def with_codec(self, codec: CodecBase) -> Channel:

@@ -1,11 +1,11 @@
 """
-A gRPC server on a unix socket that stays safe with untrusted peers.
+Serves gRPC on a unix socket that stays safe with untrusted peers.
 
 grpclib implements the protocol; this module adds the protection. A peer of another user is closed before a byte is
 read. At the limit of connections, the one that has been silent longest is closed. A request that grows past its limit
 ends with RESOURCE_EXHAUSTED while it is still arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for
 an unknown method with UNIMPLEMENTED. A large request is decoded in turns. Errors become gRPC statuses in one place,
-`answered`. A client that answers no pings is disconnected. A stream's generator is closed when its client disconnects,
+`answer_call`. A client that answers no pings is disconnected. A stream's generator is closed when its client disconnects,
 and a stop lets calls end that have begun.
 """
 
@@ -29,15 +29,15 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, clean
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, SMALL_REQUEST, Arriving
 from topoalign.kubelet.grpc.codec import QuickCodec
-from topoalign.kubelet.grpc.connection import CHUNK, PING_SECONDS, Connection, Link
 from topoalign.kubelet.grpc.decoding import NAMING, Decoding
-from topoalign.kubelet.grpc.turns import Turns
+from topoalign.kubelet.grpc.grpc_connection import CHUNK, PING_SECONDS, CallConnection, GrpcConnection
+from topoalign.kubelet.grpc.turns import TurnQueue
 
 MOST_CONNECTIONS = 32
-"""At a time. The kubelet needs one."""
+"""Connections at a time. The kubelet needs one."""
 
 ACCEPTED_AT_ONCE = 4
 """Connections that are accepted in one round of the event loop: about a millisecond of work."""
@@ -59,7 +59,7 @@ Pings a silent peer for as long as it is there. grpclib's own: after two hours, 
 """
 
 STATUS = {BadRequest: Status.INVALID_ARGUMENT, NoFit: Status.FAILED_PRECONDITION}
-"""Whose fault it is, in gRPC's words; all else is the machine's: UNAVAILABLE."""
+"""Error -> gRPC status. All other errors are the machine's fault: UNAVAILABLE."""
 
 Method = Callable[[Any], Awaitable[None]]
 
@@ -67,34 +67,34 @@ CALL: ContextVar[Any] = ContextVar("CALL", default=None)
 """The stream (of grpclib's protocol) of the call that a task answers."""
 
 
-def caller() -> Connection | None:
+def caller() -> GrpcConnection | None:
     """The connection of the call that is being answered; None outside of one."""
     stream = CALL.get()
-    return None if stream is None else cast(Link, stream.connection).ours()
+    return None if stream is None else cast(CallConnection, stream.connection).ours()
 
 
 class Servicer(ServiceBase):
-    """Mixed in before a generated service base: its calls are counted, guarded and answered as above."""
+    """A mixin before a generated service base: counts its calls, and answers their errors as gRPC statuses."""
 
     calls = 0
-    """Unary calls that have begun and not ended. Streams do not count: they end when we say so."""
+    """Unary calls under way. Streams do not count: the server ends them."""
 
     idle: anyio.Event | None = None
-    """Set when the last of them ends, if somebody waits for that."""
+    """Set when the last of them ends, if a task waits for that."""
 
     def __mapping__(self) -> dict[str, Handler]:
         generated = super().__mapping__()  # type: ignore[misc]  # of the generated base that follows in the MRO
         return {path: handler._replace(func=self.guarded(handler)) for path, handler in generated.items()}
 
     def guarded(self, handler: Handler) -> Method:
-        """The handler with a count of running calls, and with errors as gRPC statuses."""
+        """Wraps a handler: counts running calls, and turns errors into gRPC statuses."""
 
         async def call(stream: Any) -> None:
             CALL.set(stream._stream)
             unary = handler.cardinality is Cardinality.UNARY_UNARY
             self.calls += unary
             try:
-                await answered(handler.func, stream)
+                await answer_call(handler.func, stream)
             finally:
                 self.calls -= unary
                 if self.idle is not None and not self.calls:
@@ -102,12 +102,12 @@ class Servicer(ServiceBase):
 
         return call
 
-    def favours(self, connection: Connection) -> bool:
+    def favours(self, connection: GrpcConnection) -> bool:
         """Whether this connection is not closed to make room for another."""
         return False
 
     async def drained(self) -> None:
-        """Waits until no unary call is going on."""
+        """Waits until no unary call is under way."""
         if self.calls:
             self.idle = anyio.Event()
             await self.idle.wait()
@@ -121,8 +121,8 @@ class Servicer(ServiceBase):
                 await stream.send_message(message)
 
 
-async def answered(method: Method, stream: Any) -> None:
-    """Answers one call, its errors as gRPC statuses."""
+async def answer_call(method: Method, stream: Any) -> None:
+    """Answers one call; its errors become gRPC statuses."""
     try:
         await method(stream)
     except TopoalignError as error:
@@ -156,18 +156,18 @@ class Methods(dict[str, Handler]):
 
 
 class Load:
-    """What all sockets of a process share: the turns of their connections, and the bound on what requests hold."""
+    """The state that all sockets of a process share: turns of connections, and the bound on bytes of requests."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = TurnQueue()
         self.arriving = Arriving()
 
 
-class Server(grpclib.server.Server):
+class GrpcServer(grpclib.server.Server):
     """Serves one `Servicer` on one unix socket, once: to processes of root and of this process' user."""
 
     mode = 0o600
-    """Of the socket."""
+    """The mode of the socket."""
     guard: Path | None = None
     """The directory that is locked while the socket is made. None: its own."""
 
@@ -179,33 +179,33 @@ class Server(grpclib.server.Server):
         self.servicer = servicer
         self.path = path
         self.field = field
-        self.identity: sockets.Identity | None = None
-        self.connections: set[Connection] = set()
+        self.identity: unix_sockets.Identity | None = None
+        self.connections: set[GrpcConnection] = set()
         self.draining = False
         load = load or Load()
         self.turns = load.turns
         self.arriving = load.arriving
         self.chunk = memoryview(bytearray(CHUNK))
-        """What any of the connections reads into: it is copied at once."""
+        """The buffer that all connections read into; its content is copied at once."""
         self._complaints = Complaints(path.name)
-        self.complain = self._complaints.say
+        self.complain = self._complaints.report
 
     async def listen(self) -> None:
-        """Binds and serves. Raises what `sockets.listen` raises."""
-        listening = sockets.listen(self.path, self.field, self.mode, self.guard)
-        self.identity = sockets.identity(self.path)
+        """Binds and serves. Raises what `sockets.listen_on_path` raises."""
+        listening = unix_sockets.listen_on_path(self.path, self.field, self.mode, self.guard)
+        self.identity = unix_sockets.identity(self.path)
         await self.start(sock=listening, backlog=ACCEPTED_AT_ONCE)
-        listening.listen(sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
+        listening.listen(unix_sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
 
     @property
     def in_place(self) -> bool:
-        """Whether the socket is still where it was made."""
-        return self.identity is not None and sockets.identity(self.path) == self.identity
+        """Whether the socket is still the one at its path."""
+        return self.identity is not None and unix_sockets.identity(self.path) == self.identity
 
     async def stop(self, within: float) -> None:
-        """Takes no new connections, lets the calls that go on end for `within` seconds, then closes. Not to be cancelled."""
+        """Takes no new connections, waits `within` seconds for running calls, then closes. Must not be cancelled."""
         self.draining = True
-        sockets.remove(self.path, self.identity)
+        unix_sockets.remove_socket(self.path, self.identity)
         self.identity = None
         with anyio.move_on_after(within, shield=True):
             await self.servicer.drained()
@@ -217,9 +217,9 @@ class Server(grpclib.server.Server):
                 await self.wait_closed()
         self._complaints.end()
 
-    def admits(self, connection: Connection) -> bool:
-        """Whether a peer is served. If so, it is counted, and has a place. Why not is logged, once per cause."""
-        connection.peer = who = sockets.peer(connection.transport.get_extra_info("socket"))
+    def admits(self, connection: GrpcConnection) -> bool:
+        """Whether a peer is served. If so, its connection is registered; else the reason is logged, once per cause."""
+        connection.peer = who = unix_sockets.peer(connection.transport.get_extra_info("socket"))
         if self.draining:
             return False
         if not self.is_welcome(who):
@@ -230,7 +230,7 @@ class Server(grpclib.server.Server):
         self.connections.add(connection)
         return True
 
-    def is_welcome(self, peer: sockets.Peer) -> bool:
+    def is_welcome(self, peer: unix_sockets.Peer) -> bool:
         """Whether this process may connect."""
         return peer.uid in (0, os.geteuid())
 
@@ -264,38 +264,37 @@ class Server(grpclib.server.Server):
             event.message = message
         self.arriving.take(stream)
 
-    def _protocol_factory(self) -> Connection:
+    def _protocol_factory(self) -> GrpcConnection:
         """grpclib offers no other place to look at a connection."""
         plain = super()._protocol_factory()
-        connection = Connection(plain.handler, plain.config, plain.h2_config)
+        connection = GrpcConnection(plain.handler, plain.config, plain.h2_config)
         connection.server = self
         return connection
 
 
-# Logs errors of peers, once per cause.
-#
-# A flood is one event, not a hundred thousand. So the first error of a kind is logged at once, the following ones are
-# counted, and one line a minute reports their number, as long as there are any.
-
-
 AGAIN_SECONDS = 60.0
 MOST_CAUSES = 64
-"""That are told apart at a time."""
+"""Causes that are distinguished at a time."""
 
 log = structlog.get_logger()
 
 
 class Complaints:
-    """Of one socket."""
+    """
+    Logs errors of the peers of one socket, once per cause.
+
+    A flood is one event, not a hundred thousand. So the first error of a kind is logged at once, the following ones are
+    counted, and one line a minute reports their number, as long as there are any.
+    """
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
         self._counted: Counter[tuple[str, str]] = Counter()
-        """Times that nothing was logged, by event and reason: of the causes that are not to be logged anew for a while."""
+        """Event and reason -> how often it was counted only, for the causes that were logged a short while ago."""
         self._timer: TimerHandle | None = None
 
-    def say(self, event: str, reason: str, **details: Any) -> bool:
-        """Logs this, or counts it if the same was logged a short while ago. Returns whether it was logged."""
+    def report(self, event: str, reason: str, **details: Any) -> bool:
+        """Logs an error, or counts it if the same was logged a short while ago. Returns whether it was logged."""
         cause = (event, reason)
         if cause in self._counted:
             self._counted[cause] += 1
@@ -309,7 +308,7 @@ class Complaints:
         return True
 
     def sum_up(self) -> None:
-        """Logs the counts. A cause of which nothing was counted is forgotten."""
+        """Logs the counts, and forgets causes that have not occurred again."""
         for (event, reason), times in self._counted.items():
             if times:
                 log.warning(event, reason=reason, socket=self._socket, times=times, seconds=AGAIN_SECONDS)
@@ -317,7 +316,7 @@ class Complaints:
         self._timer = get_running_loop().call_later(AGAIN_SECONDS, self.sum_up) if self._counted else None
 
     def end(self) -> None:
-        """The socket is closed: what was counted is logged."""
+        """Logs the remaining counts when the socket is closed."""
         if self._timer is not None:
             self._timer.cancel()
             self.sum_up()

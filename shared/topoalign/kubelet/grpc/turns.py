@@ -1,5 +1,5 @@
 """
-The order in which connections are served.
+Decides the order in which connections are served.
 
 One loop serves all connections of all resources, and bytes can arrive faster than they can be processed. So the work is
 cut into steps of about a millisecond, one step runs in each round of the loop, and connections take turns: the one with
@@ -21,15 +21,15 @@ CREDIT = 8
 Step = Callable[[], None]
 
 
-class Client:
-    """Whoever takes turns."""
+class TurnTaker:
+    """A connection that takes turns."""
 
     turn: int | None = None
     """The number of its next turn; None before the first. Equal numbers are served in the order in which they asked."""
 
 
-class Turns:
-    """The work that waits."""
+class TurnQueue:
+    """The steps that wait for their turn."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, Step]] = []
@@ -37,9 +37,9 @@ class Turns:
         self._now = 0
         """The number of the turn that was served last."""
         self._scheduled = False
-        """Whether the next round has a step, or this one has had its own."""
+        """Whether a step is scheduled for the next round, or has run in this one."""
 
-    def ask(self, client: Client, step: Step) -> None:
+    def ask(self, client: TurnTaker, step: Step) -> None:
         """
         Runs `step` when it is the client's turn, in a later round of the loop, alone in that round.
 
@@ -48,7 +48,7 @@ class Turns:
         heappush(self._waiting, (self._number(client), next(self._order), step))
         self._schedule()
 
-    def take(self, client: Client) -> bool:
+    def take(self, client: TurnTaker) -> bool:
         """Whether it is the client's turn now: nobody waits, and no other turn has come in this round of the loop."""
         if self._scheduled:
             return False
@@ -56,14 +56,14 @@ class Turns:
         self._schedule()
         return True
 
-    async def turn(self, client: Client) -> None:
+    async def turn(self, client: TurnTaker) -> None:
         """Returns when it is the client's turn. What follows, up to the next await, is the step."""
         future: Future[None] = get_running_loop().create_future()
         self.ask(client, lambda: None if future.done() else future.set_result(None))
         await future
 
-    def _number(self, client: Client) -> int:
-        """The number of the client's turn, which is its next one no more."""
+    def _number(self, client: TurnTaker) -> int:
+        """The number of the client's turn. The client's next turn gets a later number."""
         number = self._now + 1 if client.turn is None else max(client.turn, self._now - CREDIT)
         client.turn = number + 1
         return number
@@ -74,7 +74,7 @@ class Turns:
             get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
-        """The step of this round. After one there is another round, so that no other step runs in this one."""
+        """Runs the step of this round, and schedules the next round, so that no other step runs in this one."""
         self._scheduled = False
         if not self._waiting:
             return

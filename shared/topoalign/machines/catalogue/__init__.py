@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines.catalogue import nvidia, servers
+from topoalign.machines.catalogue import nvidia_systems, servers
 
 _MACHINES: dict[str, Callable[[], Topology]] = {
-    "dgx1-volta": nvidia.dgx1_volta,
-    "dgx2": nvidia.dgx2,
-    "dgx-a100": nvidia.dgx_a100,
-    "hgx-h100": nvidia.hgx_h100,
-    "hgx-b200": nvidia.hgx_b200,
-    "hgx-b200-gpu0-off": partial(nvidia.hgx_b200, 0),
-    "hgx-b200-gpu0-half": partial(nvidia.hgx_b200, 9),
-    "gb200-tray": nvidia.gb200_tray,
+    "dgx1-volta": nvidia_systems.dgx1_volta,
+    "dgx2": nvidia_systems.dgx2,
+    "dgx-a100": nvidia_systems.dgx_a100,
+    "hgx-h100": nvidia_systems.hgx_h100,
+    "hgx-b200": nvidia_systems.hgx_b200,
+    "hgx-b200-gpu0-off": partial(nvidia_systems.hgx_b200, 0),
+    "hgx-b200-gpu0-half": partial(nvidia_systems.hgx_b200, 9),
+    "gb200-tray": nvidia_systems.gb200_tray,
     "two-socket-8xpcie": servers.two_socket_8xpcie,
     "8x-nvlink-pairs": servers.nvlink_pairs,
     "8x-l40s": servers.l40s_8x,
@@ -49,4 +49,4 @@ def machine(name: str) -> Topology:
         raise KeyError(name)
     from topoalign.machines import document  # only for machines that are in files
 
-    return document.decode((CAPTURED / f"{name}.json").read_bytes(), name).topology
+    return document.decode_machine((CAPTURED / f"{name}.json").read_bytes(), name).topology

@@ -1,8 +1,8 @@
 """
 The building blocks of catalogue machines.
 
-A `Board` has the CPUs and the memory; a `Root` is a PCIe host bridge with the devices below it, behind switches or
-directly on its root ports. `build` numbers CPUs as Linux does (all first threads, then all second ones), numbers
+A `Board` has the CPUs and the memory; a `HostBridge` is a PCIe host bridge with the devices below it, behind switches or
+directly on its root ports. `build_machine` numbers CPUs as Linux does (all first threads, then all second ones), numbers
 PCI addresses as firmware does (depth first), and derives every link from the resulting positions of the devices.
 """
 
@@ -23,30 +23,30 @@ MIB = 1 << 20
 GBIT = 10**9
 
 
-class Card(Enum):
-    """What can be plugged in."""
+class PcieDevice(Enum):
+    """The kinds of PCIe devices of a machine."""
 
     GPU = "gpu"
     NIC = "nic"
 
 
-GPU = Card.GPU
-NIC = Card.NIC
+GPU = PcieDevice.GPU
+NIC = PcieDevice.NIC
 
 
 @dataclass(frozen=True)
 class Switch:
     """A PCIe switch: an upstream port, and a downstream port for each thing below."""
 
-    below: tuple["Switch | Card", ...]
+    below: tuple["Switch | PcieDevice", ...]
 
 
 @dataclass(frozen=True)
-class Root:
+class HostBridge:
     """A host bridge near one NUMA node, with a root port for each thing below."""
 
     node: int
-    below: tuple[Switch | Card, ...]
+    below: tuple[Switch | PcieDevice, ...]
     domain: int = 0
 
 
@@ -56,14 +56,14 @@ class Board:
 
     sockets: int
     cores: int
-    """Of each socket."""
+    """Cores of each socket."""
     threads: int
-    """Of each core."""
+    """Threads of each core."""
     memory: int
     """Bytes of each NUMA node."""
     nodes_per_socket: int = 1
     cores_per_cache: int | None = None
-    """That share a last-level cache. None: all of the socket."""
+    """Cores that share a last-level cache. None: all of the socket."""
     hugepages: Mapping[ResourceName, int] = field(default_factory=dict)
     """Bytes of each NUMA node, out of its memory."""
     near: int = 12
@@ -85,9 +85,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a card ended up."""
+    """The position of a device in the machine."""
 
-    card: Card
+    device: PcieDevice
     address: str
     chain: pcie.Chain
     node: int
@@ -97,24 +97,24 @@ NVLinks = Mapping[tuple[int, int], int]
 """Indices of two GPUs, the smaller first -> NVLinks between them."""
 
 
-def switch(*below: Switch | Card) -> Switch:
-    """A PCIe switch with these switches and cards below it."""
+def pcie_switch(*below: Switch | PcieDevice) -> Switch:
+    """A PCIe switch with these switches and devices below it."""
     return Switch(below)
 
 
 def all_pairs(gpus: int, nvlinks: int) -> NVLinks:
-    """As with NVSwitch: every GPU reaches every other one with all its NVLinks."""
+    """The NVLinks of GPUs on an NVSwitch: every GPU reaches every other one with all its NVLinks."""
     return dict.fromkeys(combinations(range(gpus), 2), nvlinks)
 
 
-def build(
-    board: Board, roots: tuple[Root, ...] = (), model: Model | None = None, nvlinks: NVLinks | None = None
+def build_machine(
+    board: Board, roots: tuple[HostBridge, ...] = (), model: Model | None = None, nvlinks: NVLinks | None = None
 ) -> Topology:
     """The machine. Its GPUs and NICs are numbered in the order of the roots."""
-    cpus = _cpus(board)
+    cpus = _build_cpus(board)
     slots = list(_slots(roots))
-    gpus = tuple(_gpu(i, slot, model, cpus) for i, slot in enumerate(s for s in slots if s.card is GPU))
-    nics = tuple(_nic(i, slot, model) for i, slot in enumerate(s for s in slots if s.card is NIC))
+    gpus = tuple(_build_gpu(i, slot, model, cpus) for i, slot in enumerate(s for s in slots if s.device is GPU))
+    nics = tuple(_build_nic(i, slot, model) for i, slot in enumerate(s for s in slots if s.device is NIC))
     count_of_nodes = board.sockets * board.nodes_per_socket
     return Topology(
         cpus=cpus,
@@ -122,25 +122,25 @@ def build(
             NumaNode(id=node, memory=board.memory, hugepages=dict(board.hugepages)) for node in range(count_of_nodes)
         ),
         distances=tuple(tuple(_distance(board, a, b) for b in range(count_of_nodes)) for a in range(count_of_nodes)),
-        bridges=pcie.bridges(slot.chain for slot in slots),
+        bridges=pcie.collect_bridges(slot.chain for slot in slots),
         gpus=gpus,
         nics=nics,
-        links=links(gpus, nics, {slot.address: slot.chain for slot in slots}, nvlinks or {}),
+        links=build_links(gpus, nics, {slot.address: slot.chain for slot in slots}, nvlinks or {}),
     )
 
 
-def links(
+def build_links(
     gpus: tuple[Gpu, ...], nics: tuple[Nic, ...], chains: Mapping[str, pcie.Chain], nvlinks: NVLinks
 ) -> tuple[Link, ...]:
     """PCIe classes by where the devices sit, and the NVLinks on top."""
     attached = [pcie.Attached(gpu.id, chains[gpu.pci or ""], gpu.numa_affinity) for gpu in gpus]
     attached += [pcie.Attached(nic.id, chains[nic.pci or ""], nic.numa_affinity) for nic in nics]
     bonded = {(gpus[a].id, gpus[b].id): bond for (a, b), bond in nvlinks.items()}
-    found = pcie.links(attached, one_node=False)
+    found = pcie.link_devices(attached, one_node=False)
     return tuple(msgspec.structs.replace(link, nvlinks=bonded.get((link.a, link.b), 0)) for link in found)
 
 
-def _cpus(board: Board) -> tuple[Cpu, ...]:
+def _build_cpus(board: Board) -> tuple[Cpu, ...]:
     total = board.sockets * board.cores
     return tuple(
         Cpu(
@@ -161,7 +161,7 @@ def _distance(board: Board, a: int, b: int) -> int:
     return board.near if a // board.nodes_per_socket == b // board.nodes_per_socket else board.far
 
 
-def _slots(roots: tuple[Root, ...]) -> Iterator[Slot]:
+def _slots(roots: tuple[HostBridge, ...]) -> Iterator[Slot]:
     buses = {root.domain: count() for root in roots}
     for root in roots:
         bus = buses[root.domain]
@@ -173,9 +173,9 @@ def _slots(roots: tuple[Root, ...]) -> Iterator[Slot]:
             yield from _below(thing, (host, port), root, bus)
 
 
-def _below(thing: Switch | Card, chain: pcie.Chain, root: Root, buses: Iterator[int]) -> Iterator[Slot]:
+def _below(thing: Switch | PcieDevice, chain: pcie.Chain, root: HostBridge, buses: Iterator[int]) -> Iterator[Slot]:
     address = f"{root.domain:04x}:{next(buses):02x}:00.0"
-    if isinstance(thing, Card):
+    if isinstance(thing, PcieDevice):
         yield Slot(thing, address, chain, root.node)
         return
     inner = next(buses)
@@ -184,7 +184,7 @@ def _below(thing: Switch | Card, chain: pcie.Chain, root: Root, buses: Iterator[
         yield from _below(below, (*chain, address, port), root, buses)
 
 
-def _gpu(index: int, slot: Slot, model: Model | None, cpus: tuple[Cpu, ...]) -> Gpu:
+def _build_gpu(index: int, slot: Slot, model: Model | None, cpus: tuple[Cpu, ...]) -> Gpu:
     return Gpu(
         id=DeviceID(f"GPU-{index}"),
         index=index,
@@ -198,7 +198,7 @@ def _gpu(index: int, slot: Slot, model: Model | None, cpus: tuple[Cpu, ...]) -> 
     )
 
 
-def _nic(index: int, slot: Slot, model: Model | None) -> Nic:
+def _build_nic(index: int, slot: Slot, model: Model | None) -> Nic:
     rate = model.rate if model is not None else None
     return Nic(
         id=DeviceID(f"mlx5_{index}"),

@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from topoalign.core.model.errors import InvalidField, clean
-from topoalign.kubelet.files.reading import opened
+from topoalign.kubelet.files.reading import open_regular_file
 from topoalign.runtime.settings import RuntimeSettings
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths of files: who we are, and whom we trust. Read anew for every connection, so that renewed ones are taken up."""
+    """Paths of the files with our identity and the trusted authorities. They are read for every connection, so that renewed
+    files are used."""
 
     creds: str | None = None
     """A `.creds` file: JWT and seed, for servers with operators and accounts."""
@@ -33,7 +34,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: RuntimeSettings) -> "Access":
-        """As the settings have it."""
+        """The access that the settings describe."""
         return cls(
             creds=settings.nats_creds,
             nkey=settings.nats_nkey,
@@ -43,9 +44,9 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def options(self) -> dict[str, str]:
-        """What the NATS client is told. Raises InvalidField that names the setting whose file cannot be used."""
+        """The options of the NATS client. Raises InvalidField that names the setting whose file cannot be used."""
         if self.creds is not None:
-            if b"BEGIN USER NKEY SEED" not in content("TOPOALIGN_NATS_CREDS", self.creds):
+            if b"BEGIN USER NKEY SEED" not in read_setting_file("TOPOALIGN_NATS_CREDS", self.creds):
                 raise InvalidField(
                     "TOPOALIGN_NATS_CREDS", "not a credentials file", "make one with `nsc generate creds`"
                 )
@@ -54,7 +55,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             import nkeys  # here: it loads a library of its own, and few servers want it
 
             try:
-                nkeys.from_seed(bytearray(content("TOPOALIGN_NATS_NKEY", self.nkey).strip())).wipe()
+                nkeys.from_seed(bytearray(read_setting_file("TOPOALIGN_NATS_NKEY", self.nkey).strip())).wipe()
             except (nkeys.NkeysError, ValueError) as error:
                 raise InvalidField(
                     "TOPOALIGN_NATS_NKEY", "not the seed of an nkey user", "put the seed, `SU…`, alone in the file"
@@ -63,7 +64,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def tls(self, urls: Sequence[str]) -> ssl.SSLContext | None:
-        """How connections are protected; None where nothing asks for it. Raises InvalidField for an unusable file."""
+        """The TLS context of connections; None without TLS. Raises InvalidField for an unusable file."""
         wanted = any(url.startswith(("tls://", "wss://")) for url in urls)
         if not wanted and self.tls_ca is None and self.tls_cert is None:
             return None
@@ -73,7 +74,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             ("TOPOALIGN_NATS_TLS_KEY", self.tls_key),
         ):
             if file is not None:
-                content(setting, file)
+                read_setting_file(setting, file)
         setting = "TOPOALIGN_NATS_TLS_CA"
         try:
             context = ssl.create_default_context(cafile=self.tls_ca)
@@ -85,10 +86,10 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return context
 
 
-def content(setting: str, file: str) -> bytes:
+def read_setting_file(setting: str, file: str) -> bytes:
     """The text of a file that a setting names. Raises InvalidField with the setting."""
     try:
-        with opened(Path(file)) as readable:
+        with open_regular_file(Path(file)) as readable:
             return readable.read()
     except OSError as error:
         raise InvalidField(
@@ -96,7 +97,7 @@ def content(setting: str, file: str) -> bytes:
         ) from error
 
 
-def addresses(url: str) -> list[str]:
+def split_addresses(url: str) -> list[str]:
     """The servers of a comma-separated list. Raises InvalidField."""
     urls = [part.strip() for part in url.split(",") if part.strip()]
     urls = [part if "://" in part else f"nats://{part}" for part in urls]
@@ -108,13 +109,15 @@ def addresses(url: str) -> list[str]:
         except ValueError:
             valid = False
         if not valid:
-            raise InvalidField("TOPOALIGN_NATS_URL", f"{shown(part)!r} is not an address", "write nats://host:4222")
+            raise InvalidField(
+                "TOPOALIGN_NATS_URL", f"{hide_credentials(part)!r} is not an address", "write nats://host:4222"
+            )
     if not urls:
         raise InvalidField("TOPOALIGN_NATS_URL", "empty", "write nats://host:4222")
     return urls
 
 
-def shown(url: str) -> str:
+def hide_credentials(url: str) -> str:
     """
     An address, or several, fit to be shown: without user and password.
 

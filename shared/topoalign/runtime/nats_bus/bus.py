@@ -2,9 +2,9 @@
 `NatsBus`: the bus port over NATS and JetStream.
 
 One task keeps a connection: it opens one, checks server, stores and permissions, passes it to all waiting callers, and
-starts again when it is lost. It creates and changes nothing at the server (`stores.apply` does). Publishing and asking
-use the current connection and fail at once if there is none, because the caller has important facts in a journal and will
-publish them again. Following and serving wait and then continue.
+starts again when it is lost. It creates and changes nothing at the server (`stores.create_or_change_stores` does).
+Publishing and asking use the current connection and fail at once if there is none, because the caller has important
+facts in a journal and will publish them again. Following and serving wait and then continue.
 """
 
 import random
@@ -27,18 +27,18 @@ from topoalign.core.model.errors import (
 )
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint, Message, Received, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.answers import reply_to
+from topoalign.runtime import event_stores
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.nats_bus.access import Access, addresses, shown
-from topoalign.runtime.nats_bus.connection import Connection, open_connection
+from topoalign.runtime.nats_bus.access import Access, hide_credentials, split_addresses
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.follower import Follower
-from topoalign.runtime.nats_bus.library import contained
+from topoalign.runtime.nats_bus.follower import NatsFollower
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
+from topoalign.runtime.nats_bus.nats_library import contain_cancellation
 from topoalign.runtime.nats_bus.publication import publish_atomic, publish_many, publish_one
 from topoalign.runtime.nats_bus.selftest import SelfTest
-from topoalign.runtime.nats_bus.stored import found, purge, received_of
-from topoalign.runtime.tasks import background, lasting
+from topoalign.runtime.nats_bus.stored import find_message, purge, received_of
+from topoalign.runtime.replies import reply_to
+from topoalign.runtime.tasks import background, run_until_cancelled
 
 PUBLISH_SECONDS = 2.0
 """Longer than a sync to disk takes, shorter than anybody wants to wait for a server that may be gone."""
@@ -46,7 +46,7 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between tries to connect; doubled each time, and spread so that a cluster does not come back all at once."""
 QUEUE = "q"
-"""Of the subscribers to one subject of requests one answers."""
+"""The queue of the subscribers to a subject of requests: one of them answers."""
 OF_A_STORE = frozenset({"Nats-Stream", "Status"})
 """
 Headers of what NATS sends in answer to a read, to whatever reply subject the reader names: the messages, and their end.
@@ -59,20 +59,20 @@ log = structlog.get_logger("topoalign.runtime.nats")
 class NatsBus:
     """Made by `connect_bus`."""
 
-    def __init__(self, url: str, name: str, access: Access, node: NodeName | None, speaks: Sequence[str]) -> None:
+    def __init__(self, url: str, name: str, access: Access, node: NodeName | None, publishes: Sequence[str]) -> None:
         if wire.token(name) != name or not name:
             raise InvalidField("name", f"{clean(name)!r}", "use letters, digits, `_` and `-`")
-        self.url = shown(url)
-        """As it may be shown."""
-        self.trouble: str | None = "not connected yet"
+        self.url = hide_credentials(url)
+        """The URL without credentials."""
+        self.reason_not_connected: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
-        self._urls = addresses(url)
+        self._urls = split_addresses(url)
         self._name = name
         self._access = access
-        access.options(), access.tls(self._urls)  # so that a wrong file is told at once, and not by a task
+        access.options(), access.tls(self._urls)  # so that a wrong file is reported at once, and not by a task
         self._inbox = f"_INBOX_{name}" if node is None else f"_INBOX_{name}.{wire.token(node)}"
-        self._self_test = SelfTest(speaks)
-        self._connection: Connection | None = None
+        self._self_test = SelfTest(publishes)
+        self._connection: NatsConnection | None = None
         self._came = anyio.Event()
 
     @property
@@ -82,7 +82,7 @@ class NatsBus:
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
         """As `Bus.publish`."""
-        stores.store_of(message)
+        event_stores.store_of(message)
         connection = self.live()
         try:
             return await publish_one(connection, message, expected_last, PUBLISH_SECONDS)
@@ -91,7 +91,7 @@ class NatsBus:
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
         """As `Bus.publish_batch`."""
-        stores.store_of_batch([message for message, _ in batch])
+        event_stores.store_of_batch([message for message, _ in batch])
         connection = self.live()
         try:
             return await publish_atomic(connection, batch, PUBLISH_SECONDS)
@@ -100,7 +100,7 @@ class NatsBus:
 
     async def newest(self, stream: Stream, subject: str) -> Received | None:
         """As `Bus.newest`."""
-        return received_of(await found(self.live(), stream, {"last_by_subj": subject}))
+        return received_of(await find_message(self.live(), stream, {"last_by_subj": subject}))
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """As `Bus.publish_all`: on one connection, which a store takes in the order of sending."""
@@ -112,7 +112,7 @@ class NatsBus:
     @asynccontextmanager
     async def follow(self, stream: Stream, subject: str, after: int = 0) -> AsyncIterator[AsyncIterator[Received]]:
         """Yields the messages of a stream on this subject after a position, across lost connections."""
-        follower = Follower(self.up, stream, subject, after)
+        follower = NatsFollower(self.up, stream, subject, after)
         try:
             yield follower
         finally:
@@ -120,7 +120,7 @@ class NatsBus:
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
         """As `Bus.last_position`."""
-        last = await found(self.live(), stream, {"last_by_subj": subject})
+        last = await find_message(self.live(), stream, {"last_by_subj": subject})
         return 0 if last is None else last.in_store().position
 
     async def forget(self, stream: Stream, subject: str) -> None:
@@ -129,8 +129,8 @@ class NatsBus:
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """As `Bus.ask`."""
-        stores.check_size(subject, body)
-        return (await self.live().request(subject, body, within, accept=is_answer)).body
+        event_stores.check_size(subject, body)
+        return (await self.live().request(subject, body, within, accept=is_service_reply)).body
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
@@ -161,62 +161,62 @@ class NatsBus:
                 log.warning("cannot serve", service=service, finding=error.finding)
                 await anyio.sleep(FIRST_PAUSE)
 
-    async def up(self) -> Connection:
+    async def up(self) -> NatsConnection:
         """The connection, as soon as there is one."""
         while self._connection is None:
             await self._came.wait()
         return self._connection
 
-    def live(self) -> Connection:
+    def live(self) -> NatsConnection:
         """The connection of this moment. Raises BusUnavailable."""
         if self._connection is None:
-            raise BusUnavailable(f"not connected to {self.url}: {self.trouble}")
+            raise BusUnavailable(f"not connected to {self.url}: {self.reason_not_connected}")
         return self._connection
 
     async def keep_connected(self, strict: bool) -> None:
         """
         Runs as long as the bus. `strict` raises BusRefused for as long as there was no connection yet.
 
-        Later a refusal is like a loss, since a server may be set up anew at any time: said once, and tried again.
+        Later a refusal is treated like a loss, since a server may be set up again at any time: logged once, and tried again.
         """
         failures = 0
-        told: set[str] = set()
-        """Findings since the last connection: where a name stands for several addresses, they come in turns."""
+        logged: set[str] = set()
+        """Findings since the last connection. If a name has several addresses, their findings alternate."""
         while True:
             try:
                 connection = await self.connection()
             except (BusUnavailable, BusRefused) as error:
                 if strict and isinstance(error, BusRefused):
                     raise
-                if error.finding not in told:
-                    told.add(error.finding)
+                if error.finding not in logged:
+                    logged.add(error.finding)
                     log.warning("bus away", finding=error.finding, remedy=error.remedy)
-                self.trouble = error.finding
+                self.reason_not_connected = error.finding
                 failures += 1
                 pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
                 await anyio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # spreads load, hides nothing
                 continue
             failures = 0
             strict = False
-            told.clear()
+            logged.clear()
             await self.stay(connection)
 
-    async def stay(self, connection: Connection) -> None:
+    async def stay(self, connection: NatsConnection) -> None:
         """Hands the connection to all who wait for one, until it is lost."""
         log.info("bus connected", url=self.url, server=str(connection.client.connected_server_version))
         self._connection = connection
-        self.trouble = None
+        self.reason_not_connected = None
         self._came.set()
         try:
             await connection.until_lost()
         finally:
             self._connection = None
             self._came = anyio.Event()
-            self.trouble = f"connection lost: {connection.reason}"
+            self.reason_not_connected = f"connection lost: {connection.reason}"
             await connection.close()
         log.warning("bus lost", url=self.url, reason=connection.reason)
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> NatsConnection:
         """A connection whose server, stores and permissions have been checked."""
         connection = await open_connection(self._urls, self._name, self._access, self._inbox)
         try:
@@ -234,12 +234,12 @@ def not_taken(message: Message) -> BusUnavailable:
     )
 
 
-def is_answer(delivered: Delivered) -> bool:
+def is_service_reply(delivered: Delivered) -> bool:
     """Whether a service has sent this, and not NATS, which acknowledges what a stream takes."""
     return not delivered.is_of_a_store and wire.is_answer(delivered.body)
 
 
-async def answer_requests(connection: Connection, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:
+async def answer_requests(connection: NatsConnection, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:
     """
     Answers the requests on the subject of an endpoint, one at a time. Has started once it is subscribed.
 
@@ -259,7 +259,10 @@ async def answer_requests(connection: Connection, endpoint: Endpoint, *, task_st
             async for request in receive:
                 if OF_A_STORE.isdisjoint(request.headers or {}):
                     reply = await reply_to(endpoint, request.data)
-                    with suppress(nats.errors.Error, OSError, ValueError), contained():  # no answer is wanted any more
+                    with (
+                        suppress(nats.errors.Error, OSError, ValueError),
+                        contain_cancellation(),
+                    ):  # no answer is wanted any more
                         await request.respond(reply)
         finally:
             await connection.unsubscribe(subscription)
@@ -273,29 +276,26 @@ async def connect_bus(
     wait: float | None = 10.0,
     access: Access = Access(),  # noqa: B008  # frozen
     node: NodeName | None = None,
-    speaks: Sequence[str] = (),
+    publishes: Sequence[str] = (),
 ) -> AsyncIterator[NatsBus]:
     """
     The bus at `url` (several servers of one cluster are separated by commas) while the context is open.
 
     `wait`: seconds to wait for a server; then BusUnavailable, and BusRefused at once for a server that cannot be used.
     None waits for nothing: the context is entered without a connection, which is made and checked in the background.
-    `node`: whose services use the connection; then its name is in the subjects on which answers come. `speaks`: subjects
+    `node`: whose services use the connection; then its name is in the subjects on which answers come. `publishes`: subjects
     this process will publish on; the permission is tried on every new connection. Raises InvalidField for an unusable
     address, name or credentials file.
     """
-    bus = NatsBus(url, name, access, node, speaks)
+    bus = NatsBus(url, name, access, node, publishes)
     async with background() as tasks:
-        tasks.start_soon(lasting, "the connection to NATS", lambda: bus.keep_connected(wait is not None))
+        tasks.start_soon(run_until_cancelled, "the connection to NATS", lambda: bus.keep_connected(wait is not None))
         if wait is not None:
             with anyio.move_on_after(wait) as scope:
                 await bus.up()
             if scope.cancelled_caught:
-                raise BusUnavailable(f"no connection within {wait:g} s: {bus.trouble}")
+                raise BusUnavailable(f"no connection within {wait:g} s: {bus.reason_not_connected}")
         yield bus
-
-
-# The administrative step: creates and changes the stores at a server.
 
 
 NAME = "topoalign-stores"
@@ -303,12 +303,13 @@ NAME = "topoalign-stores"
 
 async def apply_stores(url: str, access: Access = Access(), replicas: int | None = None) -> list[str]:  # noqa: B008  # frozen
     """
-    Creates the stores that are missing and changes those that differ; returns a line for each change.
+    The administrative step: creates missing stores at a server and changes those that differ. Returns a line for each
+    change.
 
-    Raises what `stores.apply` and `open_connection` do.
+    Raises the errors of `event_stores.create_or_change_stores` and `open_connection`.
     """
-    connection = await open_connection(addresses(url), NAME, access)
+    connection = await open_connection(split_addresses(url), NAME, access)
     try:
-        return await stores.apply(connection.api, replicas)
+        return await event_stores.create_or_change_stores(connection.api, replicas)
     finally:
         await connection.close()

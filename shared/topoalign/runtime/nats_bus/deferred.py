@@ -1,7 +1,8 @@
 """
-Keeps nats.js, the JetStream part of the NATS client library, and aiohttp unloaded until somebody uses them (nats-py 2.16.0).
+Defers the import of aiohttp and nats.js, the JetStream part of the NATS client library, until they are used (nats-py
+2.16.0).
 
-The client library imports all of it, and uses the names of some headers. The bus speaks the API of JetStream itself. So a
+The client library imports all of it, and uses the names of some headers. The bus uses the JetStream API directly. So a
 node agent would spend a fifth of the time in which it imports the library, and 1.5 MB, on what it never calls. The module
 that stands in has those names; it is loaded with its first other attribute, so that other code of the process finds in it
 what it expects.
@@ -18,13 +19,13 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
-from topoalign.runtime.logging import without
+from topoalign.runtime.logging import hide_module
 
 JETSTREAM = "nats.js"
 API = "nats.js.api"
 
 
-class Header(StrEnum):
+class ReservedHeader(StrEnum):
     """The headers that the client library itself looks at. Their names are those of the protocol."""
 
     CONSUMER_STALLED = "Nats-Consumer-Stalled"
@@ -35,10 +36,10 @@ class Header(StrEnum):
 class DeferredApi(ModuleType):
     """Stands in for `nats.js.api`."""
 
-    Header = Header
+    Header = ReservedHeader
 
     def __getattr__(self, name: str) -> Any:
-        """What it does not have is that of the module itself."""
+        """Any other attribute, from the module itself."""
         return getattr(import_module(API), name)
 
 
@@ -46,7 +47,7 @@ class DeferredPackage(ModuleType):
     """Stands in for `nats.js`, and becomes it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Loads the package for whatever else it is asked for."""
+        """Loads the package at the first access to any other attribute."""
         if name not in JETSTREAM_NAMES:
             raise AttributeError(f"module {JETSTREAM!r} has no attribute {name!r}")
         vars(self).pop("api", None)
@@ -72,7 +73,7 @@ def defer_jetstream() -> None:
     vars(package).update(vars(module_from_spec(spec)))
     vars(package)["api"] = DeferredApi(API)
     sys.modules[JETSTREAM] = package
-    with without("aiohttp"):
+    with hide_module("aiohttp"):
         import_module("nats").js = package  # type: ignore[attr-defined]  # which the import would have bound
 
 

@@ -1,5 +1,5 @@
 """
-Messages as a store delivers them, read no further than somebody asks.
+Parses messages of a store lazily: each field is read at its first use.
 
 A registry that starts reads a million messages, and of most of them nothing but the position and the id: a later snapshot
 stands for them. The client library makes of each message an object with all its headers and hands it to a task over a queue,
@@ -21,7 +21,7 @@ from topoalign.core.ports import Message, Received
 
 LINE = b"\r\n"
 VERSION = b"NATS/1.0"
-"""What ends each line of the headers, and what their first line begins with."""
+"""The end of each line of the headers, and the start of their first line."""
 OF_A_STORE = b"\r\nNats-Stream: "
 """With what the headers begin that a store adds to a message."""
 ADDED = re.compile(
@@ -66,7 +66,7 @@ class Delivered(NamedTuple):
         return (int(end[1]), int(end[2])) if end is not None else (0, 0)
 
     def in_store(self) -> "InStore":
-        """Where a store has it. Raises BusUnavailable."""
+        """The place of the message in its store. Raises BusUnavailable."""
         at = self.head.rfind(OF_A_STORE)
         added = ADDED.match(self.head, at) if at >= 0 else None
         if added is None:
@@ -83,7 +83,7 @@ class Delivered(NamedTuple):
 
 
 class InStore(NamedTuple):
-    """Where a store has a message."""
+    """The place of a message in a store."""
 
     stream: bytes
     position: int
@@ -135,7 +135,7 @@ class Headers(Mapping[str, str]):
 
     @property
     def _all(self) -> dict[str, str]:
-        """All of them, by the library's rules: a line without a colon, or whose name has a space in it, is passed over."""
+        """All headers by the library's rules: a line without a colon, or with a space in its name, is ignored."""
         if self._read is None:
             pairs = (line.partition(b":") for line in self._head[: self._end].split(LINE)[1:])
             named = ((name.strip(), value) for name, colon, value in pairs if colon)

@@ -28,11 +28,11 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import Received, Stream
 from topoalign.core.wire import PREFIX
 from topoalign.runtime.clock import backoff_seconds, until_tick
-from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime.event_stores import NEWS, has_only
 from topoalign.runtime.nats_bus.delivered import Delivered, InStore
-from topoalign.runtime.nats_bus.library import CLOCK
-from topoalign.runtime.nats_bus.stored import found, nobody_reads, source_of
-from topoalign.runtime.stores import NEWS, has_only
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
+from topoalign.runtime.nats_bus.nats_library import CLOCK
+from topoalign.runtime.nats_bus.stored import find_message, nobody_reads, source_of
 
 BATCH = 128
 LARGEST_BATCH = 1000
@@ -57,15 +57,15 @@ NO_RESPONDERS = "503"
 log = structlog.get_logger("topoalign.runtime.nats")
 
 
-class Reading:
-    """What a follower reads on one connection."""
+class FollowerReading:
+    """Reads the messages of a follower on one connection."""
 
     def __init__(
-        self, connection: Connection, stream: Stream, subject: str, position: int, stored: bytes = b""
+        self, connection: NatsConnection, stream: Stream, subject: str, position: int, stored: bytes = b""
     ) -> None:
         self.connection = connection
         self.stored = stored
-        """When the message at the position was stored, as the store says it; empty: not known."""
+        """When the message at the position was stored, by the clock of the store; empty: not known."""
         self._stream = stream
         self._stream_name = stream.encode()
         self._subject = subject
@@ -106,7 +106,7 @@ class Reading:
 
     async def begin(self) -> None:
         """Reads the first batch. Raises BusUnavailable, BusRefused."""
-        self._answers = await self.connection.take(f"{self._inbox}.*", self.hear)
+        self._answers = await self.connection.take(f"{self._inbox}.*", self.receive)
         await self.read()
 
     async def next(self) -> Received:
@@ -219,7 +219,7 @@ class Reading:
 
     async def look(self) -> None:
         """Raises BusUnavailable for a stream that went back; it is then read from its beginning."""
-        last = await found(self.connection, self._stream, {"last_by_subj": self._subject})
+        last = await find_message(self.connection, self._stream, {"last_by_subj": self._subject})
         newest = 0 if last is None else last.in_store().position
         if 0 < newest < self._position:
             raise BusUnavailable(f"stream {self._stream} went back")
@@ -246,12 +246,12 @@ class Reading:
         return None
 
     def drop_news(self) -> None:
-        """The store has it."""
+        """Drops all news; the store has the messages."""
         self._news.clear()
         self._news_bytes = 0
 
     def take_stored(self, delivered: Delivered) -> None:
-        """Takes a message that was stored. With the subject `>` it may be one of another stream."""
+        """Receives the news of a stored message. With the subject `>` it may be one of another stream."""
         with suppress(BusUnavailable):
             there = delivered.in_store()
             if there.stream == self._stream_name:
@@ -263,7 +263,7 @@ class Reading:
                     self.drop_news()
                 self._change.set()
 
-    def hear(self, delivered: Delivered) -> None:
+    def receive(self, delivered: Delivered) -> None:
         """Handles a message of the server."""
         self._arrived.append(delivered)
         if delivered.is_without_message and delivered.subject.endswith(b".%d" % self._requested):
@@ -286,11 +286,11 @@ class Reading:
             await self.connection.unsubscribe(subscription)
 
 
-class Follower:
+class NatsFollower:
     """The endless iterator that `NatsBus.follow` hands out."""
 
     def __init__(
-        self, connected: Callable[[], Awaitable[Connection]], stream: Stream, subject: str, after: int
+        self, connected: Callable[[], Awaitable[NatsConnection]], stream: Stream, subject: str, after: int
     ) -> None:
         self._connected = connected
         self._stream = stream
@@ -298,12 +298,12 @@ class Follower:
         self._position = after
         self._stored = b""
         """When the message at the position was stored; empty: no message was read yet."""
-        self._reading: Reading | None = None
+        self._reading: FollowerReading | None = None
         self._failures = 0
         self._refusal = ""
-        """Why the server refuses, as logged; empty while it does not."""
+        """The logged reason of the server's refusal; empty without one."""
 
-    def __aiter__(self) -> "Follower":
+    def __aiter__(self) -> "NatsFollower":
         return self
 
     async def __anext__(self) -> Received:
@@ -329,12 +329,12 @@ class Follower:
             return received
 
     async def pause(self, longest: float) -> None:
-        """Between a reading that failed and the next."""
+        """Waits between a reading that failed and the next one."""
         await self.end()
         self._failures += 1
         await anyio.sleep(backoff_seconds(self._failures, FIRST_PAUSE, longest))
 
-    async def begin(self, connection: Connection) -> Reading:
+    async def begin(self, connection: NatsConnection) -> FollowerReading:
         """
         Checks the stream and begins to read it. A stream that went back is read from its beginning.
         Raises BusUnavailable, BusRefused.
@@ -343,7 +343,7 @@ class Follower:
             log.warning("stream went back", stream=self._stream, had=self._position)
             self._position = 0
             self._stored = b""
-        reading = Reading(connection, self._stream, self._subject, self._position, self._stored)
+        reading = FollowerReading(connection, self._stream, self._subject, self._position, self._stored)
         try:
             await reading.begin()
         except BaseException:
@@ -351,18 +351,18 @@ class Follower:
             raise
         return reading
 
-    async def has_gone_back(self, connection: Connection) -> bool:
+    async def has_gone_back(self, connection: NatsConnection) -> bool:
         """
         Whether the stream was lost, or restored from a backup, since the message at the position was read: it has another
         message there, or none and nothing newer.
         """
-        there = await found(connection, self._stream, {"seq": self._position})
+        there = await find_message(connection, self._stream, {"seq": self._position})
         if there is not None:
             return self._stored not in (b"", there.in_store().stored)
-        last = await found(connection, self._stream, {"last_by_subj": ">"})
+        last = await find_message(connection, self._stream, {"last_by_subj": ">"})
         return last is None or last.in_store().position < self._position
 
-    async def end(self, reading: Reading | None = None) -> None:
+    async def end(self, reading: FollowerReading | None = None) -> None:
         """Ends the reading."""
         ending = reading or self._reading
         self._reading = None

@@ -1,10 +1,12 @@
 """
-Questions on one connection, and the answers to them.
+Sends questions on one connection, and matches the answers to them.
 
-Each question has a reply subject of its own under one inbox, which is subscribed to with the first of them; who answers one
-question cannot guess the subject of another. The client library has this, too: it hands each answer to a task over a queue,
-and keeps a timer for each question beside the time-out of who asks. A registry asks thousands of allocators in a round; so
-here an answer goes to who asked as it comes, and nothing is timed.
+Each question has a reply subject of its own under one inbox, which is subscribed to with the first question. The service
+that answers one question cannot guess the subject of another.
+
+The client library has this, too: it passes each answer to a task over a queue, and keeps a timer for each question in
+addition to the caller's time-out. A registry asks thousands of allocators in a round. So here an answer goes directly to its
+caller, and there are no timers.
 """
 
 import asyncio
@@ -14,21 +16,21 @@ from secrets import token_hex
 from nats.errors import NoRespondersError
 
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.library import TolerantClient
+from topoalign.runtime.nats_bus.nats_library import TolerantClient
 
 NO_RESPONDERS = "503"
-"""The status of what the server answers where nobody is subscribed to the subject of a question."""
+"""The status of the server's answer if nobody is subscribed to the subject of a question."""
 
 
 TOKEN_BYTES = 8
-"""At random, of which the last token of a reply subject is made."""
+"""Random bytes in the last token of a reply subject."""
 
 
 Accept = Callable[[Delivered], bool]
 
 
 def anything(answer: Delivered) -> bool:
-    """Takes each answer, as of NATS itself."""
+    """Accepts each answer, for requests to NATS itself."""
     return True
 
 
@@ -38,7 +40,7 @@ class Inbox:
     def __init__(self, client: TolerantClient) -> None:
         self._client = client
         self._subject = ""
-        """Empty: it is not subscribed to."""
+        """The inbox; empty before its subscription."""
         self._asked: dict[bytes, tuple[asyncio.Future[Delivered], Accept]] = {}
         """Reply subject -> the answer, and what may be one."""
 
@@ -63,16 +65,16 @@ class Inbox:
         return delivered
 
     async def _subscribe(self) -> None:
-        """Questions that come meanwhile are sent behind the subscription."""
+        """Subscribes to the inbox. Questions that come meanwhile are sent after the subscription."""
         self._subject = subject = self._client.new_inbox()
         try:
-            self._client.deliver(await self._client.subscribe(f"{subject}.*"), self._hear)
+            self._client.deliver(await self._client.subscribe(f"{subject}.*"), self._take_answer)
         except BaseException:
             self._subject = ""
             raise
 
-    def _hear(self, delivered: Delivered) -> None:
-        """Answers to a question that is over, or that was answered, are dropped."""
+    def _take_answer(self, delivered: Delivered) -> None:
+        """Passes an answer to its question. Late and further answers are dropped."""
         answer, accept = self._asked.get(delivered.subject, (None, anything))
         if answer is None or answer.done():
             return

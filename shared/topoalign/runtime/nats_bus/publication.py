@@ -4,7 +4,7 @@ answer.
 
 A store checks the expected last position before it looks at message ids. So the repetition of a message that was stored
 is answered as a conflict (10071), and the repetition of a batch as one with a duplicate id (10201): in both cases the
-first message of the subject after the expected position tells whether it is this one.
+first message of the subject after the expected position shows whether it is this one.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from nats.aio.msg import Msg
 from topoalign.core import wire
 from topoalign.core.model.errors import BusConflict, BusRefused, BusUnavailable, IdTaken, Unavailable, clean
 from topoalign.core.ports import Message, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.nats_bus.connection import Connection
-from topoalign.runtime.nats_bus.stored import Acknowledgement, compare, found, message_of
+from topoalign.runtime import event_stores
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
+from topoalign.runtime.nats_bus.stored import Acknowledgement, compare, find_message, message_of
 
 WRONG_LAST = 10071
 WRONG_LAST_IN_BATCH = 10164
@@ -30,101 +30,100 @@ DUPLICATE_IN_BATCH = 10201
 INCOMPLETE_BATCH = 10176
 
 
-async def publish_one(connection: Connection, message: Message, expected: int | None, seconds: float) -> int:
+async def publish_one(connection: NatsConnection, message: Message, expected: int | None, seconds: float) -> int:
     """As `Bus.publish`, on this connection. Raises NobodyAnswers where no store takes the subject."""
-    stream = stores.store_of(message)
+    stream = event_stores.store_of(message)
     headers = message.headers if expected is None else {**message.headers, wire.EXPECTED_LAST: str(expected)}
-    said = read((await connection.request(message.subject, message.body, seconds, headers)).body, message)
-    if said.error is not None:
-        if expected is None or said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH):
-            raise stores.refused(f"publishing on {clean(message.subject, 200)}", said.error)
+    acknowledgement = read_acknowledgement(
+        (await connection.request(message.subject, message.body, seconds, headers)).body, message
+    )
+    if acknowledgement.error is not None:
+        if expected is None or acknowledgement.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH):
+            raise event_stores.store_error(f"publishing on {clean(message.subject, 200)}", acknowledgement.error)
         position = await repeated_at(connection, stream, message, expected)
         if position is None:
             raise BusConflict(message.subject, expected)
         return position
-    if said.duplicate:
-        await compare(connection, stream, said.seq, message)
-    return said.seq
+    if acknowledgement.duplicate:
+        await compare(connection, stream, acknowledgement.seq, message)
+    return acknowledgement.seq
 
 
-async def publish_many(connection: Connection, messages: Sequence[Message], seconds: float) -> Sequence[int]:
-    """The positions of these messages, up to the first one that is not known to be stored (`Bus.publish_all`)."""
+async def publish_many(connection: NatsConnection, messages: Sequence[Message], seconds: float) -> Sequence[int]:
+    """Publishes these messages. Returns their positions, up to the first that may not be stored (`Bus.publish_all`)."""
     positions: list[int] = []
     for message, answer in zip(messages, await publish_pipelined(connection, messages, seconds), strict=True):
         if answer is None or answer.error is not None:
             break
         if answer.duplicate:
             try:
-                await compare(connection, stores.store_of(message), answer.seq, message)
+                await compare(connection, event_stores.store_of(message), answer.seq, message)
             except Unavailable:  # an id that is taken among them
                 break
         positions.append(answer.seq)
     return positions
 
 
-async def publish_atomic(connection: Connection, batch: Sequence[tuple[Message, int]], seconds: float) -> Sequence[int]:
+async def publish_atomic(
+    connection: NatsConnection, batch: Sequence[tuple[Message, int]], seconds: float
+) -> Sequence[int]:
     """As `Bus.publish_batch`, on this connection. Raises NobodyAnswers where no store takes the last subject."""
-    stream = stores.store_of_batch([message for message, _ in batch])
+    stream = event_stores.store_of_batch([message for message, _ in batch])
     name = token_hex(16)
     (first, before), (last, _) = batch[0], batch[-1]
-    conditional = [conditioned(message, expected, name, place) for place, (message, expected) in enumerate(batch, 1)]
+    conditional = [batch_message(message, expected, name, place) for place, (message, expected) in enumerate(batch, 1)]
     if not all(connection.fits(message.body, message.headers) for message in conditional):
         raise BusRefused(
             f"a message of a batch of {len(batch)} is more than the server's max_payload of {connection.client.max_payload}",
-            "raise `max_payload` of nats-server to its default of 1 MiB, or say less",
+            "raise `max_payload` of nats-server to its default of 1 MiB, or publish less",
         )
     for message in conditional[:-1]:
         await connection.send(message.subject, message.body, headers=message.headers)
     commit = {**conditional[-1].headers, wire.BATCH_COMMIT: "1"}
-    said = read((await connection.request(last.subject, last.body, seconds, commit)).body, last)
-    if said.error is None:
-        return range(said.seq - len(batch) + 1, said.seq + 1)
-    if said.error.err_code == INCOMPLETE_BATCH:
+    acknowledgement = read_acknowledgement(
+        (await connection.request(last.subject, last.body, seconds, commit)).body, last
+    )
+    if acknowledgement.error is None:
+        return range(acknowledgement.seq - len(batch) + 1, acknowledgement.seq + 1)
+    if acknowledgement.error.err_code == INCOMPLETE_BATCH:
         raise BusUnavailable(f"a batch of {len(batch)} messages was lost on the way; nothing of it was stored")
-    if said.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH, DUPLICATE_IN_BATCH):
-        raise stores.refused(f"a batch of {len(batch)} messages", said.error)
+    if acknowledgement.error.err_code not in (WRONG_LAST, WRONG_LAST_IN_BATCH, DUPLICATE_IN_BATCH):
+        raise event_stores.store_error(f"a batch of {len(batch)} messages", acknowledgement.error)
     position = await repeated_at(connection, stream, first, before)
     if position is not None and await repeated_at(connection, stream, *batch[-1]) == position + len(batch) - 1:
         return range(position, position + len(batch))
-    if said.error.err_code == DUPLICATE_IN_BATCH:
+    if acknowledgement.error.err_code == DUPLICATE_IN_BATCH:
         raise IdTaken(
             first.headers.get("Nats-Msg-Id", ""), "it, or another id of its batch, belongs to another message"
         )
     raise BusConflict(first.subject, before)
 
 
-def conditioned(message: Message, expected: int, batch: str, place: int) -> Message:
-    """The message as one of a batch."""
+def batch_message(message: Message, expected: int, batch: str, place: int) -> Message:
+    """The message with the headers of its place in a batch."""
     condition = {wire.EXPECTED_LAST: str(expected), wire.BATCH_ID: batch, wire.BATCH_SEQUENCE: str(place)}
     return msgspec.structs.replace(message, headers={**message.headers, **condition})
 
 
-def read(body: bytes, message: Message) -> Acknowledgement:
-    """The store's answer. Raises BusUnavailable for anything else."""
+def read_acknowledgement(body: bytes, message: Message) -> Acknowledgement:
+    """Decodes the store's answer. Raises BusUnavailable for anything else."""
     try:
         return msgspec.json.decode(body, type=Acknowledgement)
     except msgspec.DecodeError as error:
         raise BusUnavailable(f"{clean(message.subject, 200)}: the answer is no acknowledgement") from error
 
 
-async def repeated_at(connection: Connection, stream: Stream, message: Message, expected: int) -> int | None:
-    """Where the store has this message, if it is the first of its subject after this position; else None."""
-    there = await found(connection, stream, {"seq": expected + 1, "next_by_subj": message.subject})
+async def repeated_at(connection: NatsConnection, stream: Stream, message: Message, expected: int) -> int | None:
+    """The position of this message, if it is the first of its subject after the given position; else None."""
+    there = await find_message(connection, stream, {"seq": expected + 1, "next_by_subj": message.subject})
     if there is None:
         return None
     stored = message_of(there)
     return there.in_store().position if stored is not None and wire.is_repetition(stored, message) else None
 
 
-# Publishes many messages on one connection before the first is acknowledged.
-#
-# They are written to the connection in their order, and a store takes what one connection brings in that order. Each
-# has a reply subject of its own, so that it does not matter in which order the acknowledgements come, or which of them
-# are lost.
-
-
 class Acknowledgements:
-    """What the stores answer to some messages that are under way."""
+    """Collects the acknowledgements of messages that are under way."""
 
     def __init__(self, count: int) -> None:
         self.acknowledgements: list[Acknowledgement | None] = [None] * count
@@ -132,7 +131,7 @@ class Acknowledgements:
         self._left = count
         self.complete = anyio.Event()
 
-    async def hear(self, message: Msg) -> None:
+    async def receive(self, message: Msg) -> None:
         """Takes the answer to the message whose number is the last token of the subject."""
         number = int(message.subject.rpartition(".")[2])
         with suppress(msgspec.DecodeError):
@@ -143,19 +142,22 @@ class Acknowledgements:
 
 
 async def publish_pipelined(
-    connection: Connection, messages: Sequence[Message], seconds: float
+    connection: NatsConnection, messages: Sequence[Message], seconds: float
 ) -> Sequence[Acknowledgement | None]:
     """
-    Publishes messages in their order, and returns what came in answer to each within so many seconds, the sending
-    included. The first that is too large for the server and those behind it are not sent. Raises nothing: a message
-    without an acknowledgement may be stored or not.
+    Publishes many messages on one connection before the first is acknowledged. Returns the acknowledgement of each that
+    came within so many seconds, including the time to send.
+
+    They are written in their order, and a store takes the messages of one connection in that order. Each has a reply subject
+    of its own, so the order and the loss of acknowledgements do not matter. The first message that is too large for the
+    server, and those after it, are not sent. Raises nothing: a message without an acknowledgement may be stored or not.
     """
     sent = list(takewhile(lambda message: connection.fits(message.body, message.headers), messages))
     return [*await acknowledgements_of(connection, sent, seconds), *[None] * (len(messages) - len(sent))]
 
 
 async def acknowledgements_of(
-    connection: Connection, messages: Sequence[Message], seconds: float
+    connection: NatsConnection, messages: Sequence[Message], seconds: float
 ) -> Sequence[Acknowledgement | None]:
     """As `publish_pipelined`, of messages that fit."""
     answers = Acknowledgements(len(messages))
@@ -163,7 +165,7 @@ async def acknowledgements_of(
         return answers.acknowledgements
     inbox = connection.client.new_inbox()
     try:
-        subscription = await connection.subscribe(f"{inbox}.*", answers.hear)
+        subscription = await connection.subscribe(f"{inbox}.*", answers.receive)
     except (BusUnavailable, BusRefused):
         return answers.acknowledgements
     try:

@@ -1,5 +1,5 @@
 """
-The self-test of a connection: whether this client may publish its facts, and read them from the stores.
+Tests for each connection whether this client may publish its facts, and read them from the stores.
 
 Each subject of facts is tested with a message for a stream that does not exist (header `Nats-Expected-Stream`): the store
 that takes the subject refuses it. It is not stored; subscribers of the subject that do not use the stores receive it, with
@@ -14,9 +14,9 @@ import structlog
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, NobodyAnswers
 from topoalign.core.ports import Message, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.nats_bus.connection import Connection
-from topoalign.runtime.nats_bus.stored import Acknowledgement, found
+from topoalign.runtime import event_stores
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
+from topoalign.runtime.nats_bus.stored import Acknowledgement, find_message
 
 TRY_SECONDS = 2.0
 NO_STREAM = "TOPOALIGN_SELF_TEST"
@@ -28,31 +28,32 @@ log = structlog.get_logger("topoalign.runtime.nats")
 
 
 class SelfTest:
-    """Tries every new connection of a bus; what is missing and can be done without is logged once."""
+    """Tests every new connection of a bus; a missing permission that is not necessary is logged once."""
 
-    def __init__(self, speaks: Sequence[str]) -> None:
-        """`speaks`: the subjects that this process publishes on."""
-        self._speaks = tuple(speaks)
+    def __init__(self, publishes: Sequence[str]) -> None:
+        """`publishes`: the subjects that this process publishes on."""
+        self._publishes = tuple(publishes)
         self._logged: set[str] = set()
 
-    async def run(self, connection: Connection) -> None:
+    async def run(self, connection: NatsConnection) -> None:
         """
         Raises BusRefused that names the first subject on which we may not publish, or if no store takes any, and
-        BusUnavailable. A subject that no store takes beside others is logged: the stores are those of an older version.
+        BusUnavailable. If no store takes a subject although stores take others, that is logged: the stores are those of an
+        older version.
         """
-        if not self._speaks:
-            await found(connection, Stream.NODES, {"seq": 1})
-        lacking = [subject for subject in self._speaks if not await self.takes(connection, subject)]
+        if not self._publishes:
+            await find_message(connection, Stream.NODES, {"seq": 1})
+        lacking = [subject for subject in self._publishes if not await self.takes(connection, subject)]
         for subject in lacking:
             error = BusRefused(f"no store takes {subject} from this user", NOT_TAKEN)
-            if len(lacking) == len(self._speaks):
+            if len(lacking) == len(self._publishes):
                 raise error
             self.log_once(f"facts cannot be published on {subject}", error, NOT_TAKEN)
-        streams = {stores.store_of(Message(subject=subject, headers={}, body=b"")) for subject in self._speaks}
+        streams = {event_stores.store_of(Message(subject=subject, headers={}, body=b"")) for subject in self._publishes}
         for stream in sorted(streams):
             await self.read(connection, stream)
 
-    async def takes(self, connection: Connection, subject: str) -> bool:
+    async def takes(self, connection: NatsConnection, subject: str) -> bool:
         """Publishes for a stream that does not exist. Raises BusRefused if a store does not refuse just that."""
         try:
             answer = await connection.request(subject, b"{}", TRY_SECONDS, HEADERS)
@@ -60,13 +61,13 @@ class SelfTest:
             return False
         refusal = msgspec.json.decode(answer.body, type=Acknowledgement).error
         if refusal is None or refusal.err_code != EXPECTED_STREAM_DIFFERS:
-            raise stores.refused(f"self-test on {subject}", refusal or stores.Refusal(code=500))
+            raise event_stores.store_error(f"self-test on {subject}", refusal or event_stores.StoreRefusal(code=500))
         return True
 
-    async def read(self, connection: Connection, stream: Stream) -> None:
+    async def read(self, connection: NatsConnection, stream: Stream) -> None:
         """Tests whether stored messages can be read; if not, logs the missing permission once."""
         try:
-            await found(connection, stream, {"seq": 1})
+            await find_message(connection, stream, {"seq": 1})
         except BusRefused as error:
             remedy = f"grant this user to publish on $JS.API.DIRECT.GET.{stream}"
             self.log_once(

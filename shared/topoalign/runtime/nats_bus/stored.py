@@ -5,9 +5,9 @@ import msgspec
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, NobodyAnswers, clean
 from topoalign.core.ports import Message, Received, Stream
-from topoalign.runtime import stores
-from topoalign.runtime.nats_bus.connection import Connection
+from topoalign.runtime import event_stores
 from topoalign.runtime.nats_bus.delivered import Delivered
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 
 READ_SECONDS = 3.0
 NO_MESSAGE = "404"
@@ -15,15 +15,15 @@ NO_MESSAGE = "404"
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store answers to a publication."""
+    """The answer of a store to a publication."""
 
     seq: int = 0
     duplicate: bool = False
-    """It stored nothing, because a message of the same id is there already, at this `seq`."""
-    error: stores.Refusal | None = None
+    """True if the store has a message with the same id already, at this `seq`, and stored nothing."""
+    error: event_stores.StoreRefusal | None = None
 
 
-async def found(connection: Connection, stream: Stream, wanted: dict[str, object]) -> Delivered | None:
+async def find_message(connection: NatsConnection, stream: Stream, wanted: dict[str, object]) -> Delivered | None:
     """
     The message that is wanted: `{"seq": 17}`, or `{"last_by_subj": "a.>"}`; None: there is none.
 
@@ -47,36 +47,39 @@ def source_of(stream: Stream) -> str:
 
 
 def nobody_reads(stream: Stream) -> BusRefused:
-    """The store does not exist, or not for the account of this user."""
+    """The error for a store that does not exist, or not for the account of this user."""
     return BusRefused(
         f"store {stream} does not exist, or not for this user",
         "run `topoalign stores apply` as the administrator of NATS, and use the accounts of `topoalign nats-config`",
     )
 
 
-async def purge(connection: Connection, stream: Stream, subject: str) -> None:
+async def purge(connection: NatsConnection, stream: Stream, subject: str) -> None:
     """Deletes the messages of matching subjects. Raises BusUnavailable, and BusRefused where it may not be done."""
     wish = msgspec.json.encode({"filter": subject})
-    error = msgspec.json.decode(await connection.api(f"$JS.API.STREAM.PURGE.{stream}", wish), type=stores.Info).error
-    if error is not None and error.err_code == stores.NO_JETSTREAM:  # in an account beside that of the stores
+    error = msgspec.json.decode(
+        await connection.api(f"$JS.API.STREAM.PURGE.{stream}", wish), type=event_stores.Info
+    ).error
+    if error is not None and error.err_code == event_stores.NO_JETSTREAM:  # in another account than that of the stores
         try:
             answer = await connection.request(f"{wire.PREFIX}.purge.{stream}", wish, READ_SECONDS)
-            error = msgspec.json.decode(answer.body, type=stores.Info).error
+            error = msgspec.json.decode(answer.body, type=event_stores.Info).error
         except NobodyAnswers:
             pass
-    if error is not None and error.err_code != stores.NOT_FOUND:
-        raise stores.refused(f"deleting from store {stream}", error)
+    if error is not None and error.err_code != event_stores.NOT_FOUND:
+        raise event_stores.store_error(f"deleting from store {stream}", error)
 
 
-async def compare(connection: Connection, stream: Stream, position: int, message: Message) -> None:
+async def compare(connection: NatsConnection, stream: Stream, position: int, message: Message) -> None:
     """
-    Raises IdTaken unless the stream has this message at this position, where it says that the id was used before.
+    Raises IdTaken unless the stream has this message at this position, where it reported that the id was used before.
 
-    A message that is gone or that we may not read counts as another one: stored twice is borne, not at all is not.
+    A message that is gone or that we may not read counts as another one: a message may be stored twice, but must not be
+    lost.
     """
     name = message.headers["Nats-Msg-Id"]
     try:
-        there = await found(connection, stream, {"seq": position})
+        there = await find_message(connection, stream, {"seq": position})
     except BusRefused as error:
         raise IdTaken(name, f"message {position} of {stream} cannot be read: {error.finding}") from error
     if there is None:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.http_server import listen_on_port, serve_application
 from topoalign.runtime.httptools_connections import HttpToolsConnection
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -75,7 +75,7 @@ class FakeApiServer:
 
     async def run(self, host: str, port: int, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled; has started once it listens. Raises AddressInUse."""
-        listener = listen(host, port)
+        listener = listen_on_port(host, port)
         address, chosen = listener.getsockname()[:2]
         self.url = f"http://{address}:{chosen}"
         methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]

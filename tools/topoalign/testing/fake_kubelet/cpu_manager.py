@@ -41,7 +41,7 @@ class CpuManager:
                 self._all -= kept_for_the_system(machine, rules)
         known = cpu_checkpoint.load_cpu_state(root)
         if known is not None and known.exclusive:
-            cpu_checkpoint.check(known, machine, rules)
+            cpu_checkpoint.check_cpu_state(known, machine, rules)
             for (uid, container), cpus in known.exclusive.items():
                 self.assigned.setdefault(uid, {})[container] = cpus
         self._shared = self._left()

@@ -24,7 +24,7 @@ from topoalign.kubelet.files.memory_checkpoint import MemoryManagerState
 def cpu_file(policy: str, shared: str, entries: Mapping[str, Mapping[str, str]]) -> bytes:
     """`cpu_manager_state`: pod UID -> container -> CPUs."""
     content: dict[str, Any] = {"policyName": policy, "defaultCpuSet": shared} | kept(entries)
-    text = next(iter(cpu_checkpoint.printed(msgspec.convert({**content, "entries": entries}, CpuManagerState))))
+    text = next(iter(cpu_checkpoint.spew_cpu_state(msgspec.convert({**content, "entries": entries}, CpuManagerState))))
     return msgspec.json.encode({**content, "checksum": checkpoint.fnv1a(text)})
 
 
@@ -32,7 +32,7 @@ def memory_file(policy: str, nodes: Mapping[int, Any], entries: Mapping[str, Any
     """`memory_manager_state`: pod UID -> container -> blocks."""
     content = msgspec.json.encode({"policyName": policy, "machineState": nodes} | kept(entries))
     whole = msgspec.json.encode({"policyName": policy, "machineState": nodes, "entries": entries})
-    text = next(iter(memory_checkpoint.printed(msgspec.json.decode(whole, type=MemoryManagerState))))
+    text = next(iter(memory_checkpoint.spew_memory_state(msgspec.json.decode(whole, type=MemoryManagerState))))
     return msgspec.json.encode({**msgspec.json.decode(content), "checksum": checkpoint.fnv1a(text)})
 
 

@@ -35,9 +35,9 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet.grpc.client import FAILURES, described
+from topoalign.kubelet.grpc.kubelet_client import FAILURES, describe_call_error
 from topoalign.kubelet.grpc.plugin_api import KUBELET_SOCKET
-from topoalign.kubelet.grpc.transport import Server
+from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_kubelet.admission import Admitting, Managers, started, unannotated
 from topoalign.testing.fake_kubelet.cpu_manager import RECONCILE_SECONDS
@@ -90,7 +90,7 @@ class FakeKubelet:
         self._tasks: TaskGroup | None = None
         self._plugins: Plugins | None = None
         self._managers: Managers | None = None
-        self._servers: list[Server] = []
+        self._servers: list[GrpcServer] = []
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled. Raises StateFault for a checkpoint that cannot be trusted."""
@@ -118,8 +118,8 @@ class FakeKubelet:
         self._pods.find(devices)
         resources = PodResources(self.state, self.listed_pods, self._rules, self.listed)
         self._servers = [
-            Server(self._plugins, self.plugins_dir / KUBELET_SOCKET, FIELD),
-            Server(resources, self.pod_resources_dir / KUBELET_SOCKET, FIELD),
+            GrpcServer(self._plugins, self.plugins_dir / KUBELET_SOCKET, FIELD),
+            GrpcServer(resources, self.pod_resources_dir / KUBELET_SOCKET, FIELD),
         ]
         for server in self._servers:
             await server.listen()
@@ -207,7 +207,7 @@ class FakeKubelet:
                     try:
                         await self.start_containers(pod.namespace, pod.name)
                     except FAILURES as error:
-                        decision = unexpected(described(error), decision.explanation)
+                        decision = unexpected(describe_call_error(error), decision.explanation)
             if isinstance(decision, Refusal):
                 self._pods.remove((pod.namespace, pod.name))
                 self._pods.refused(pod, uid, volumes, settled=self.active() is not None)

@@ -38,7 +38,7 @@ class MemoryManager:
         self._rules = rules
         known = memory_checkpoint.load_memory_state(root)
         if known is not None and known.blocks:
-            memory_checkpoint.check(known, machine, rules)
+            memory_checkpoint.check_memory_state(known, machine, rules)
             for (uid, container), blocks in known.blocks.items():
                 self.blocks.setdefault(uid, {})[container] = tuple(map(remembered, blocks))
             self.use = known.use
@@ -100,7 +100,7 @@ class MemoryManager:
         replace(self._file, memory_file(self._rules.memory_manager, nodes, entries))
 
 
-def remembered(block: memory_checkpoint.Block) -> MemoryBlock:
+def remembered(block: memory_checkpoint.MemoryCheckpointBlock) -> MemoryBlock:
     """The file does not tell how a block is spread over its NUMA nodes, and giving it back needs its size only."""
     nodes = tuple(block.numa_affinity)
     return MemoryBlock(resource=block.type, nodes=nodes, size=block.size, taken=(block.size, *(0 for _ in nodes[1:])))

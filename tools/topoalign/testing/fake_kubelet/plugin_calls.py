@@ -15,7 +15,7 @@ from topoalign.core.hints.providers import answer
 from topoalign.core.model.decisions import Decision, Explanation, PreferenceQuestion, Refusal
 from topoalign.core.model.ids import DeviceID
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import FAILURES, KubeletAway, apart, described
+from topoalign.kubelet.grpc.kubelet_client import FAILURES, KubeletAway, call_in_own_task, describe_call_error
 from topoalign.testing.fake_kubelet.admission import Admitting, HandOut
 from topoalign.testing.fake_kubelet.plugins import Plugins
 from topoalign.testing.fake_kubelet.pods import Running
@@ -54,12 +54,14 @@ async def decide(deciding: AdmissionRun, plugins: Plugins) -> Decision:
                 plugins.preferred += chosen
             return chosen
         except FAILURES as error:
-            raise AllocateFailed(error) if isinstance(asked, HandOut) else KubeletAway(described(error)) from error
+            raise (
+                AllocateFailed(error) if isinstance(asked, HandOut) else KubeletAway(describe_call_error(error))
+            ) from error
 
     try:
         return await drive_async(decided(deciding), answered)
     except AllocateFailed as failed:
-        return unexpected(described(failed.error), deciding.explanation())
+        return unexpected(describe_call_error(failed.error), deciding.explanation())
 
 
 async def preferred(question: PreferenceQuestion, plugins: Plugins) -> tuple[DeviceID, ...]:
@@ -73,7 +75,7 @@ async def preferred(question: PreferenceQuestion, plugins: Plugins) -> tuple[Dev
         allocation_size=question.size,
     )
     question_of_all = v1beta1.PreferredAllocationRequest(container_requests=[request])
-    response = await apart(partial(endpoint.client().get_preferred_allocation, question_of_all))
+    response = await call_in_own_task(partial(endpoint.client().get_preferred_allocation, question_of_all))
     return tuple(DeviceID(device) for answer in response.container_responses[:1] for device in answer.device_i_ds)
 
 
@@ -81,7 +83,7 @@ async def allocated(told: HandOut, plugins: Plugins) -> v1beta1.ContainerAllocat
     """Allocate. Raises what the call fails with."""
     request = v1beta1.ContainerAllocateRequest(devices_ids=list(told.available))
     call = plugins.endpoints[told.resource].client().allocate
-    response = await apart(partial(call, v1beta1.AllocateRequest(container_requests=[request])))
+    response = await call_in_own_task(partial(call, v1beta1.AllocateRequest(container_requests=[request])))
     if not response.container_responses:
         raise ProtocolError(f"the plugin of {told.resource} answered for no container")
     return response.container_responses[0]
@@ -93,7 +95,7 @@ async def pre_start(running: Running, plugins: Plugins) -> None:
         endpoint = plugins.endpoints[resource]
         if endpoint.options.pre_start_required:
             start = v1beta1.PreStartContainerRequest(devices_ids=list(devices))
-            await apart(partial(endpoint.client().pre_start_container, start, timeout=PRE_START_SECONDS))
+            await call_in_own_task(partial(endpoint.client().pre_start_container, start, timeout=PRE_START_SECONDS))
 
 
 def unexpected(why: str, explanation: Explanation) -> Refusal:

@@ -28,8 +28,8 @@ from topoalign.core.model.ids import DeviceID, ResourceName, is_native
 from topoalign.core.model.topology.model import PluginDevice
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import FAILURES, described
 from topoalign.kubelet.grpc.codec import Codec
+from topoalign.kubelet.grpc.kubelet_client import FAILURES, describe_call_error
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, HEALTHY, UNHEALTHY
 from topoalign.kubelet.grpc.transport import Servicer
 
@@ -134,7 +134,9 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
             try:
                 options = await plugin.get_device_plugin_options(v1beta1.Empty(), timeout=DIAL_SECONDS)
             except FAILURES as error:
-                raise GRPCError(Status.UNKNOWN, f"failed to dial device plugin: {described(error)}") from error
+                raise GRPCError(
+                    Status.UNKNOWN, f"failed to dial device plugin: {describe_call_error(error)}"
+                ) from error
             unless_answered.pop_all()
         return plugin, options
 
@@ -151,7 +153,7 @@ class Plugins(Servicer, v1beta1.RegistrationBase):
                     self._changed()
             ended = "it ended the stream"
         except FAILURES as error:
-            ended = described(error)
+            ended = describe_call_error(error)
         self.streams -= 1
         log.info("a plugin is away", resource=endpoint.resource, reason=ended)
         known_by_its_name = self.endpoints.get(endpoint.resource)  # which may be another than `endpoint` by now

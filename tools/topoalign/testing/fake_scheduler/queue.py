@@ -13,7 +13,7 @@ import anyio
 
 from topoalign.core.ports import Clock
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 10.0
@@ -91,7 +91,7 @@ class SchedulingQueue:
                 await self._changed.wait()
             else:
                 pause = max(0.0, min(self._paused.values()) - self._clock.monotonic())
-                await either(self._changed.wait, partial(self._clock.sleep, pause))
+                await wait_for_first(self._changed.wait, partial(self._clock.sleep, pause))
 
     def refuse(self, pod: Key, *, by_extender: bool = True) -> None:
         """The pod that was tried fits nowhere: it waits for an event, which may have come meanwhile."""

@@ -8,7 +8,7 @@ from importlib import import_module
 import click
 
 from topoalign.cli import output
-from topoalign.cli.errors import unknown
+from topoalign.cli.exit_codes import unknown_name_error
 
 Cases = Callable[[], Iterator[dict[str, object]]]
 
@@ -29,12 +29,12 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     known = benchmarks()
     for name in names:
         if name not in known:
-            raise unknown("benchmark", name, known)
+            raise unknown_name_error("benchmark", name, known)
     for name in names or known:
         cases: Cases = import_module(f"{__name__}.{known[name]}").cases
         rows = list(output.progress(cases(), name))
         if as_json:
-            output.line({"name": name, "cases": rows})
+            output.print_json_line({"name": name, "cases": rows})
         else:
             show(name, rows)
 
@@ -47,9 +47,9 @@ def benchmarks() -> dict[str, str]:
 def show(name: str, rows: list[dict[str, object]]) -> None:
     """Print the rows of a benchmark as a table; a column for each key of any row."""
     titles = list(dict.fromkeys(key for row in rows for key in row))
-    output.say(output.heading(name))
+    output.print_line(output.heading(name))
     output.columns(titles, [[cell(row.get(title, "-")) for title in titles] for row in rows])
-    output.say()
+    output.print_line()
 
 
 def cell(value: object) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from topoalign.cli.measuring import measured, summary
+from topoalign.cli.measuring import measure_calls, summarize_times
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
@@ -36,8 +36,8 @@ def cases() -> Iterator[dict[str, object]]:
     """All cases, each measured when it is asked for."""
     state = empty_node(load_machine("dgx-a100").topology)
     pod = pod_of({GPU: 4, CPU: 32_000, NIC: 4, MEMORY: 64 << 30})
-    yield measured("dgx-a100", lambda: admit(state, pod, AdmissionRules()))
-    yield measured("dgx-a100-explained", lambda: admit(state, pod, AdmissionRules(), explain=True))
+    yield measure_calls("dgx-a100", lambda: admit(state, pod, AdmissionRules()))
+    yield measure_calls("dgx-a100-explained", lambda: admit(state, pod, AdmissionRules(), explain=True))
     yield among_shares("hgx-h100", 420)
     yield among_shares("dgx2", 664)
 
@@ -56,7 +56,7 @@ def among_shares(machine: str, replicas: int) -> dict[str, object]:
         decision = admit(state, pod, rules)
         milliseconds.append((time.perf_counter() - began) * 1000)
         assert isinstance(decision, Admission), "half of the shares are free"
-    return summary(f"shares-{len(state.hardware.devices[GPU])}", milliseconds[WARM:])
+    return summarize_times(f"shares-{len(state.hardware.devices[GPU])}", milliseconds[WARM:])
 
 
 def half_held(machine: str, replicas: int) -> NodeState:

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from topoalign.cli.measuring import measured
+from topoalign.cli.measuring import measure_calls
 from topoalign.core.admission.admit import admit
 from topoalign.core.hints.rules import Supply
 from topoalign.core.model.decisions import Decision
@@ -40,11 +40,11 @@ def cases() -> Iterator[dict[str, object]]:
             [TopologyHint(mask, mask.bit_count() == width) for mask in masks_by_size(range(nodes))]
             for width in range(1, providers + 1)
         ]
-        yield measured(f"{nodes}x{providers}", partial(RESTRICTED.merge, lists, mask_of(range(nodes))), n)
-    yield measured("64x8", partial(RESTRICTED.merge, uneven(64, 8), mask_of(range(64))), 100)
-    yield measured("gb200", gb200())
+        yield measure_calls(f"{nodes}x{providers}", partial(RESTRICTED.merge, lists, mask_of(range(nodes))), n)
+    yield measure_calls("64x8", partial(RESTRICTED.merge, uneven(64, 8), mask_of(range(64))), 100)
+    yield measure_calls("gb200", gb200())
     for nodes in GROWTH:
-        yield measured(f"growth-{nodes}x5", partial(RESTRICTED.merge, uneven(nodes, 5), mask_of(range(nodes))), 50)
+        yield measure_calls(f"growth-{nodes}x5", partial(RESTRICTED.merge, uneven(nodes, 5), mask_of(range(nodes))), 50)
 
 
 def uneven(nodes: int, resources: int) -> list[HintRule]:

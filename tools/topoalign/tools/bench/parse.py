@@ -50,14 +50,14 @@ def measure(kind: str) -> None:
     from time import perf_counter
 
     from topoalign.core.model.errors import InvalidMachine
-    from topoalign.machines.nvidia_smi import read
+    from topoalign.machines.nvidia_smi import read_pasted_matrix
 
     text = KINDS[kind]()
     times = []
     for _ in range(REPETITIONS):
         start = perf_counter()
         with suppress(InvalidMachine):
-            read(text)
+            read_pasted_matrix(text)
         times.append((perf_counter() - start) * 1000)
     times.sort()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import combinations, cycle
 from random import Random
 
-from topoalign.cli.measuring import measured
+from topoalign.cli.measuring import measure_calls
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
@@ -82,7 +82,7 @@ def choices(scorer: SetScorer) -> Callable[[int], Callable[[], object]]:
 
 def worst(case: str, call: Callable[[int], Callable[[], object]], by: str = "p50_ms") -> dict[str, object]:
     """The figures of the size that takes the longest."""
-    rows = [{**measured(case, call(size), CALLS.get(case, TOPOLOGY_CALLS)), "size": size} for size in SIZES]
+    rows = [{**measure_calls(case, call(size), CALLS.get(case, TOPOLOGY_CALLS)), "size": size} for size in SIZES]
     return max(rows, key=lambda row: float(str(row[by])))
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from topoalign.cli.measuring import measured
+from topoalign.cli.measuring import measure_calls
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import kubelet_rules
@@ -46,7 +46,7 @@ def cases() -> Iterator[dict[str, object]]:
     cluster = half_full_cluster()
     alone, pair = (pod_of({GPU: size, CPU: 8_000, MEMORY: 16 << 30}, "asked") for size in (8, 2))
     for case, pod, pods in (("why", alone, 1), ("where", pair, 1), ("gang", pair, GANG)):
-        yield measured(case, partial(ask, cluster, pod, pods), CALLS, warm=1)
+        yield measure_calls(case, partial(ask, cluster, pod, pods), CALLS, warm=1)
     yield from scores(load_machine("hgx-h100").topology)
 
 
@@ -62,10 +62,12 @@ def scores(topology: Topology) -> Iterator[dict[str, object]]:
     random.Random(1).shuffle(free)
     cold = iter(free)
     kept = iter(free)
-    yield measured("score-cold", lambda: compute_key(topology, need, next(cold), Packing.BINPACK), len(free), warm=0)
+    yield measure_calls(
+        "score-cold", lambda: compute_key(topology, need, next(cold), Packing.BINPACK), len(free), warm=0
+    )
     for each in free:
         key_of(topology, need, each, Packing.BINPACK)
-    yield measured("score-kept", lambda: key_of(topology, need, next(kept), Packing.BINPACK), len(free), warm=0)
+    yield measure_calls("score-kept", lambda: key_of(topology, need, next(kept), Packing.BINPACK), len(free), warm=0)
 
 
 def half_full_cluster() -> ClusterRecord:

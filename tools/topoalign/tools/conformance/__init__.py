@@ -15,7 +15,7 @@ from statistics import fmean
 import click
 
 from topoalign.cli import output
-from topoalign.cli.errors import FAILURE, unknown
+from topoalign.cli.exit_codes import FAILURE, unknown_name_error
 from topoalign.core.model.errors import clean
 from topoalign.tools.conformance.suite import CaseResult, RatedResult, Suite
 
@@ -36,10 +36,10 @@ def conformance(suite: str | None, files: tuple[Path, ...], as_json: bool) -> in
     known = suites()
     if suite is None:
         for name in known:
-            output.say(name)
+            output.print_line(name)
         return None
     if suite not in known:
-        raise unknown("suite", suite, known)
+        raise unknown_name_error("suite", suite, known)
     if not files:
         raise click.UsageError(f"no file: `topoalign conformance {suite} FILE...` names the cases to run")
     for file in files:
@@ -49,9 +49,9 @@ def conformance(suite: str | None, files: tuple[Path, ...], as_json: bool) -> in
             raise OSError(errno.EINVAL, "neither a file nor a folder", str(file))
     passed, failed = run(chain.from_iterable(known[suite](file) for file in files), suite, as_json)
     if as_json:
-        output.line({"suite": suite, "passed": passed, "failed": failed})
+        output.print_json_line({"suite": suite, "passed": passed, "failed": failed})
     else:
-        output.say(f"{passed} passed, {failed} failed")
+        output.print_line(f"{passed} passed, {failed} failed")
     return FAILURE if failed else None
 
 
@@ -86,10 +86,10 @@ def run(cases: Iterable[CaseResult], label: str, as_json: bool) -> tuple[int, in
             continue
         failed += 1
         if as_json:
-            output.line({"id": case.id, "expected": repr(case.expected), "got": repr(case.got)})
+            output.print_json_line({"id": case.id, "expected": repr(case.expected), "got": repr(case.got)})
         else:
-            output.say(f"{clean(case.id, 200)}: expected {clean(repr(case.expected), 1000)}")
-            output.say(f"{' ' * len(clean(case.id, 200))}  got      {clean(repr(case.got), 1000)}")
+            output.print_line(f"{clean(case.id, 200)}: expected {clean(repr(case.expected), 1000)}")
+            output.print_line(f"{' ' * len(clean(case.id, 200))}  got      {clean(repr(case.got), 1000)}")
     if ratios:
         show_ratios(ratios, as_json)
     return passed, failed
@@ -102,7 +102,7 @@ def show_ratios(ratios: dict[str, list[float]], as_json: bool) -> None:
         rows.append(("all", figures([*chain.from_iterable(ratios.values())])))
     if as_json:
         for name, row in rows:
-            output.line({"group": name, **row})
+            output.print_json_line({"group": name, **row})
         return
     output.columns(
         ("", "CASES", "WITHIN 1 %", "WITHIN 10 %", "MEAN", "WORST"), [(name, *row.values()) for name, row in rows]

@@ -16,7 +16,7 @@ from topoalign.core.sharing.hami.scores import ScoredCard, device_score, node_sc
 from topoalign.core.sharing.hami.selection import read_rules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.quotas import OverQuota, check_quota, lowest_limits, total
-from topoalign.kubelet.files.manifest import limits_of
+from topoalign.kubelet.files.manifest import read_quota_limits
 from topoalign.tools.conformance.gpuallocator import PCIE
 from topoalign.tools.conformance.hami_cases import Case, Share, close_to, suite
 from topoalign.tools.conformance.hami_decision_cases import (
@@ -151,7 +151,7 @@ def quota_fit(case: QuotaInput, _: QuotaExpected) -> QuotaExpected:
     used = total({resource: amount} for (_, resource), amount in by_card.items())
     quotas = [case.quota] if case.quota is not None and case.quota.namespace == case.namespace else []
     try:
-        check_quota(case.namespace, used, {}, lowest_limits(limits_of(each.hard) for each in quotas))
+        check_quota(case.namespace, used, {}, lowest_limits(read_quota_limits(each.hard) for each in quotas))
     except OverQuota:
         return QuotaExpected(used[NAMES.memory], within_quota=False)
     return QuotaExpected(used[NAMES.memory], within_quota=True)

@@ -26,7 +26,7 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Decision, PreferenceQuestion, Refusal
 from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.kubelet.files import configuration, manifest, pod_directories
+from topoalign.kubelet.files import kubelet_configuration, manifest, pod_directories
 from topoalign.machines import load_machine
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome
@@ -132,9 +132,9 @@ def decided(case: FilesCase) -> Decision:
         root.mkdir()
         case.lay_out(root)
         config.write_bytes(msgspec.json.encode(case.config))
-        rules = configuration.load_configuration(config)
+        rules = kubelet_configuration.load_configuration(config)
         node = Described(case.machine, config, root).node(load_machine(case.machine), rules)
-    demand = read_pod(manifest.pod_of(case.pod), rules)
+    demand = read_pod(manifest.request_from_document(case.pod), rules)
     check_resources(demand, node.state.hardware, node.registered)
 
     def answer(asked: Question) -> Reply:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines.nvidia_smi import Matrix, print_matrix, read, read_matrix, topology_of
+from topoalign.machines.nvidia_smi import Matrix, print_matrix, read_matrix, read_pasted_matrix, topology_of
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite, attempted
 
 EXPECTED = "expected.json"
@@ -45,7 +45,7 @@ def _outcome(path: Path) -> dict[str, object]:
         topology = topology_of(matrix)
     except InvalidMachine:
         return REFUSED
-    if read(print_matrix(topology)) != topology:
+    if read_pasted_matrix(print_matrix(topology)) != topology:
         return {"outcome": "the printed matrix is another machine"}
     return described(matrix)
 

@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from topoalign.cli import formatting, output
-from topoalign.cli.link import connected
+from topoalign.cli.link import connect_to_bus
 from topoalign.client import Delivery
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, Unavailable, clean
@@ -31,8 +31,8 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.settings import PREFIX
+from topoalign.runtime.shutdown import run_until_signal
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.tools.demo.listener import EventListener, discovered, time_limit
@@ -104,7 +104,7 @@ async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_di
         machine = machine or described_machine()
     async with (
         hub(nats, scratch) as url,
-        connected(url, LOG_LEVEL) as bus,
+        connect_to_bus(url, LOG_LEVEL) as bus,
         leaving_no_trace(bus, node, nats is not None and kubelet_dir is None),
         background() as tasks,
     ):
@@ -122,9 +122,9 @@ async def demo(machine: str | None, node: NodeName, nats: str | None, kubelet_di
         async with time_limit("the devices were not registered with the kubelet"):
             await kubelet.until(lambda seen: offered(seen, topology))
         offer = ", ".join(f"{kubelet.allocatable(name)} {name}" for name in (GPU, NIC) if kubelet.allocatable(name))
-        output.say(output.heading(f"A kubelet under policy restricted has {offer} from us"))
+        output.print_line(output.heading(f"A kubelet under policy restricted has {offer} from us"))
         await play(kubelet, listener, topology)
-        output.say(f"Done in {clock.monotonic() - began:.1f} s. Next: `topoalign up`, then `topoalign watch`.")
+        output.print_line(f"Done in {clock.monotonic() - began:.1f} s. Next: `topoalign up`, then `topoalign watch`.")
 
 
 async def play(kubelet: FakeKubelet, listener: EventListener, topology: Topology) -> None:
@@ -133,13 +133,15 @@ async def play(kubelet: FakeKubelet, listener: EventListener, topology: Topology
     second = await admitted(kubelet, listener, second_pods(topology), topology)
     free = len(kubelet.state().ownership.free(GPU))
     third = await choose(kubelet, third_pods(topology, free), misaligned)
-    output.say(f"\n{output.heading(f'pod {third.name}')} asks for {worded(third)}: {REFUSED_BECAUSE[third.name]}")
+    output.print_line(
+        f"\n{output.heading(f'pod {third.name}')} asks for {worded(third)}: {REFUSED_BECAUSE[third.name]}"
+    )
     show(await kubelet.admit(third), topology)
-    output.say(f"\n{output.heading(f'pod {first.name}')} goes")
+    output.print_line(f"\n{output.heading(f'pod {first.name}')} goes")
     await kubelet.remove(first.namespace, first.name)
     await listener.tell_until(lambda delivery: released(delivery, first), SETTLED)
     await kubelet.remove(second.namespace, second.name)
-    output.say()
+    output.print_line()
 
 
 def released(delivery: Sequence[Delivery], pod: PodRequest) -> bool:
@@ -154,7 +156,7 @@ async def admitted(
     """Admits the first of these pods that fits here, and waits until its owner is known to the subscriber."""
     pod = await choose(kubelet, candidates, aligned)
     cut = "" if worded(pod) == WANTED[pod.name] else f", cut down from {WANTED[pod.name]} to what is here"
-    output.say(f"\n{output.heading(f'pod {pod.name}')} asks for {worded(pod)}{cut}")
+    output.print_line(f"\n{output.heading(f'pod {pod.name}')} asks for {worded(pod)}{cut}")
     decision = await kubelet.admit(pod)
     show(decision, topology)
     parts = sum(len(a.devices) for a in decision.allocations) if isinstance(decision, Admission) else 0
@@ -183,21 +185,21 @@ def show(decision: Decision, topology: Topology) -> None:
     match decision:
         case Admission():
             for allocation in decision.allocations:
-                numa = formatting.numa(allocation.affinity)
-                output.say(f"  {good('admitted')}  {formatting.brief(allocation, topology)}, NUMA {numa}")
+                numa = formatting.format_numa_nodes(allocation.affinity)
+                output.print_line(f"  {good('admitted')}  {formatting.brief(allocation, topology)}, NUMA {numa}")
         case Refusal():
-            output.say(f"  {bad('refused')}   {decision.reason}: {clean(decision.finding, 400)}")
-            output.say(f"            {clean(decision.remedy, 400)}")
+            output.print_line(f"  {bad('refused')}   {decision.reason}: {clean(decision.finding, 400)}")
+            output.print_line(f"            {clean(decision.remedy, 400)}")
 
 
 def introduce(topology: Topology, machine: str | None) -> None:
     """Prints which machine the demo runs on (None: this one), and how its devices are connected."""
     source = "the GPUs of this machine" if machine is None else f"{clean(machine, 200)}, a described machine"
-    output.say(output.heading(f"{source}: {topology.describe()}"))
-    output.say()
+    output.print_line(output.heading(f"{source}: {topology.describe()}"))
+    output.print_line()
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    output.say(matrix(topology, columns))
-    output.say()
+    output.print_line(matrix(topology, columns))
+    output.print_line()
 
 
 def matrix(topology: Topology, columns: int | None) -> str:

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.cli.watch import EventPrinter
+from topoalign.cli.watch_events import EventPrinter
 from topoalign.client import Client, Delivery
 from topoalign.core.model.errors import InvalidField, Unavailable
 from topoalign.core.model.events import TopologyDiscovered
@@ -62,7 +62,7 @@ class EventListener:
         async with time_limit("the events of this step were not received", *remedy):
             while True:
                 while self._told < len(self._heard):
-                    await self._printer.tell(self._heard[self._told])
+                    await self._printer.print(self._heard[self._told])
                     self._told += 1
                 if enough(self._heard[: self._told]):
                     return

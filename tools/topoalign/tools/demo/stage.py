@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.client.records import forget_node, has_published
+from topoalign.client.stored_records import forget_node, has_published
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy

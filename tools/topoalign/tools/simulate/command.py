@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from topoalign.cli import output
-from topoalign.cli.errors import FINDINGS
+from topoalign.cli.exit_codes import FINDINGS
 from topoalign.core.model.requests import Policy
-from topoalign.runtime.ending import run_until_signal
 from topoalign.runtime.logging import configure_logging
+from topoalign.runtime.shutdown import run_until_signal
 from topoalign.tools.simulate import simulate as run
 from topoalign.tools.simulate.cases import lines
 from topoalign.tools.simulate.load import read_shape
@@ -113,12 +113,12 @@ def show(found: Report, *, as_json: bool) -> None:
     """Print the counts."""
     counts = msgspec.to_builtins(found)
     if as_json:
-        output.document(counts)
+        output.print_json(counts)
         return
     del counts["cases"]
     for name, value in counts.items():
         text = ", ".join(f"{key} {count}" for key, count in value.items()) or "0" if isinstance(value, dict) else value
-        output.say(f"{name.replace('_', ' '):<18}{text}")
+        output.print_line(f"{name.replace('_', ' '):<18}{text}")
     for case in found.cases:
         for line in lines(case):
-            output.say(line)
+            output.print_line(line)

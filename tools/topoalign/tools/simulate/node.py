@@ -17,9 +17,10 @@ from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.events import HealthState
 from topoalign.core.model.ids import DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
-from topoalign.kubelet.files import configuration, manifest
+from topoalign.kubelet.files import kubelet_configuration as configuration
+from topoalign.kubelet.files import manifest
 from topoalign.machines import load_machine
-from topoalign.runtime.runner import Running, run_services
+from topoalign.runtime.runner import RunningServices, run_services
 from topoalign.runtime.settings import PREFIX
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.objects import ApiError, Object
@@ -109,7 +110,7 @@ class SimulatedNode:
             await tasks.start(self.kubelet.run)
             serving = anyio.Event()
 
-            def ready(_: Running) -> None:
+            def ready(_: RunningServices) -> None:
                 serving.set()
 
             async def serve() -> None:
@@ -164,7 +165,7 @@ class SimulatedNode:
                 await self._admit(pod, tasks, seconds)
 
     async def _admit(self, pod: Object, tasks: TaskGroup, seconds: tuple[float, float]) -> None:
-        request = manifest.pod_of(pod)
+        request = manifest.request_from_document(pod)
         uid = pod["metadata"]["uid"]
         free = (
             frozenset(device for devices in self._topology.devices.values() for device in devices) - self._held.keys()

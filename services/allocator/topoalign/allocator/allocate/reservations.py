@@ -24,7 +24,7 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.ports import Bus, Clock, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 
 AGAIN_SECONDS = 1.0
 """Between two tries to reach the stream."""
@@ -80,9 +80,9 @@ class Reservations:
         """
         left = self._began + READ_SECONDS - self._clock.monotonic()
         if left > 0 and not self._read.is_set():
-            await either(self._read.wait, lambda: self._clock.sleep(left))
+            await wait_for_first(self._read.wait, lambda: self._clock.sleep(left))
         elif self._clock.monotonic() < self._expected_until:
-            await either(self._until_newest, lambda: self._clock.sleep(RECEIVE_SECONDS))
+            await wait_for_first(self._until_newest, lambda: self._clock.sleep(RECEIVE_SECONDS))
 
     async def _until_newest(self) -> None:
         """Returns once the newest message of the stream is received, or where the stream does not answer."""

@@ -26,7 +26,7 @@ from topoalign.core.model.topology.offers import Limiter
 from topoalign.core.ports import Clock
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 
 log = structlog.get_logger()
 
@@ -104,7 +104,7 @@ class Containers:
                     log.info("containers can be told of their devices")
                 else:
                     log.warning("containers cannot be told of their devices", reason=reason)
-            await either(
+            await wait_for_first(
                 partial(clock.sleep, until_tick(clock, POLL_SECONDS)), partial(wait_for_hardware, allocator, topology)
             )
 

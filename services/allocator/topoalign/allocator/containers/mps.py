@@ -27,7 +27,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.plugin_config.mps_files import CONTAINER_ROOT, CONTAINER_SHM, PIPE, SHM, Serves, root_here, serving
+from topoalign.plugin_config.mps_files import CONTAINER_ROOT, CONTAINER_SHM, PIPE, SHM, Serves, read_served, root_here
 
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 THREAD_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -122,7 +122,7 @@ def memory_limit(memory: Iterable[int]) -> Mapping[str, str]:
 def mps_teller(root: str, topology: Topology, resource: ResourceName) -> MpsTeller:
     """What is to be told of a resource now. `root`: `flags.mpsRoot`."""
     daemon = daemon_of(topology, resource)
-    return MpsTeller(daemon, root.rstrip("/"), serving(root_here(root), daemon))
+    return MpsTeller(daemon, root.rstrip("/"), read_served(root_here(root), daemon))
 
 
 def daemon_of(topology: Topology, resource: ResourceName) -> ResourceName:
@@ -137,6 +137,6 @@ def unserved(root: str, topology: Topology) -> str | None:
     here = root_here(root)
     for resource, offers in topology.offers_of.items():
         shared = [offer for offer in offers if offer.sharing == "mps"]
-        if shared and serving(here, daemon := daemon_of(topology, resource)) is None:
+        if shared and read_served(here, daemon := daemon_of(topology, resource)) is None:
             return f"the MPS daemon of {daemon} is not ready; see that topoalign mps runs on this node"
     return None

@@ -30,11 +30,11 @@ from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway, described
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.listed_pods import Encoded, allocatable_devices
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway, describe_call_error
+from topoalign.kubelet.grpc.pod_resources_codec import Encoded, allocatable_devices
 from topoalign.kubelet.grpc.transport import Load
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
@@ -67,7 +67,7 @@ class Guard:
         self._channel = channel
         self._clock = clock
         self._plugins = plugins
-        self._unserved: sockets.Identity | None = None
+        self._unserved: unix_sockets.Identity | None = None
         """The kubelet that has said that it does not serve the list."""
 
     async def run(self) -> None:
@@ -81,7 +81,7 @@ class Guard:
         Asks the kubelet once, and has every plugin compare. A kubelet that is away, or does not answer within
         `ANSWER_SECONDS`, changes nothing; one that does not serve the list is not asked again.
         """
-        kubelet = sockets.identity(self._channel.path)
+        kubelet = unix_sockets.identity(self._channel.path)
         if kubelet is None or kubelet == self._unserved:
             return
         try:
@@ -96,7 +96,7 @@ class Guard:
         try:
             await self._compare(answer)
         except GRPCError as error:
-            log.debug("the kubelet does not say what can be allocated", reason=described(error))
+            log.debug("the kubelet does not say what can be allocated", reason=describe_call_error(error))
 
     async def _compare(self, answer: bytes) -> None:
         """
@@ -179,7 +179,7 @@ class KubeletFront:
         Started at once: the topology and the kubelet may come later, in any order, and `reason` says what is missing.
         Raises InvalidField if the directory's path is too long for a socket.
         """
-        sockets.check_length(self._directory / digest_name(""), FIELD)
+        unix_sockets.check_path_length(self._directory / digest_name(""), FIELD)
         async with anyio.create_task_group() as tasks:
             if self._guard is not None:
                 tasks.start_soon(self._guard.run)
@@ -190,7 +190,7 @@ class KubeletFront:
                 for resource, plugin in self.plugins.items():
                     if plugin.wanted != (resource in wanted):
                         plugin.wanted = not plugin.wanted
-                        self._changes.tell()
+                        self._changes.wake()
                 for resource in wanted - self.plugins.keys():
                     plugin = self.plugins[resource] = self.plugin_for(resource)
                     tasks.start_soon(self._serve, plugin)

@@ -38,10 +38,10 @@ from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.ports import Clock
-from topoalign.kubelet.grpc import sockets
-from topoalign.kubelet.grpc.client import KubeletAway
+from topoalign.kubelet.grpc import unix_sockets
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
 from topoalign.kubelet.grpc.plugin_api import HEALTHY, KUBELET_SOCKET
-from topoalign.kubelet.grpc.transport import Load, Server
+from topoalign.kubelet.grpc.transport import GrpcServer, Load
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 
@@ -80,8 +80,8 @@ class Plugin:
         self._drain_seconds = drain_seconds
         self._load = load or Load()
         self._changes = changes or DirectoryChanges()
-        self.service.watches.when_ended = self._changes.tell
-        self._server: Server | None = None
+        self.service.watches.when_ended = self._changes.wake
+        self._server: GrpcServer | None = None
         self._registration = Registration(jitter)
         self._former = self.service.watch
         """The stream from before the registration."""
@@ -114,7 +114,7 @@ class Plugin:
             await self.stop()
             self._registration.apply(Event.SOCKET_LOST, self._clock.monotonic())
         if self._server is None:
-            server = Server(self.service, self.path, FIELD, self._load)
+            server = GrpcServer(self.service, self.path, FIELD, self._load)
             try:
                 await server.listen()
             except StateFault as fault:
@@ -124,7 +124,7 @@ class Plugin:
 
     async def poll_kubelet(self) -> str | None:
         """Registers with the kubelet if that is due; returns what is still missing, None: nothing."""
-        kubelet = sockets.identity(self._kubelet)
+        kubelet = unix_sockets.identity(self._kubelet)
         now = self._clock.monotonic()
         if kubelet is None:
             self._registration.apply(Event.KUBELET_AWAY, now)
@@ -148,7 +148,7 @@ class Plugin:
             self._registration.apply(Event.SOCKET_LOST, self._clock.monotonic())
             return "the old stream to the kubelet does not end; its connection was closed"
         self._former = self.service.watch
-        listener = sockets.server_of(self._kubelet)
+        listener = unix_sockets.server_of(self._kubelet)
         self._judges_starts = self.service.by_amounts
         try:
             with self.service.watches.registering(listener.pid if listener is not None else 0):
@@ -213,7 +213,7 @@ class Plugin:
         if sign is Sign.HIDDEN_AGAIN:
             log.error("the kubelet has lost our devices: registering anew", resource=self.resource, devices=len(told))
             self._registration.apply(Event.LOST, now)
-            self._changes.tell()
+            self._changes.wake()
 
     def settle(self, reason: str | None) -> None:
         """Notes why the resource is not served (None: it is), and logs that once per change, not once per poll."""

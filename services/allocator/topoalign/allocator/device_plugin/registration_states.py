@@ -20,9 +20,9 @@ from pathlib import Path
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.client import ask
+from topoalign.kubelet.grpc.kubelet_client import call_once
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
-from topoalign.kubelet.grpc.sockets import LONGEST_PATH, Identity
+from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH, Identity
 from topoalign.runtime.clock import backoff_seconds
 
 # Tells the kubelet that a resource is served here.
@@ -72,7 +72,7 @@ async def register(path: Path, resource: ResourceName, clock: Clock, *, by_amoun
     request = v1beta1.RegisterRequest(
         version=API_VERSION, endpoint=path.name, resource_name=resource, options=options(by_amounts=by_amounts)
     )
-    await ask(
+    await call_once(
         path.parent / KUBELET_SOCKET,
         lambda channel: v1beta1.RegistrationStub(channel).register(request),
         clock,

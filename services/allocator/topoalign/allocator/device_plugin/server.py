@@ -36,7 +36,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.connection import Connection
+from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
 from topoalign.kubelet.grpc.transport import Servicer, caller
 
 # The ListAndWatch streams of one resource: the kubelet's, and those of other clients.
@@ -60,7 +60,7 @@ END_SECONDS = 1.0
 class Watch:
     """The state of one ListAndWatch stream, for those who wait for it or end it."""
 
-    def __init__(self, connection: Connection | None = None, likeness: tuple[bool, bool] = (False, False)) -> None:
+    def __init__(self, connection: GrpcConnection | None = None, likeness: tuple[bool, bool] = (False, False)) -> None:
         self.connection = connection
         self.likeness = likeness
         """How much its peer is like the kubelet: whether it is that process, and whether it dialled back."""
@@ -94,7 +94,7 @@ class Watches:
         """No stream has been taken for the kubelet's since the last registration began."""
         self._pid = 0
         self._registering = False
-        self._dialled: WeakSet[Connection] = WeakSet()
+        self._dialled: WeakSet[GrpcConnection] = WeakSet()
 
     @property
     def open(self) -> bool:
@@ -105,7 +105,7 @@ class Watches:
         return [self.kubelet, *self._others]
 
     @contextmanager
-    def opened(self, connection: Connection | None) -> Iterator[Watch]:
+    def opened(self, connection: GrpcConnection | None) -> Iterator[Watch]:
         """Registers a stream for as long as the context is open. Raises GRPCError (RESOURCE_EXHAUSTED) for one too many."""
         process = connection is not None and connection.peer.pid == self._pid != 0
         watch = Watch(connection, (process, connection in self._dialled if connection is not None else False))
@@ -128,7 +128,7 @@ class Watches:
             if self.when_ended is not None:
                 self.when_ended()
 
-    def dialled(self, connection: Connection | None) -> None:
+    def dialled(self, connection: GrpcConnection | None) -> None:
         """Notes that this peer has asked for the options, as the kubelet does while it registers a plugin."""
         if self._registering and connection is not None:
             self._dialled.add(connection)
@@ -145,7 +145,7 @@ class Watches:
         finally:
             self._registering = False
 
-    def favour(self, connection: Connection) -> bool:
+    def favour(self, connection: GrpcConnection) -> bool:
         """Whether the kubelet listens on this connection, or is about to."""
         dialling = self._registering and connection.peer.pid == self._pid != 0
         listening = self.kubelet.open and self.kubelet.connection is connection
@@ -180,7 +180,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         """The kubelet's stream."""
         return self.watches.kubelet
 
-    def favours(self, connection: Connection) -> bool:
+    def favours(self, connection: GrpcConnection) -> bool:
         """Whether this connection is the kubelet's, as far as is known: the server closes it last when it has too many."""
         return self.watches.favour(connection)
 

@@ -24,8 +24,8 @@ from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import LedgerEvent
 from topoalign.core.ports import Bus, Clock, Message, Stream
+from topoalign.runtime.fact_publisher import FactPublisher
 from topoalign.runtime.publisher import Confirmed, Publisher
-from topoalign.runtime.speaker import FactPublisher
 
 POLL_SECONDS = 60.0
 """Between two checks whether the stream still has what was said."""

@@ -23,8 +23,8 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.usage import gaia_display
 from topoalign.core.usage.attribution import NodeShares
 from topoalign.kubelet.grpc.api import display
-from topoalign.kubelet.grpc.transport import Server, Servicer
-from topoalign.runtime.context import JSON, PROMETHEUS, Answer, Page
+from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
+from topoalign.runtime.context import JSON, PROMETHEUS, HttpAnswer, Page
 
 FIELD = "TOPOALIGN_DISPLAY"
 LOOK_SECONDS = 2.0
@@ -59,18 +59,18 @@ class Display(Servicer, display.GpuDisplayBase):
     def pages(self) -> Mapping[str, Page]:
         """The same by path, and the series."""
 
-        async def graph() -> Answer:
-            return Answer(msgspec.json.encode({"graph": await self._graph()}), JSON)
+        async def graph() -> HttpAnswer:
+            return HttpAnswer(msgspec.json.encode({"graph": await self._graph()}), JSON)
 
-        async def usage() -> Answer:
-            return Answer(msgspec.json.encode(await self._usages()), JSON)
+        async def usage() -> HttpAnswer:
+            return HttpAnswer(msgspec.json.encode(await self._usages()), JSON)
 
-        async def version() -> Answer:
-            return Answer(msgspec.json.encode({"version": VERSION}), JSON)
+        async def version() -> HttpAnswer:
+            return HttpAnswer(msgspec.json.encode({"version": VERSION}), JSON)
 
-        async def metric() -> Answer:
+        async def metric() -> HttpAnswer:
             shares = await self._shares()
-            return Answer(use_families.text(use_families.gaia(shares, self._state().hardware)), PROMETHEUS)
+            return HttpAnswer(use_families.text(use_families.gaia(shares, self._state().hardware)), PROMETHEUS)
 
         return {"/graph": graph, "/usage": usage, "/version": version, "/metric": metric}
 
@@ -84,7 +84,7 @@ class Display(Servicer, display.GpuDisplayBase):
                     await server.stop(DRAIN_SECONDS)
                     server = None
                 if server is None:
-                    new = Server(self, path, FIELD)
+                    new = GrpcServer(self, path, FIELD)
                     try:
                         await new.listen()
                         server = new

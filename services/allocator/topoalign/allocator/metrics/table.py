@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from topoalign.allocator.service import Allocator
-from topoalign.runtime.figures import Figure, Kind
+from topoalign.runtime.metrics import Kind, ServiceMetric
 
 TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
     (
@@ -83,17 +83,17 @@ TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
 """Kind, name and help of each metric, and how it is read."""
 
 
-def figures(allocator: Allocator, set_aside: Callable[[], int], syncs: Callable[[], int]) -> list[Figure]:
+def figures(allocator: Allocator, set_aside: Callable[[], int], syncs: Callable[[], int]) -> list[ServiceMetric]:
     """The allocator's metrics. `set_aside` counts the damaged journals, `syncs` how often the journal was synced."""
     return [
-        *(Figure(kind, name, text, partial(value, allocator)) for kind, name, text, value in TABLE),
-        Figure(
+        *(ServiceMetric(kind, name, text, partial(value, allocator)) for kind, name, text, value in TABLE),
+        ServiceMetric(
             "gauge",
             "topoalign_allocator_journals_set_aside",
             "Damaged journals that lie in the state directory for somebody to look at.",
             set_aside,
         ),
-        Figure(
+        ServiceMetric(
             "counter",
             "topoalign_allocator_journal_syncs",
             "How often the disk has synced the journal. Allocates of one moment share a sync.",

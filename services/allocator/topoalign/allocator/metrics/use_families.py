@@ -16,7 +16,7 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.divisions import Division, Parts
 from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
 from topoalign.core.usage.given import WHOLE_DEVICE
-from topoalign.runtime.figures import header, line
+from topoalign.runtime.metrics import format_header, format_sample
 
 MIB = 1 << 20
 
@@ -46,9 +46,9 @@ def lines(family: Family) -> Iterator[bytes]:
         sums[key] = None if before is None or value is None else before + value
     known = [(key, total) for key, total in sums.items() if total is not None]
     if known:
-        yield header(family.name, family.meaning)
+        yield format_header(family.name, family.meaning)
     for key, total in known:
-        yield line(family.name, total, **dict(key))
+        yield format_sample(family.name, total, **dict(key))
 
 
 def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:

@@ -21,7 +21,7 @@ from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.usage.given import has_amounts
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.figures import header, line
+from topoalign.runtime.metrics import format_header, format_sample
 
 if TYPE_CHECKING:  # nobody scrapes at the start
     from topoalign.allocator.metrics.use_families import Row
@@ -102,8 +102,10 @@ class UseSeries:
             shares = await self.shares()
         except TopoalignError:
             shares = None
-        yield header("topoalign_gpu_use_measured", "1 if the use of this node's GPUs could be measured for this page.")
-        yield line("topoalign_gpu_use_measured", shares is not None)
+        yield format_header(
+            "topoalign_gpu_use_measured", "1 if the use of this node's GPUs could be measured for this page."
+        )
+        yield format_sample("topoalign_gpu_use_measured", shares is not None)
         if shares is None:
             return
         yield use_families.text(use_families.own_use_families(shares, self._lasting(shares)))

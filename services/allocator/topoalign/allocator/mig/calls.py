@@ -37,7 +37,7 @@ from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved import with_reserved_shares
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.share_amounts import amount_of, gpus_by_instances, held_by_slot, instances_of, taken_by
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 
 SEEN_SECONDS = 20.0
 """
@@ -189,4 +189,6 @@ class InstanceCalls:
             if left <= 0:
                 finding = f"discovery does not see a new MIG instance after {SEEN_SECONDS:g} s"
                 raise DriverFault(finding, "see what the log of discovery says, and whether the agent is root")
-            await either(partial(self._ledger.wait_past, self._ledger.version), partial(self._clock.sleep, left))
+            await wait_for_first(
+                partial(self._ledger.wait_past, self._ledger.version), partial(self._clock.sleep, left)
+            )

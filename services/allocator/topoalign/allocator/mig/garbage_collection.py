@@ -24,7 +24,7 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import instances_of, lost_instances
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.tasks import either
+from topoalign.runtime.tasks import wait_for_first
 
 SWEEP_SECONDS = 5.0
 PROBE_SECONDS = 60.0
@@ -73,7 +73,7 @@ async def sweep_instances(
         for gpu, why in sorted(instances.failing.items() - reported.items()):
             await report(gpu, why)
             reported[gpu] = why
-        await either(partial(ledger.wait_past, version), partial(clock.sleep, until_tick(clock, SWEEP_SECONDS)))
+        await wait_for_first(partial(ledger.wait_past, version), partial(clock.sleep, until_tick(clock, SWEEP_SECONDS)))
 
 
 def live_of(state: NodeState) -> frozenset[DeviceID]:

@@ -17,7 +17,7 @@ from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
 from topoalign.core.ports import Clock
-from topoalign.runtime.driver_thread import DriverThread, Steps
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
 INIT_WITHOUT_GPUS = 1
 """NVML_INIT_FLAG_NO_GPUS."""
@@ -60,7 +60,7 @@ class NvmlInstances:
         await self._run(gpu, partial(Gpu.destroy, instance=instance))
 
     async def _run(self, gpu: DeviceID, work: "Callable[[Gpu], T]") -> T:
-        def done(steps: Steps) -> T:
+        def done(steps: CallProgress) -> T:
             with opened(gpu, steps) as found:
                 return work(found)
 
@@ -68,7 +68,7 @@ class NvmlInstances:
 
 
 @contextmanager
-def opened(gpu: DeviceID, steps: Steps) -> "Iterator[Gpu]":
+def opened(gpu: DeviceID, steps: CallProgress) -> "Iterator[Gpu]":
     """A GPU, with NVML open in the block. Raises DriverFault, also for an error of NVML's in the block."""
     steps("import pynvml")
     try:
@@ -95,7 +95,7 @@ def fault_of(gpu: DeviceID, call: str, error: Exception) -> DriverFault:
 class Gpu:
     """One GPU in MIG mode, while NVML is open."""
 
-    def __init__(self, gpu: DeviceID, pynvml: ModuleType, steps: Steps) -> None:
+    def __init__(self, gpu: DeviceID, pynvml: ModuleType, steps: CallProgress) -> None:
         self._pynvml = pynvml
         self._steps = steps
         self.id = gpu

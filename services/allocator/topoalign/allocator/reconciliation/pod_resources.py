@@ -24,12 +24,12 @@ from topoalign.core.model.topology.validate import MOST_OTHERS
 from topoalign.core.ports import Clock
 from topoalign.kubelet.files import checkpoint, device_checkpoint, pod_directories
 from topoalign.kubelet.files.pod_directories import PodDirectories
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.client import KubeletAway
 from topoalign.kubelet.grpc.decoding import field
 from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.listed_pods import UNCHANGED, ComparingCodec, Devices, Fields, ListedPodsCodec
+from topoalign.kubelet.grpc.kubelet_client import KubeletAway
+from topoalign.kubelet.grpc.pod_resources_codec import UNCHANGED, ComparingCodec, Devices, Fields, ListedPodsCodec
 from topoalign.kubelet.grpc.transport import Complaints
 from topoalign.runtime.clock import SystemClock
 
@@ -96,7 +96,7 @@ class PodResourcesClient:
         seconds at most, `LIST_SECONDS` where None. A checkpoint, or pod directories, that take longer than
         `READ_SECONDS` count as such that cannot be read.
         """
-        kubelet = sockets.identity(self._socket)
+        kubelet = unix_sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
         codec = ListedPodsCodec()
         listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within, codec)
@@ -175,7 +175,9 @@ class PodResourcesClient:
         found = None
         unknown = "they could not be read in time"
         try:
-            read = await self._directories.read(lambda: pod_directories.read(self._checkpoint_dir.parent))
+            read = await self._directories.read(
+                lambda: pod_directories.read_pod_directories(self._checkpoint_dir.parent)
+            )
             if read is not None:
                 found = read[0]
                 unknown = f"there is no directory {self._checkpoint_dir.parent / pod_directories.NAME}"
@@ -187,7 +189,7 @@ class PodResourcesClient:
         if found is not None and self._unknown is not None and self._is_logged:
             log.info("the directories of pods can be read again")
         if found is None and self._unknown != unknown:
-            self._is_logged = self._complaints.say("pods that are gone cannot be told by their directories", unknown)
+            self._is_logged = self._complaints.report("pods that are gone cannot be told by their directories", unknown)
         self._unknown = None if found is not None else unknown
         return found
 
@@ -272,8 +274,8 @@ def block(memory: v1.ContainerMemory) -> MemoryBlock:
 def given_out(file: Path) -> Given:
     """Reads the entries of the kubelet's device checkpoint; UNREAD where there is none, or none that can be trusted."""
     try:
-        content = checkpoint.read(file)
-        entries = device_checkpoint.decode(content or b"").pod_device_entries
+        content = checkpoint.read_checkpoint_file(file)
+        entries = device_checkpoint.decode_device_checkpoint(content or b"").pod_device_entries
     except StateFault:
         return UNREAD
     parts = tuple(

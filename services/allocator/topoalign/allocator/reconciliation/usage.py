@@ -27,7 +27,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock, Message, Stream
-from topoalign.runtime.speaker import FactPublisher
+from topoalign.runtime.fact_publisher import FactPublisher
 
 AGAIN_SECONDS = 2.0
 """Between two tries while the bus does not confirm."""

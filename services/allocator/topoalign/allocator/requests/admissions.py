@@ -67,7 +67,7 @@ from topoalign.core.model.requests import (
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.answers import answering
+from topoalign.runtime.replies import answer_with
 
 # What a pod holds already, and whether it asks for just that again: then it gets the same answer.
 
@@ -225,14 +225,14 @@ class Admissions:
     def endpoints(self) -> Sequence[Endpoint]:
         """The endpoints to serve on the bus, one for each kind of request."""
         answers = {
-            "allocate": answering(AllocateRequest, self.allocate),
-            "release": answering(ReleaseRequest, self.release),
-            "what-if": answering(AllocateRequest, self.predictions.what_if),
-            "confirm": answering(ConfirmRequest, self.predictions.confirm),
-            "explain": answering(ExplainRequest, self.explain),
-            "snapshot": answering(SnapshotRequest, self.snapshot),
-            "trust": answering(TrustRequest, self.trust),
-            "clock": answering(ClockRequest, self.clock),
+            "allocate": answer_with(AllocateRequest, self.allocate),
+            "release": answer_with(ReleaseRequest, self.release),
+            "what-if": answer_with(AllocateRequest, self.predictions.what_if),
+            "confirm": answer_with(ConfirmRequest, self.predictions.confirm),
+            "explain": answer_with(ExplainRequest, self.explain),
+            "snapshot": answer_with(SnapshotRequest, self.snapshot),
+            "trust": answer_with(TrustRequest, self.trust),
+            "clock": answer_with(ClockRequest, self.clock),
         }
         node = self._ledger.node
         return [

@@ -30,9 +30,15 @@ from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.kubelet.files import configuration, cpu_checkpoint, device_checkpoint, memory_checkpoint, pod_directories
-from topoalign.kubelet.files.listed_pods import ListedPods
-from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, Held, held_cpus, held_devices, held_memory
+from topoalign.kubelet.files import (
+    cpu_checkpoint,
+    device_checkpoint,
+    kubelet_configuration,
+    memory_checkpoint,
+    pod_directories,
+)
+from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, ManagerHoldings, held_cpus, held_devices, held_memory
+from topoalign.kubelet.files.pod_list import ListedPods
 from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
@@ -164,7 +170,7 @@ class KubeletFiles:
         rules = self._rules
         unknown = ""
         try:
-            found = configuration.load_configuration(self._config, rules.placement)
+            found = kubelet_configuration.load_configuration(self._config, rules.placement)
             rules = msgspec.structs.replace(found, compat=rules.compat)
         except TopoalignError as error:
             unknown = f"{OWN_SETTINGS}: {error.finding}"
@@ -172,7 +178,7 @@ class KubeletFiles:
         cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
         memory = given("memory", lambda: held_memory(self._root, hardware, rules, pods))
         devices = given("resources", lambda: held_devices(self._root, hardware, pods))
-        held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
+        held = ManagerHoldings(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
         self._ended_pods = pods.ended & pods.uids
         return KubeletObserved(
             version=self._version,
@@ -182,11 +188,11 @@ class KubeletFiles:
             dropped=dropped_of(state.allocations, devices.dropped),
             ended=ended,
             memory=dict(memory.memory),
-            memory_doubt=clean(memory.doubt or "", LONGEST),
+            memory_doubt=clean(memory.uncertainty or "", LONGEST),
             cpus_unknown=clean(cpus.finding or "", LONGEST),
             memory_unknown=clean(memory.finding or "", LONGEST),
             checkpoint_unknown=clean(devices.finding or "", LONGEST),
-            pods_unknown=clean(pods.trouble or "", LONGEST),
+            pods_unknown=clean(pods.reason_unknown or "", LONGEST),
             notes=tuple(clean(note, LONGEST) for note in pods.findings),
             started=started(self._root),
             settle_seconds=self._settle_seconds,
@@ -199,15 +205,15 @@ class KubeletFiles:
         return (self._ended_pods | over) - running - {""}
 
 
-def given(what: str, read: Callable[[], Held]) -> Held:
+def given(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHoldings:
     """The result of `read`; an empty one with the reason where that fails. `what` names it in the reason."""
     try:
         return read()
     except TopoalignError as error:
-        return Held(finding=f"which {what} the kubelet has is not known: {error.finding}")
+        return ManagerHoldings(finding=f"which {what} the kubelet has is not known: {error.finding}")
 
 
-def entries_of(held: Held, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
+def entries_of(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
     """
     One entry for each container that holds something, sorted by pod UID and name.
 

@@ -15,8 +15,8 @@ from topoalign.core.model.errors import DriverFault, InvalidMachine
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.discovery.drivers.health import nic_health, unknown
-from topoalign.machines.sysfs import is_named_by_address, read_sysfs
-from topoalign.runtime.driver_thread import DriverThread, Steps
+from topoalign.machines.sysfs_machine import is_named_by_address, read_sysfs
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
 if TYPE_CHECKING:  # nobody measures at the start
     from topoalign.core.model.processes import DeviceUse
@@ -49,7 +49,7 @@ class SysfsDriver:
         """Raises DriverFault: files do not tell what GPUs are used for."""
         raise DriverFault("the files of /sys do not tell what GPUs are used for", "install NVIDIA's driver, which does")
 
-    def _read(self, steps: Steps) -> tuple[Topology, tuple[str, ...]]:
+    def _read(self, steps: CallProgress) -> tuple[Topology, tuple[str, ...]]:
         steps("a reading of /sys")
         return with_named_gpus(files_below(self._root))
 

@@ -16,8 +16,8 @@ from topoalign.core.model.errors import TopoalignError, Undecodable, clean, quot
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files import manifest
-from topoalign.kubelet.files.manifest import limits_of
-from topoalign.kubelet.files.quantities import whole
+from topoalign.kubelet.files.manifest import read_quota_limits
+from topoalign.kubelet.files.resource_quantities import whole
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,
@@ -48,7 +48,7 @@ class Owner(msgspec.Struct, frozen=True):
     controller: bool | None = None
 
 
-class PodMetadata(manifest.Metadata, frozen=True, rename="camel"):
+class PodMetadata(manifest.ManifestMetadata, frozen=True, rename="camel"):
     """The fields of a pod's `metadata` that are looked at."""
 
     uid: str = ""
@@ -56,14 +56,14 @@ class PodMetadata(manifest.Metadata, frozen=True, rename="camel"):
     owner_references: list[Owner] | None = None
 
 
-class PodSpec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
+class PodSpec(manifest.ManifestSpec, frozen=True, kw_only=True, rename="camel"):
     """The fields of a pod's `spec` that are looked at."""
 
     node_name: str | None = None
     scheduling_gates: list[Any] | None = None
 
 
-class PodStatus(manifest.Status, frozen=True, rename="camel"):
+class PodStatus(manifest.ManifestStatus, frozen=True, rename="camel"):
     """The fields of a pod's `status` that are looked at."""
 
     phase: str | None = None
@@ -71,7 +71,7 @@ class PodStatus(manifest.Status, frozen=True, rename="camel"):
     resource_claim_statuses: list[manifest.ResourceClaim] | None = None
 
 
-class ShownPod(manifest.Pod, frozen=True, kw_only=True):
+class ShownPod(manifest.PodManifest, frozen=True, kw_only=True):
     """A v1 Pod."""
 
     metadata: PodMetadata
@@ -221,7 +221,7 @@ def seen_quota(shown: ShownQuota) -> SeenQuota:
         namespace=metadata.namespace,
         name=metadata.name,
         uid=metadata.uid,
-        limits=limits_of(spec.hard or {}),
+        limits=read_quota_limits(spec.hard or {}),
         scoped=bool(spec.scopes or spec.scope_selector),
     )
 

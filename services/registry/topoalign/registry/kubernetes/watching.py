@@ -23,7 +23,7 @@ from topoalign.registry.kubernetes import objects
 from topoalign.registry.kubernetes.requests import Expired, Requests, refusal
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, Synced
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 
 S = TypeVar("S")
 G = TypeVar("G", bound=Hashable)
@@ -80,7 +80,7 @@ class Watch(Generic[S, G]):
 
     async def follow(self) -> AsyncGenerator[S | G | Synced, None]:
         """All objects, `Synced`, then each change, without end. Raises nothing."""
-        turns = Turns(self._clock)
+        turns = TaskTurns(self._clock)
         self.trouble = f"{self._kind.path} is not listed yet"
         while True:
             try:

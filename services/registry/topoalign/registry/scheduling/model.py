@@ -147,9 +147,9 @@ def with_counting(request: PodRequest) -> PodRequest:
     return msgspec.structs.replace(request, annotations=kept)
 
 
-def read_pod(uid: str, pod: manifest.Pod) -> PodToSchedule:
+def read_pod(uid: str, pod: manifest.PodManifest) -> PodToSchedule:
     """A pod, of its annotations those that count. Raises InvalidField for one that cannot be meant."""
-    request = with_counting(manifest.request_of(pod))
+    request = with_counting(manifest.request_from_pod(pod))
     nominated = pod.status and pod.status.nominated_node_name
     return PodToSchedule(
         uid=uid,
@@ -159,7 +159,7 @@ def read_pod(uid: str, pod: manifest.Pod) -> PodToSchedule:
     )
 
 
-def without_others(pod: manifest.Pod) -> manifest.Pod:
+def without_others(pod: manifest.PodManifest) -> manifest.PodManifest:
     """The same pod with no other annotations, unread; with too many if it had too many."""
     if pod.metadata is None or not pod.metadata.annotations:
         return pod

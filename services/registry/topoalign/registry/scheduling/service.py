@@ -312,7 +312,7 @@ class Scheduling:
 
     def _hold(self, node: NodeName) -> None:
         """The view holds what is reserved on a node now."""
-        self._reserved.hear(node)
+        self._reserved.note(node)
         newest = self.reservations.of(node).newest
         if self.bypassed is not None and newest is not None:
             self.bypassed.observe(newest)
@@ -336,7 +336,7 @@ class Scheduling:
             self._reserved.confirm(node)
             self.reservations.observe(node)
         elif self.reservations.of(node).reservations:
-            self._reserved.doubt(node)
+            self._reserved.unconfirm(node)
         else:
             self._reserved.forget(node)
 

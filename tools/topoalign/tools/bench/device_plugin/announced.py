@@ -15,7 +15,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Endpoint
-from topoalign.runtime.answers import answering
+from topoalign.runtime.replies import answer_with
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNHEALTHY = DeviceHealth(state=HealthState.UNHEALTHY, reason="played")
@@ -41,7 +41,7 @@ class Announced:
             self.asked.set()
             return self._newest
 
-        alive = Endpoint(name="alive", subject=wire.alive_subject(self._node), answer=answering(AliveRequest, newest))
+        alive = Endpoint(name="alive", subject=wire.alive_subject(self._node), answer=answer_with(AliveRequest, newest))
         async with self._bus.serve("topoalign-discovery", [alive]):
             yield
 

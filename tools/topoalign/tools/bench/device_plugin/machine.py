@@ -10,7 +10,7 @@ from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.machines import load_machine
-from topoalign.machines.document import Machine, encode
+from topoalign.machines.document import Machine, encode_machine
 from topoalign.plugin_config.configuration import Units
 from topoalign.tools.bench.device_plugin.agent import Agent
 from topoalign.tools.bench.device_plugin.kubelet import Kubelet
@@ -57,7 +57,7 @@ def described_node(
     with scratch() as folder:
         machine = folder / "machine.json"
         file = folder / "config.yaml"
-        machine.write_bytes(encode(Machine(name=name, topology=topology)))
+        machine.write_bytes(encode_machine(Machine(name=name, topology=topology)))
         file.write_text(config)
         told = settings | {"MACHINE": str(machine), "CONFIG": str(file)}
         with node(name, told, healthy=healthy, resources=resources) as (kubelet, agent):

@@ -8,13 +8,13 @@ from statistics import median
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from topoalign.cli.link import connected
-from topoalign.cli.measuring import measured, summary
+from topoalign.cli.link import connect_to_bus
+from topoalign.cli.measuring import measure_calls, summarize_times
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.kubelet.files.documents import read
-from topoalign.plugin_config.file import loaded
-from topoalign.plugin_config.offers import offers
+from topoalign.kubelet.files.documents import parse_document
+from topoalign.plugin_config.file import interpret_document
+from topoalign.plugin_config.resource_offers import offer_resources
 from topoalign.runtime.nats_server import local_nats
 from topoalign.tools.bench.device_plugin import nvml, pods, shares, slots, units
 from topoalign.tools.bench.device_plugin.agent import Agent
@@ -71,14 +71,14 @@ def measure(calls: int, changes: int, starts: int, idle_seconds: float) -> Itera
 def bare(kubelet: Kubelet, calls: int) -> Row:
     """The case `bare`."""
     options = kubelet.method("GetDevicePluginOptions")
-    return measured("bare", lambda: options(NOTHING), calls, WARM)
+    return measure_calls("bare", lambda: options(NOTHING), calls, WARM)
 
 
 def preferred(case: str, kubelet: Kubelet, calls: int) -> Row:
     """The cases `preferred-4of8` and `preferred-4of8-slow-nvml`."""
     prefer = kubelet.method("GetPreferredAllocation")
     request = preferred_allocation_request(GPUS, SIZE)
-    return measured(case, lambda: prefer(request), calls, WARM)
+    return measure_calls(case, lambda: prefer(request), calls, WARM)
 
 
 def preferred_shares(case: str, settings: Settings, replicas: int, calls: int) -> Row:
@@ -93,7 +93,7 @@ def preferred_shares(case: str, settings: Settings, replicas: int, calls: int) -
             began = time.perf_counter()
             prefer(request)
             milliseconds.append((time.perf_counter() - began) * 1000)
-        return summary(case, milliseconds[WARM:]) | {"rss_mb": agent.rss_mb}
+        return summarize_times(case, milliseconds[WARM:]) | {"rss_mb": agent.rss_mb}
 
 
 def slow_nvml(settings: Settings, calls: int) -> Row:
@@ -121,7 +121,7 @@ def listed(
     name = NodeName(case)
     devices = sum(len(offer.devices) * offer.replicas for offer in topology.offered)
     milliseconds = []
-    with portal.wrap_async_context_manager(connected(settings["NATS_URL"])) as bus:
+    with portal.wrap_async_context_manager(connect_to_bus(settings["NATS_URL"])) as bus:
         announced = Announced(bus, name, topology)
         with (
             portal.wrap_async_context_manager(announced.serve()),
@@ -137,7 +137,7 @@ def listed(
                 came = kubelet.until(told(devices - ill), "a change of health was not listed")
                 milliseconds.append((came.at - said) * 1000)
             block = agent.longest_block_ms()
-            return summary(case, milliseconds[WARM:]) | {"longest_block_ms": block, "rss_mb": agent.rss_mb}
+            return summarize_times(case, milliseconds[WARM:]) | {"longest_block_ms": block, "rss_mb": agent.rss_mb}
 
 
 def start(settings: Settings, starts: int) -> Iterator[Row]:
@@ -152,8 +152,8 @@ def start(settings: Settings, starts: int) -> Iterator[Row]:
             cpu.append(agent.cpu_seconds)
             rss_mb = agent.rss_mb
             stops.append(agent.stop() * 1000)
-    yield summary("start", milliseconds) | {"cpu_s": round(median(cpu), 3), "rss_mb": rss_mb}
-    yield summary("stop", stops) | {"rss_mb": rss_mb}
+    yield summarize_times("start", milliseconds) | {"cpu_s": round(median(cpu), 3), "rss_mb": rss_mb}
+    yield summarize_times("stop", stops) | {"rss_mb": rss_mb}
 
 
 def reregister(settings: Settings, starts: int) -> Row:
@@ -166,7 +166,7 @@ def reregister(settings: Settings, starts: int) -> Row:
             kubelet.start()
             milliseconds.append((kubelet.until_registered() - began) * 1000)
             kubelet.until(told(len(GPUS)), "the GPUs were not listed anew")
-        return summary("reregister", milliseconds) | {"rss_mb": agent.rss_mb}
+        return summarize_times("reregister", milliseconds) | {"rss_mb": agent.rss_mb}
 
 
 def idle(agent: Agent, seconds: float) -> Row:
@@ -189,5 +189,5 @@ def in_units(gpus: int, blocks: int) -> Topology:
 
 def offered(topology: Topology, config: str) -> Topology:
     """The machine as it is offered by a configuration file."""
-    configuration = loaded(read(config.encode(), "bench"), {}).configuration
-    return msgspec.structs.replace(topology, offers=offers(topology, configuration).offers)
+    configuration = interpret_document(parse_document(config.encode(), "bench"), {}).configuration
+    return msgspec.structs.replace(topology, offers=offer_resources(topology, configuration).offers)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from topoalign.cli.measuring import summary
+from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID
 from topoalign.tools.bench.device_plugin.kubelet import (
@@ -68,7 +68,7 @@ def allocate(kubelet: Kubelet, release: Release, calls: int) -> Row:
                 "the GPUs of the call before are held still", "see how the allocator releases what is gone"
             )
         release([given])
-    return summary("allocate-4", milliseconds[WARM:])
+    return summarize_times("allocate-4", milliseconds[WARM:])
 
 
 def pod_start(kubelet: Kubelet, release: Release, calls: int) -> Row:
@@ -83,7 +83,7 @@ def pod_start(kubelet: Kubelet, release: Release, calls: int) -> Row:
         starting(given, lambda: kubelet.show(given))
         milliseconds.append((time.perf_counter() - began) * 1000)
         release([given])
-    return summary("pod-start", milliseconds[WARM:])
+    return summarize_times("pod-start", milliseconds[WARM:])
 
 
 def pod_start_8(kubelet: Kubelet, release: Release, calls: int) -> Row:
@@ -98,7 +98,7 @@ def pod_start_8(kubelet: Kubelet, release: Release, calls: int) -> Row:
                 done.result()
             milliseconds.append((time.perf_counter() - began) * 1000)
             release(each)
-    return summary("pod-start-8", milliseconds[WARM:])
+    return summarize_times("pod-start-8", milliseconds[WARM:])
 
 
 def container_start(kubelet: Kubelet) -> Callable[[Sequence[DeviceID], Callable[[], None]], None]:

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.request import urlopen
 
-from topoalign.cli.measuring import summary
+from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import DeviceID
 from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.kubelet import PATIENCE_SECONDS, Kubelet, allocate_request
@@ -50,8 +50,8 @@ def allocate_beside_others(settings: Settings, calls: int) -> Row:
             asked = allocate_request(shares[number * SIZE : (number + 1) * SIZE])
             after_none.append(timed(few, asked))
             after_many.append(timed(many, asked))
-        row = summary(f"allocate-{SIZE}-after-{EARLIER}", after_many[WARM:])
-        before = summary("", after_none[WARM:])
+        row = summarize_times(f"allocate-{SIZE}-after-{EARLIER}", after_many[WARM:])
+        before = summarize_times("", after_none[WARM:])
         return row | {"after_none_p50_ms": before["p50_ms"], "rss_mb": agent.rss_mb}
 
 
@@ -73,7 +73,7 @@ def allocate_by_many(settings: Settings, calls: int) -> Row:
         alone = answered(kubelet, shares[WARM : WARM + calls], 1)
         synced = syncs(port)
         together = answered(kubelet, shares[WARM + calls : WARM + 3 * calls], CALLERS)
-        return summary(f"allocate-{CALLERS}-callers", [milliseconds for milliseconds, _ in together]) | {
+        return summarize_times(f"allocate-{CALLERS}-callers", [milliseconds for milliseconds, _ in together]) | {
             "per_second": per_second(together),
             "one_caller_per_second": per_second(alone),
             "fsyncs": syncs(port) - synced,

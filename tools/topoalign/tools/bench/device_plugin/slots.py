@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from anyio.from_thread import BlockingPortal
 
-from topoalign.cli.link import connected
-from topoalign.cli.measuring import summary
+from topoalign.cli.link import connect_to_bus
+from topoalign.cli.measuring import summarize_times
 from topoalign.core import wire
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.holdings import Amount, handed_out
@@ -41,7 +41,7 @@ def measure(settings: Settings, portal: BlockingPortal, calls: int) -> Iterator[
     """Both cases, with this many calls of each."""
     with (
         node_in_slots(NAME, settings | AT_ONCE, SLOTS) as (kubelet, agent, topology),
-        portal.wrap_async_context_manager(connected(settings["NATS_URL"])) as bus,
+        portal.wrap_async_context_manager(connect_to_bus(settings["NATS_URL"])) as bus,
     ):
         reserve = reserving(kubelet, topology, lambda event: portal.call(bus.publish, wire.encode(event, time.time())))
         slots = [slot for gpu in topology.gpus for slot in handed_out(gpu.id, SLOTS)]
@@ -55,8 +55,8 @@ def measure(settings: Settings, portal: BlockingPortal, calls: int) -> Iterator[
             kubelet.method("Allocate")(allocate_request(each))
         bind(kubelet, held)
         reserve(last)
-        beside = summary("", preferred(kubelet, slots, WARM + calls)[WARM:])
-        row = summary("preferred-slot", milliseconds[WARM:])
+        beside = summarize_times("", preferred(kubelet, slots, WARM + calls)[WARM:])
+        row = summarize_times("preferred-slot", milliseconds[WARM:])
         yield row | {f"beside_{len(held)}_p50_ms": beside["p50_ms"], "rss_mb": agent.rss_mb}
         yield allocate | {"rss_mb": agent.rss_mb}
 
@@ -84,7 +84,7 @@ def allocated(kubelet: Kubelet, slots: Sequence[DeviceID], calls: int) -> Row:
         milliseconds.append((time.perf_counter() - began) * 1000)
         bind(kubelet, [slots])
         bind(kubelet, [])
-    return summary("allocate-slot", milliseconds[WARM:])
+    return summarize_times("allocate-slot", milliseconds[WARM:])
 
 
 def bind(kubelet: Kubelet, held: Sequence[Sequence[DeviceID]]) -> None:

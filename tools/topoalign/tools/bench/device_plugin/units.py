@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from topoalign.cli.measuring import summary
+from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.tools.bench.device_plugin.kubelet import (
@@ -44,8 +44,8 @@ def measure(settings: Settings, calls: int) -> Iterator[Row]:
             for name, devices in parts.items():
                 kubelet.method("Allocate", name)(allocate_request(devices))
         bind(kubelet, held)
-        beside = summary("", preferred(kubelet, free[CORES], WARM + calls)[WARM:])
-        row = summary("preferred-share", milliseconds[WARM:])
+        beside = summarize_times("", preferred(kubelet, free[CORES], WARM + calls)[WARM:])
+        row = summarize_times("preferred-share", milliseconds[WARM:])
         yield row | {f"beside_{len(held)}_p50_ms": beside["p50_ms"], "rss_mb": agent.rss_mb}
         yield allocate | {"rss_mb": agent.rss_mb}
 
@@ -76,7 +76,7 @@ def allocated(kubelet: Kubelet, free: dict[ResourceName, list[DeviceID]], calls:
             milliseconds.append((time.perf_counter() - began) * 1000)
         bind(kubelet, [share])
         bind(kubelet, [])
-    return summary("allocate-share", milliseconds[2 * WARM :])
+    return summarize_times("allocate-share", milliseconds[2 * WARM :])
 
 
 def bind(kubelet: Kubelet, held: Sequence[Parts]) -> None:

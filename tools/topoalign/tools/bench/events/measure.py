@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
-from topoalign.cli.measuring import summary
+from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import DeviceID
 from topoalign.runtime.nats_server import local_nats
 from topoalign.tools.bench.device_plugin.kubelet import PATIENCE_SECONDS, BenchStuck, allocate_request
@@ -55,7 +55,7 @@ def delays(case: str, rate: int, seconds: float, url: str, folder: Path) -> Row:
         )
         milliseconds = [max(0.0, had[share] - at) * 1000 for share, at in answered.items()]
         per_second = round((len(asked) - 1) / (answered[asked[-1]] - answered[asked[0]]), 1)
-        return summary(case, milliseconds[WARM:]) | {"per_second": per_second, "rss_mb": agent.rss_mb}
+        return summarize_times(case, milliseconds[WARM:]) | {"per_second": per_second, "rss_mb": agent.rss_mb}
 
 
 @contextmanager

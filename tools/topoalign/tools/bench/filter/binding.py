@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from topoalign.cli.link import connected
-from topoalign.cli.measuring import summary
+from topoalign.cli.link import connect_to_bus
+from topoalign.cli.measuring import summarize_times
 from topoalign.core import wire
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, NodeName
@@ -56,7 +56,7 @@ def bind(calls: int) -> Row:
         start_blocking_portal() as portal,
         scratch() as folder,
         streams(portal, folder / "nats") as url,
-        portal.wrap_async_context_manager(connected(url)) as bus,
+        portal.wrap_async_context_manager(connect_to_bus(url)) as bus,
         portal.wrap_async_context_manager(kubelet_in(folder / "kubelet")) as kubelet,
         portal.wrap_async_context_manager(fake_api_server(FakeCluster())) as api,
         running("node", agent_settings(url, folder)) as agent,
@@ -68,7 +68,7 @@ def bind(calls: int) -> Row:
             for _ in range(WARM):
                 pods.bind()
             registry.longest_block_ms()
-            row = summary("bind", [pods.bind() for _ in range(calls)])
+            row = summarize_times("bind", [pods.bind() for _ in range(calls)])
             return row | {"longest_block_ms": registry.longest_block_ms(), "rss_mb": registry.rss_mb}
 
 

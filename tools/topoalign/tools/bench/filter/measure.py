@@ -9,7 +9,7 @@ import msgspec
 from anyio.from_thread import start_blocking_portal
 
 from topoalign.cli import output
-from topoalign.cli.measuring import summary
+from topoalign.cli.measuring import summarize_times
 from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
@@ -68,7 +68,7 @@ class Asking(msgspec.Struct):
             call()
         self.registry.longest_block_ms()
         answers = [call() for _ in range(calls)]
-        return summary(case, [took for took, _ in answers]) | self.figures(answers[-1])
+        return summarize_times(case, [took for took, _ in answers]) | self.figures(answers[-1])
 
     def figures(self, answer: Answer) -> Row:
         """How many nodes passed, and figures of the process."""
@@ -106,7 +106,7 @@ def cold(cluster: Cluster, starts: int) -> Row:
             asked.registry.longest_block_ms()
             answers.append(asked.scheduler.schedule(Amounts()))
             figures = asked.figures(answers[-1])
-    return summary(f"{len(cluster.nodes)}-cold", [took for took, _ in answers]) | figures
+    return summarize_times(f"{len(cluster.nodes)}-cold", [took for took, _ in answers]) | figures
 
 
 def shared(size: int, calls: int) -> Row:

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from threading import Event, Thread
 
-from topoalign.cli.health import ask
-from topoalign.cli.measuring import summary
+from topoalign.cli.health_check import request_page
+from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import NodeName
 from topoalign.tools.bench.filter.cluster import HALF
 from topoalign.tools.bench.filter.measure import Asking, asking, filled
@@ -60,9 +60,9 @@ def measured(
             took, used, failed = filters(asked, nodes, seconds)
         block = asked.registry.longest_block_ms()
     time.sleep(ENDED_SECONDS if attacks else 0)
-    cpu = {f"cpu_{key}": value for key, value in summary(case, used).items() if key.endswith("_ms")}
+    cpu = {f"cpu_{key}": value for key, value in summarize_times(case, used).items() if key.endswith("_ms")}
     figures = {"failed": failed, "livez_worst_ms": round(max(probes) * 1000, 1), "longest_block_ms": block}
-    return summary(case, took) | cpu | figures | {"rss_mb": asked.registry.rss_mb}
+    return summarize_times(case, took) | cpu | figures | {"rss_mb": asked.registry.rss_mb}
 
 
 def filters(asked: Asking, nodes: Sequence[NodeName], seconds: float) -> tuple[list[float], list[float], int]:
@@ -106,7 +106,7 @@ def probing(port: int) -> Iterator[list[float]]:
             began = time.monotonic()
             is_alive = False
             with suppress(OSError, ValueError):
-                is_alive, _ = ask(OWN, port, "/livez", SCHEDULER_SECONDS)
+                is_alive, _ = request_page(OWN, port, "/livez", SCHEDULER_SECONDS)
             took.append(time.monotonic() - began if is_alive else SCHEDULER_SECONDS)
 
     thread = Thread(target=probe)

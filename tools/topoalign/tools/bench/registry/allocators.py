@@ -16,14 +16,14 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from topoalign.cli.link import connected
+from topoalign.cli.link import connect_to_bus
 from topoalign.core import wire
 from topoalign.core.model.errors import NotFound, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, WriterPosition
 from topoalign.core.ports import Endpoint
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.answers import answering
+from topoalign.runtime.replies import answer_with
 
 ALL = wire.admission_subject(NodeName("node"), "alive").replace(".node.", ".*.")
 
@@ -114,8 +114,8 @@ async def serve(url: str, file: Path) -> None:
                 print("asked", flush=True)
         return standings[request.node]
 
-    async with connected(url) as bus:
-        endpoint = Endpoint(name="alive", subject=ALL, answer=answering(AliveRequest, alive))
+    async with connect_to_bus(url) as bus:
+        endpoint = Endpoint(name="alive", subject=ALL, answer=answer_with(AliveRequest, alive))
         async with bus.serve("topoalign-allocator", [endpoint]):
             with anyio.open_signal_receiver(signal.SIGHUP) as signals:
                 print("serving", flush=True)

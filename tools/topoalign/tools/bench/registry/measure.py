@@ -61,7 +61,7 @@ def streams(portal: BlockingPortal, folder: Path) -> Iterator[str]:
 
     It does not sync each message to the disk, which would take minutes: what is measured is reading.
     """
-    server = nats_server.start(
+    server = nats_server.start_server(
         folder, f"listen: '127.0.0.1:-1'\njetstream {{ store_dir: {json.dumps(str(folder))} }}\n"
     )
     try:
@@ -69,7 +69,7 @@ def streams(portal: BlockingPortal, folder: Path) -> Iterator[str]:
         portal.call(apply_stores, url)
         yield url
     finally:
-        portal.call(nats_server.stop, server)
+        portal.call(nats_server.stop_server, server)
 
 
 def read(url: str, everybody: Allocators, histories: list[History], calls: int) -> Iterator[Row]:

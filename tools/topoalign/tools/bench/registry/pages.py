@@ -5,7 +5,7 @@ from itertools import cycle
 
 import msgspec
 
-from topoalign.cli.measuring import measured
+from topoalign.cli.measuring import measure_calls
 from topoalign.tools.bench.device_plugin.node import Row
 from topoalign.tools.bench.registry.history import History
 from topoalign.tools.bench.registry.reader import Reader
@@ -45,9 +45,9 @@ def cases(reader: Reader, calls: int) -> Iterator[Callable[[], Row]]:
     """The cases `page`, `walk` and `metrics`, to be run one after the other."""
     few = max(2, calls // 10)
     paths = cycle([path for path, _ in walk(reader, ALLOCATIONS)])
-    yield lambda: measured("page", lambda: reader.get(next(paths)), calls)
-    yield lambda: measured("walk", lambda: list(walk(reader, ALLOCATIONS)), few, warm=1)
-    yield lambda: measured("metrics", lambda: reader.get("/metrics"), few, warm=1)
+    yield lambda: measure_calls("page", lambda: reader.get(next(paths)), calls)
+    yield lambda: measure_calls("walk", lambda: list(walk(reader, ALLOCATIONS)), few, warm=1)
+    yield lambda: measure_calls("metrics", lambda: reader.get("/metrics"), few, warm=1)
 
 
 def stale(reader: Reader) -> int:

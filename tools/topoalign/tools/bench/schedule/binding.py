@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from anyio import to_thread
 
-from topoalign.cli.measuring import summary
+from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import NodeName
 from topoalign.testing.fake_api_server.objects import Object
 from topoalign.testing.fake_scheduler.scheduler import as_sent
@@ -31,7 +31,7 @@ async def bind(plane: ControlPlane, nodes: Sequence[BusyNode], everywhere: Nodes
     await to_thread.run_sync(plane.registry.longest_block_ms)
     milliseconds = [(await bound(plane, len(chosen) + number, node))[0] for number, node in enumerate(chosen)]
     block = plane.registry.longest_block_ms()
-    return [summary("bind", milliseconds) | {"longest_block_ms": block, "rss_mb": plane.registry.rss_mb}]
+    return [summarize_times("bind", milliseconds) | {"longest_block_ms": block, "rss_mb": plane.registry.rss_mb}]
 
 
 async def bound(plane: ControlPlane, number: int, node: NodeName) -> tuple[float, Object]:

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from topoalign.cli.measuring import summary
+from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import NodeName
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
@@ -31,7 +31,7 @@ async def schedule(plane: ControlPlane, everywhere: Nodes, pods: int) -> Sequenc
     case = f"{len(plane.cluster.nodes)}x{pods}"
     took = plane.extender.took
     return [
-        *(summary(f"{case}-{verb}", took[verb]) for verb in ("filter", "prioritize", "bind")),
+        *(summarize_times(f"{case}-{verb}", took[verb]) for verb in ("filter", "prioritize", "bind")),
         {
             "case": case,
             "n": pods,

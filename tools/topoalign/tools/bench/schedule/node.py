@@ -25,7 +25,7 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.terminated_pods import without_pods
-from topoalign.kubelet.files.manifest import Pod, request_of
+from topoalign.kubelet.files.manifest import PodManifest, request_from_pod
 from topoalign.tools.bench.filter.cluster import BusyNode
 
 
@@ -34,7 +34,7 @@ class Bound(msgspec.Struct, frozen=True, tag=True):
 
     node: NodeName
     uid: str
-    pod: Pod
+    pod: PodManifest
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class Node:
         """What its kubelet decides, some time after the bind, one pod after another."""
         await self._clock.sleep(self._chance.uniform(*self._delays.admits))
         async with self._turn:
-            decision = predict(self.kubelet, request_of(bound.pod), self._clock.wall())
+            decision = predict(self.kubelet, request_from_pod(bound.pod), self._clock.wall())
             if isinstance(decision, Refusal):
                 return Admitted(bound.uid, decision.code)
             allocations = [self._with_preferred(bound.uid, each) for each in decision.allocations]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from topoalign.cli.link import connected
+from topoalign.cli.link import connect_to_bus
 from topoalign.core import wire
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import NotFound
@@ -26,8 +26,8 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, ConfirmRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint, Stream
-from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.replies import answer_with
 from topoalign.runtime.tasks import background
 from topoalign.tools.bench.filter.cluster import HALF, BusyNode, kind
 from topoalign.tools.bench.registry.allocators import AllocatorsEnded, standing
@@ -162,10 +162,10 @@ async def serve(url: str, fleet: Fleet, size: int) -> None:
                     cluster[event.node].reserve(event, received.position)
 
     endpoints = [
-        Endpoint(name="alive", subject=subject("alive"), answer=answering(AliveRequest, alive)),
-        Endpoint(name="confirm", subject=subject("confirm"), answer=answering(ConfirmRequest, confirm)),
+        Endpoint(name="alive", subject=subject("alive"), answer=answer_with(AliveRequest, alive)),
+        Endpoint(name="confirm", subject=subject("confirm"), answer=answer_with(ConfirmRequest, confirm)),
     ]
-    async with connected(url) as bus, bus.serve("topoalign-allocator", endpoints), background() as tasks:
+    async with connect_to_bus(url) as bus, bus.serve("topoalign-allocator", endpoints), background() as tasks:
         tasks.start_soon(follow_reservations, bus)
         print(SERVING, flush=True)
         async for line in anyio.wrap_file(sys.stdin.buffer):

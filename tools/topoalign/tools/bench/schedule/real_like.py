@@ -15,7 +15,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from topoalign.cli.measuring import summary
+from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import NodeName
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
@@ -158,8 +158,8 @@ def compare(case: str, extended: Sequence[Outcome], alone: Sequence[Outcome]) ->
     took_alone = [each for outcome in alone for each in outcome.milliseconds]
     rate = fmean(each.pods_per_second for each in extended)
     rate_alone = fmean(each.pods_per_second for each in alone)
-    return summary(case, took) | {
-        "p99_alone_ms": summary(case, took_alone)["p99_ms"],
+    return summarize_times(case, took) | {
+        "p99_alone_ms": summarize_times(case, took_alone)["p99_ms"],
         "pods_per_second": round(rate, 1),
         "pods_per_second_alone": round(rate_alone, 1),
         "part_of_rate": round(rate / rate_alone, 2),

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from topoalign.cli.measuring import summary
+from topoalign.cli.measuring import summarize_times
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
@@ -59,7 +59,7 @@ async def wait(
         measured = list(calls[before:])
         await plane.extender.all_answered()
     return [
-        summary(f"waiting-{pods}", measured)
+        summarize_times(f"waiting-{pods}", measured)
         | {
             "calls_per_second": round(len(measured) / took, 1),
             "longest_ms": round(max(measured), 1),

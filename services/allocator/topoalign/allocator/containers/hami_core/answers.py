@@ -38,7 +38,7 @@ from topoalign.plugin_config.hook_files import (
     CONTAINER_ROOT,
     LIBRARY,
     PRELOAD,
-    missing,
+    find_missing_file,
 )
 
 MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
@@ -132,7 +132,7 @@ def hami_core_teller(flags: Flags) -> HamiCoreTeller:
     if not root:
         finding = "the limiter hami-core has no directory (flags.hamiRoot)"
         raise ContainerUnready(finding, "give discovery and allocator the same configuration file")
-    if lacking := missing(Path(root)):
+    if lacking := find_missing_file(Path(root)):
         finding = f"the limiter hami-core has no usable {lacking} in {clean(root)}"
         raise ContainerUnready(
             finding,

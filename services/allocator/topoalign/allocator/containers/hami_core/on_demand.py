@@ -12,9 +12,9 @@ from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Clock, Endpoint
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.figures import Figure
+from topoalign.runtime.metrics import ServiceMetric
+from topoalign.runtime.replies import answer_with
 
 if TYPE_CHECKING:
     from topoalign.allocator.containers.hami_core.directories import Allocations
@@ -71,17 +71,17 @@ class SharedFilesOnDemand:
     def endpoint(self) -> Endpoint:
         """Answers UseRequest with what the libraries count."""
         subject = wire.admission_subject(self._state().node, "library-use")
-        return Endpoint(name="library-use", subject=subject, answer=answering(UseRequest, self._answer))
+        return Endpoint(name="library-use", subject=subject, answer=answer_with(UseRequest, self._answer))
 
     async def _answer(self, request: UseRequest) -> "LibraryReading":
         if request.node != (node := self._state().node):
             raise InvalidField("node", f"{clean(request.node)!r} is not this node", f"ask {node!r} here")
         return await self.read()
 
-    def figure(self) -> Figure:
+    def figure(self) -> ServiceMetric:
         """How many files could not be used, for /metrics."""
         made: dict[str, SharedFiles] = self.__dict__
-        return Figure(
+        return ServiceMetric(
             "counter",
             "topoalign_allocator_hami_core_unusable_files",
             "Files of containers under the limiter hami-core that are not what its library writes, in all readings.",

@@ -39,11 +39,11 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import Holder
 from topoalign.core.usage.cgroups import container_name_of, placement_of
-from topoalign.kubelet.control_groups import container_group, directory_of, processes_in, text_of
-from topoalign.kubelet.grpc import sockets
+from topoalign.kubelet.control_groups import container_group, directory_of, processes_in, read_proc_text
+from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import vcuda
-from topoalign.kubelet.grpc.connection import Connection
-from topoalign.kubelet.grpc.transport import LONGEST_MESSAGE, Load, Server, Servicer, caller
+from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
+from topoalign.kubelet.grpc.transport import LONGEST_MESSAGE, GrpcServer, Load, Servicer, caller
 from topoalign.runtime.clock import until_tick
 
 # Whose a directory is, and what that container is limited to, by the entries of the kubelet's checkpoint.
@@ -150,7 +150,7 @@ class Registrations(Servicer, vcuda.VcudaServiceBase):
 
     async def register_v_device(self, message: vcuda.VDeviceRequest) -> vcuda.VDeviceResponse:
         """Answers RegisterVDevice. Raises GRPCError PERMISSION_DENIED for a process of another container."""
-        connection = cast(Connection, caller())
+        connection = cast(GrpcConnection, caller())
         await connection.server.turns.turn(connection)  # milliseconds each, more where processes are many
         try:
             self._register(connection.peer.pid)
@@ -160,20 +160,20 @@ class Registrations(Servicer, vcuda.VcudaServiceBase):
         return vcuda.VDeviceResponse()
 
 
-class RegistrationServer(Server):
+class RegistrationServer(GrpcServer):
     """The socket of one directory."""
 
     mode = 0o666
 
     def __init__(
-        self, directory: Path, register: Callable[[int], None], load: Load, others: Collection[Server]
+        self, directory: Path, register: Callable[[int], None], load: Load, others: Collection[GrpcServer]
     ) -> None:
         """`others`: all sockets with which this one shares the bound on connections."""
         super().__init__(Registrations(register), directory / SOCKET, FIELD, load)
         self._others = others
         self.guard = directory.parent  # a container may lock its own: for that it is enough to read it
 
-    def is_welcome(self, peer: sockets.Peer) -> bool:
+    def is_welcome(self, peer: unix_sockets.Peer) -> bool:
         """Every process that reaches the socket: it is mounted into one container."""
         if sum(len(each.connections) for each in self._others) >= MOST_TOGETHER:
             max(self._others, key=lambda each: len(each.connections)).make_room(MOST_TOGETHER)
@@ -201,11 +201,11 @@ def caller_of(proc: Path, pid: int) -> Caller | None:
     if pid <= 0:
         return None
     try:
-        placement = placement_of(text_of(proc / str(pid) / "cgroup"))
+        placement = placement_of(read_proc_text(proc / str(pid) / "cgroup"))
         group = container_group(placement)
         if group is None:
             return None
-        container = container_name_of(text_of(proc / str(pid) / "mountinfo"), placement.pod_uid)
+        container = container_name_of(read_proc_text(proc / str(pid) / "mountinfo"), placement.pod_uid)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return Caller(placement.pod_uid, container, placement.container_id, group) if container else None

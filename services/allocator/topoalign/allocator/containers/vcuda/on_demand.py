@@ -11,7 +11,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.figures import Figure
+from topoalign.runtime.metrics import ServiceMetric
 
 if TYPE_CHECKING:
     from topoalign.allocator.containers.vcuda.limiter import Allocations, VcudaLimiter
@@ -45,11 +45,11 @@ class LimiterOnDemand:
             await clock.sleep(until_tick(clock, LOOK_SECONDS))
         await self._limiter.run(allocations, clock)
 
-    def figure(self) -> Figure:
+    def figure(self) -> ServiceMetric:
         """How many registrations were refused, for /metrics."""
         help_text = "Refused registrations on vcuda.sock, of processes outside the container that has these units."
         made: dict[str, VcudaLimiter] = self.__dict__
-        return Figure(
+        return ServiceMetric(
             "counter",
             "topoalign_allocator_vcuda_refused",
             help_text,

@@ -41,7 +41,7 @@ from topoalign.discovery.drivers.nvml.library import (
 )
 from topoalign.discovery.drivers.sysfs import files_below
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.driver_thread import DriverThread, Steps
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
 if TYPE_CHECKING:  # nobody measures at the start
     from topoalign.core.model.processes import DeviceUse
@@ -134,7 +134,7 @@ class NvmlDriver:
         """Begins to listen with the first reading that finds NVML at work."""
         await self._events.run(listener)
 
-    def _measure(self, steps: Steps) -> "tuple[DeviceUse, ...]":
+    def _measure(self, steps: CallProgress) -> "tuple[DeviceUse, ...]":
         from topoalign.discovery.drivers.nvml.use import read_use  # as above
 
         try:
@@ -148,7 +148,7 @@ class NvmlDriver:
         except CallFailed as error:
             raise does_not_work(error) from error
 
-    def _read(self, steps: Steps) -> Inventory:
+    def _read(self, steps: CallProgress) -> Inventory:
         steps("a reading of /sys")
         files = files_below(self._root)
         self._failing = self._nameless = False

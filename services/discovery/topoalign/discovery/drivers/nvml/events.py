@@ -40,7 +40,7 @@ from topoalign.discovery.drivers.nvml.library import (
     address_of,
 )
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.driver_thread import DriverThread, Steps
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
 KINDS: Final = {
     0x0001: Occurrence.SINGLE_BIT_ECC,
@@ -123,7 +123,7 @@ class NvmlEvents:
                 if failures > 1:
                     await self._clock.sleep(backoff_seconds(failures - 1, FIRST_PAUSE, LONGEST_PAUSE))
 
-    def _listen(self, tell: Tell, steps: Steps) -> None:
+    def _listen(self, tell: Tell, steps: CallProgress) -> None:
         """In the thread: until nobody is to be listened to, or nobody can be. Left behind open if it was abandoned."""
         try:
             while (gpus := self._gpus) is not None and self._ears.open(gpus, steps):
@@ -155,7 +155,7 @@ class Ears:
         self.unheard: deque[HardwareEvent] = deque()
         """What was in a set that has ended."""
 
-    def open(self, gpus: frozenset[DeviceID], steps: Steps) -> bool:
+    def open(self, gpus: frozenset[DeviceID], steps: CallProgress) -> bool:
         """Makes the set one of these GPUs. False: none of them reports events. Raises CallFailed, DriverFault."""
         opened = self._nvml.open(steps)
         if opened or gpus != self._gpus or (self.silent and self._waits >= WAITS_BETWEEN_TRIES):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
-from topoalign.runtime.driver_thread import Steps
+from topoalign.runtime.driver_thread import CallProgress
 
 # Return codes of NVML calls (nvmlReturn_t, as in nvidia-ml-py 13.615.71), and whether a code concerns one GPU or all.
 
@@ -113,9 +113,9 @@ class Library:
 
     def __init__(self) -> None:
         self._pynvml: ModuleType | None = None
-        self._steps: Steps | None = None
+        self._steps: CallProgress | None = None
 
-    def open(self, steps: Steps, anew: bool = False) -> bool:
+    def open(self, steps: CallProgress, anew: bool = False) -> bool:
         """Begins a reading; says whether NVML was opened for it. Raises DriverFault without pynvml, and CallFailed."""
         self._steps = steps
         if anew:

@@ -36,7 +36,7 @@ from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
 from topoalign.registry.scheduling.binding.reservations import Change, Reservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 
 GANG_SECONDS = 120.0
 """For all pods of a gang to be bound. The scheduler binds some tens of pods a second, and tries again after seconds."""
@@ -107,7 +107,7 @@ class Gangs:
         self._nodes = nodes
         self._hardware = hardware
         self._candidate = candidate
-        self._turns = Turns(clock)
+        self._turns = TaskTurns(clock)
         self._members: dict[str, dict[str, SeenMember]] = {}
         """Gang -> UID of each of its pods -> the pod."""
         self._gangs: dict[str, str] = {}

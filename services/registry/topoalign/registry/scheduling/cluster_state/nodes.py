@@ -35,7 +35,7 @@ NOT_KNOWN = frozenset({UNKNOWN_NODE, DUPLICATE_AGENT, NODE_NOT_WHOLE, NODE_STALE
 def obstacle(member: Member, unsettled: Unsettled) -> str:
     """The code of the refusal for every pod, as far as that depends on no kubelet; empty where there is none."""
     state = member.state
-    if state.node in unsettled.twins:
+    if state.node in unsettled.duplicate_agents:
         return DUPLICATE_AGENT
     if state.topology is None or state.health is None or not state.epoch or state.node in unsettled.incomplete:
         return NODE_NOT_WHOLE

@@ -37,7 +37,7 @@ from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, NodeH
 from topoalign.registry.scheduling.cluster_state.nodes import KUBELET_UNKNOWN, NodeView, obstacle, side_by_side
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 
 QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
 FEW = 16
@@ -91,7 +91,7 @@ class ClusterView:
         """UID of a pod -> the nodes on which something is reserved for it: several where it was tried on more than one."""
         self.nodes_with_pending: set[NodeName] = set()
         """Nodes on which pods are reserved, or bound and not shown yet."""
-        self.turns = partial(Turns, clock)
+        self.turns = partial(TaskTurns, clock)
         """For work on all nodes that takes long."""
         self._cluster = cluster
         self._unsettled_now = unsettled
@@ -137,7 +137,7 @@ class ClusterView:
         """Renews nodes as their facts come, for ever, once `behind`, which is asked each `pause` seconds, is None."""
         while behind() is not None:
             await self._clock.sleep(pause)
-        turns = Turns(self._clock)
+        turns = TaskTurns(self._clock)
         while True:
             self._look()
             while self._due:

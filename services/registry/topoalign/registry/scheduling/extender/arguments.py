@@ -220,7 +220,7 @@ def understood(body: bytes) -> PodToSchedule:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
         refuse_malformed(body)
-        pod = msgspec.json.decode(body, type=manifest.Pod | None)
+        pod = msgspec.json.decode(body, type=manifest.PodManifest | None)
     except (msgspec.MsgspecError, RecursionError, Undecodable) as error:
         raise InvalidField("Pod", clean(str(error), 200), manifest.REMEDY) from error
     uid = pod and pod.metadata and pod.metadata.uid

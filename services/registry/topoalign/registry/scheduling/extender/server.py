@@ -20,7 +20,7 @@ from topoalign.registry.scheduling.model import Scheduling
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
-from topoalign.runtime.http_server import listen, serve_application
+from topoalign.runtime.http_server import listen_on_port, serve_application
 
 # The certificates of the scheduler's address: `tls.crt`, `tls.key`, and `client-ca.crt` where clients have to show one,
 # too. A `ca.crt` is not looked at: a Secret of cert-manager has one for those who trust this address.
@@ -224,7 +224,7 @@ async def serve_scheduler(
         certificates = Certificates(Path(settings.scheduler_tls_dir), context.clock)
         context.checks["scheduler certificate"] = certificates.trouble
         context.readiness.setdefault(READINESS, {})["certificate"] = certificates.trouble
-    listener = listen(settings.scheduler_host, settings.scheduler_port, "TOPOALIGN_SCHEDULER")
+    listener = listen_on_port(settings.scheduler_host, settings.scheduler_port, "TOPOALIGN_SCHEDULER")
     async with anyio.create_task_group() as tasks:
         if certificates is not None:
             tasks.start_soon(certificates.keep_up)

@@ -48,7 +48,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.state.fold import NodeState
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 
 MOST_ORDERS = 24
 """Orders that are tried: of four pods of which no two ask for the same, with 64 decisions."""
@@ -138,7 +138,7 @@ class Later(NamedTuple):
 NOBODY_LATER = Later()
 
 
-async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: Turns, later: Later = NOBODY_LATER) -> bool:
+async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns, later: Later = NOBODY_LATER) -> bool:
     """
     Whether those of the pods that must fit are admitted, in whatever order all of them come and whatever ends before, and
     then those that come later. A decision takes up to a millisecond: the event loop has its turns between them.
@@ -193,7 +193,7 @@ def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]
         return False
 
 
-async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: Need | None, turns: Turns) -> bool:
+async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: Need | None, turns: TaskTurns) -> bool:
     """
     Whether a pod with annotations about devices is admitted also after the end of any one other pod: a kubelet knows no
     annotations, and may align it to NUMA nodes whose free GPUs have no NIC beside them. `takes`: as of `PendingPod`.
@@ -293,7 +293,7 @@ def in_amounts(pod: PendingPod) -> Waiting:
 async def fit_from(  # noqa: C901  # one search over orders
     state: NodeState,
     pods: Sequence[PendingPod],
-    turns: Turns,
+    turns: TaskTurns,
     steps: Steps | None,
     ends: set[Ends],
     later: Later,

@@ -36,7 +36,7 @@ from topoalign.core.state.fold import NodeState, announced
 from topoalign.registry.scheduling.cluster_state.nodes import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
-from topoalign.runtime.request_turns import Turns
+from topoalign.runtime.request_turns import TaskTurns
 
 # The keys that sort nodes for what a pod asks for, and the scores that are made of them for the nodes that are asked
 # about.
@@ -185,7 +185,7 @@ class Request:
             asked = self._asked[kind] = Asked(demand, need_of(kind.topology, demand), kind, view)
         return asked
 
-    async def learn(self, kind: Kind, view: ClusterView, turns: Turns) -> None:
+    async def learn(self, kind: Kind, view: ClusterView, turns: TaskTurns) -> None:
         """Does the work of `of` with turns of the event loop in between. Raises InvalidField as that does."""
         if kind in self._asked:
             return

@@ -71,14 +71,14 @@ class Variable(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class Container(manifest.Container, frozen=True, rename="camel"):
+class Container(manifest.ManifestContainer, frozen=True, rename="camel"):
     """What counts of a container."""
 
     env: list[Variable] | None = None
     security_context: SecurityContext | None = None
 
 
-class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
+class Spec(manifest.ManifestSpec, frozen=True, kw_only=True, rename="camel"):
     """What counts of a pod's `spec`."""
 
     containers: list[Container] | None = None  # type: ignore[assignment]  # of more fields
@@ -86,7 +86,7 @@ class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
     node_name: str | None = None
 
 
-class Pod(manifest.Pod, frozen=True, kw_only=True, rename="camel"):
+class Pod(manifest.PodManifest, frozen=True, kw_only=True, rename="camel"):
     """What counts of a pod."""
 
     spec: Spec | None = None
@@ -196,7 +196,7 @@ def check_placement(spec: Spec) -> None:
 
 def request_of(pod: Pod, namespace: str) -> PodRequest:
     """What the pod asks for. Raises InvalidField for amounts that cannot be read."""
-    request = with_counting(manifest.request_of(pod))
+    request = with_counting(manifest.request_from_pod(pod))
     return msgspec.structs.replace(request, namespace=Namespace(namespace) if namespace else request.namespace)
 
 

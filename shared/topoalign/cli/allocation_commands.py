@@ -1,0 +1,223 @@
+"""`topoalign allocate`, `release` and `trust`: requests to the allocator of a node that has no kubelet."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import click
+
+from topoalign.cli import formatting, options, output
+from topoalign.cli.effects import Effect, printing
+from topoalign.cli.exit_codes import REFUSED
+from topoalign.cli.formatting import Count, Size
+from topoalign.cli.link import NodeLink, on_node
+from topoalign.core.demand.unserved import UnservedResource, served_by
+from topoalign.core.model.decisions import Decision, Refusal, noted
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
+from topoalign.core.model.maintenance import TrustRequest
+from topoalign.core.model.requests import (
+    AllocateRequest,
+    Compat,
+    ContainerRequest,
+    Mode,
+    PodRequest,
+    ReleaseRequest,
+)
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
+
+Changes = dict[str, str | int | bool]
+"""Rules that differ from the node's own, by the field names of `AdmissionRules`."""
+COMPATS = [each for each in get_args(Compat) if each]
+
+Command = Callable[..., Any]
+
+
+def request_options(command: Command) -> Command:
+    """Add the options for the requested resources and for the rules of the decision."""
+    for option in reversed(
+        (
+            click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
+            click.option("--cpus", type=Count(), default=0, help="Exclusive CPUs."),
+            click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or a number of bytes."),
+            click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
+            click.option(
+                "--annotation",
+                "annotations",
+                metavar="KEY=VALUE",
+                multiple=True,
+                help="An annotation of the pod; may be repeated.",
+            ),
+            click.option(
+                "--pod",
+                metavar="NS/NAME",
+                help="Name of the pod. Namespace `default` if none is given.  [default: a new name]",
+            ),
+            options.POLICY,
+            options.SCOPE,
+            options.PLACEMENT,
+            click.option(
+                "--compat",
+                type=click.Choice(COMPATS),
+                help="Treat annotations as Koordinator does, or choose GPUs in units as Gaia, in slots as HAMi.",
+            ),
+            click.option(
+                "--mode",
+                type=click.Choice([m.value for m in Mode]),
+                help="Decide exactly as the kubelet does, or as topoalign does by itself.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("allocate")
+@request_options
+@on_node
+def allocate_for_container(link: NodeLink, **asked: Any) -> int | None:
+    """
+    Request GPUs, CPUs, memory and NICs of a node for one container.
+
+    The node's own rules apply where no option is given. A refusal ends with exit code 4.
+
+    \b
+    Examples:
+      topoalign allocate --gpus 2
+      topoalign allocate --gpus 4 --cpus 32 --memory 64Gi --nics 4 --pod ml/train --policy restricted
+    """
+    return request_decision(link, "allocate", *pod_request(**asked))
+
+
+def request_decision(link: NodeLink, verb: str, pod: PodRequest, rules: Changes) -> int | None:
+    """Asks the node's allocator for a decision and prints it. Returns the exit code of a refusal."""
+    name = clean(f"{pod.namespace}/{pod.name}", 520)
+    request = AllocateRequest(node=link.node, pod=pod, rules=rules)
+    if verb != "allocate":
+        return show_prediction(link.node, pod, *link.ask(verb, request, Decision), link.as_json)
+    effect = Effect(
+        f"the allocation for pod {name}",
+        f"`topoalign explain {name}` shows what the pod holds, `topoalign release {name}` releases it; "
+        "repeating the request is safe",
+    )
+    decision, topology = link.ask(verb, request, Decision, effect)
+    with printing(effect):
+        status = print_decision(link.node, decision, topology, link.as_json)
+    if status is None and not link.as_json:
+        output.note(f"to release it: topoalign release {name}")
+    return status
+
+
+def print_decision(node: NodeName, decision: Decision, topology: Topology, as_json: bool) -> int | None:
+    """Print a decision and its notes. Returns the exit code of a refusal, None for an admission."""
+    if as_json:
+        output.print_json({"node": node, "decision": decision})
+    else:
+        formatting.show_decision(decision, topology)
+        for note in decision.explanation.notes:
+            output.note(f"note: {clean(note, 1000)}")
+    return REFUSED if isinstance(decision, Refusal) else None
+
+
+def show_prediction(
+    node: NodeName, pod: PodRequest, decision: Decision, topology: Topology, as_json: bool
+) -> int | None:
+    """
+    Print what a node would decide about a pod. Returns as `print_decision`. Raises UnservedResource for devices that
+    nobody serves there: what else the pod would get is no answer then.
+    """
+    served = served_by((topology,))
+    if names := decision.explanation.unserved:
+        raise UnservedResource(pod, names, served)
+    warnings = warnings_of(pod.annotations, paths_of_limits(pod), served)
+    return print_decision(node, noted(decision, warnings), topology, as_json)
+
+
+def pod_request(
+    gpus: int, cpus: int, memory: int, nics: int, annotations: Sequence[str], pod: str | None, **rules: str | None
+) -> tuple[PodRequest, Changes]:
+    """The pod, and the rules that are to differ from the node's. Raises UsageError if nothing is asked for."""
+    every = {GPU: gpus, CPU: cpus * 1000, MEMORY: memory, NIC: nics}
+    amounts = {resource: amount for resource, amount in every.items() if amount}
+    if not amounts:
+        raise click.UsageError("nothing is requested: give at least one of --gpus, --cpus, --memory, --nics")
+    namespace, name = pod_name(f"cli-{secrets.token_hex(3)}" if pod is None else pod)
+    container = ContainerRequest(name=ContainerName("main"), requests=amounts, limits=amounts)
+    request = PodRequest(
+        namespace=namespace, name=name, annotations=dict(map(parse_annotation, annotations)), containers=(container,)
+    )
+    return request, changes(rules)
+
+
+def parse_annotation(text: str) -> tuple[str, str]:
+    """`KEY=VALUE`. Raises BadParameter."""
+    key, equals, value = text.partition("=")
+    if not key or not equals or any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are no UTF-8
+        raise click.BadParameter(f"{clean(text, 80)!r} is not KEY=VALUE", param_hint="--annotation")
+    return key, value
+
+
+def changes(rules: Mapping[str, str | None]) -> Changes:
+    """The rules that were given as options."""
+    return {rule: value for rule, value in rules.items() if value is not None}
+
+
+def pod_name(text: str) -> tuple[Namespace, PodName]:
+    """`ml/train` or `train`. Raises BadParameter."""
+    namespace, slash, name = text.rpartition("/")
+    if not name or "/" in namespace or (slash and not namespace):
+        raise click.BadParameter(f"{clean(text)!r} is not NAMESPACE/NAME", param_hint="--pod")
+    return Namespace(namespace or "default"), PodName(name)
+
+
+@click.command("release")
+@click.argument("target", metavar="ID|NS/POD")
+@on_node
+def release_allocations(link: NodeLink, target: str) -> None:
+    """
+    Release one allocation by its id, or all allocations of a pod.
+
+    \b
+    Examples:
+      topoalign release ml/train
+      topoalign release 0198c1d2
+    """
+    name = clean(target, 520)
+    effect = Effect(
+        f"the release of {name}", f"`topoalign explain {name}` shows what is still held; repeating the release is safe"
+    )
+    request = ReleaseRequest(node=link.node, target=target)
+    released, _ = link.ask("release", request, tuple[AllocationID, ...], effect)
+    with printing(effect):
+        if link.as_json:
+            output.print_json({"node": link.node, "released": released})
+            return
+        for allocation in released:
+            output.print_line(f"released {clean(allocation, 120)}")
+
+
+@click.command()
+@on_node
+def trust(link: NodeLink) -> None:
+    """
+    Confirm a node's record of allocations after its journal was damaged.
+
+    Until then the node gives out no device, because containers may hold devices that the record does not have. First check
+    what runs on the node, and cordon devices that are in use without an allocation. A node with a kubelet does not need
+    this command: the kubelet confirms the record.
+
+    \b
+    Examples:
+      topoalign watch --node gpu-7
+      topoalign trust --node gpu-7
+    """
+    effect = Effect("the confirmation of the record", "`topoalign trust` can be repeated")
+    reason, _ = link.ask("trust", TrustRequest(node=link.node), str | None, effect)
+    with printing(effect):
+        if link.as_json:
+            output.print_json({"node": link.node, "doubt": reason})
+        elif reason is None:
+            output.print_line("the record was confirmed already")
+        else:
+            output.print_line(f"the record is confirmed; it was unconfirmed: {clean(reason, 300)}")

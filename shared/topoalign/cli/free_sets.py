@@ -1,0 +1,126 @@
+"""`topoalign fragmentation`: the quality of the GPU sets that are still free on a node."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from topoalign.cli import options, output
+from topoalign.cli.gpu_partitioning import format_parts, list_partitioning_rows, partitioning_document
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.names import named
+from topoalign.core.placement.fragmentation import Fragmentation
+from topoalign.core.placement.fragmentation import fragmentation as measured
+from topoalign.core.state.divisions import Division, Parts, Way, divisions, together
+
+if TYPE_CHECKING:
+    from topoalign.cli import link
+
+
+IN_ALL: tuple[Way, ...] = ("units", "slots", "time slices", "MPS")
+"""Sharing strategies whose parts can be summed over GPUs: MIG instances differ in size."""
+
+
+@click.command("fragmentation")
+@options.NODE
+@options.NATS
+@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None:
+    """
+    Compare the best free sets of GPUs with the best sets of the machine.
+
+    For sets of 2, 4 and 8 GPUs: the weakest seam of the best free set, that of the best set of the empty machine, and the
+    loss of bandwidth in percent. The loss shrinks when GPUs are released. Of GPUs that are divided also who has which part,
+    what is left of each, and the largest share that one of them still has room for.
+
+    \b
+    Examples:
+      topoalign fragmentation
+      topoalign fragmentation --node gpu-7 --json | jq .lost
+    """
+    from topoalign.cli import link  # brings in what talks to the network
+
+    status = link.discovered_topology(node, nats, os.environ)
+    free = free_gpus(status)
+    found = measured(status.topology, free)
+    divided = {gpu: each for gpu, each in divisions(status.state).items() if not each.is_whole}
+    if as_json:
+        sets = [
+            {
+                "size": each.size,
+                "best": each.best.text(each.model),
+                "best_gbps": each.best.bandwidth(each.model),
+                "possible": each.possible.text(each.model),
+                "possible_gbps": each.possible.bandwidth(each.model),
+                "lost": round(each.lost, 4),
+            }
+            for each in found.sets
+        ]
+        lost = round(found.overall, 4)
+        parts = {gpu: partitioning_document(each) for gpu, each in divided.items()}
+        output.print_json(
+            {"node": status.node, "free": free, "sets": sets, "lost": lost, "exact": found.exact, "divided": parts}
+        )
+        return
+    shorts = " ".join(named(status.topology, GPU, gpu).short for gpu in free)
+    gpus = len(status.topology.gpus)
+    output.print_line(f"{clean(status.node)}: {len(free)} of {gpus} GPUs free{': ' if shorts else ''}{shorts}")
+    show_sets(found)
+    show_divided(status.topology, divided)
+
+
+def show_sets(found: Fragmentation) -> None:
+    """Prints the best free sets of whole GPUs and the machine's best sets."""
+    if not found.sets:
+        output.print_line("too few for a set of two")
+        return
+    sets = [
+        (each.size, each.best.text(each.model), each.possible.text(each.model), f"{each.lost:.0%}")
+        for each in found.sets
+    ]
+    output.columns(("GPUS", "BEST FREE", "BEST POSSIBLE", "LOST"), sets)
+    output.print_line(
+        f"lost on average: {found.overall:.0%}{'' if found.exact else ' (of good sets: too many GPUs to be sure)'}"
+    )
+
+
+def show_divided(topology: Topology, divided: Mapping[DeviceID, Division]) -> None:
+    """Prints the partitioned GPUs, and for each sharing strategy the remaining amounts; nothing without such GPUs."""
+    if not divided:
+        return
+    output.print_line()
+    output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), list_partitioning_rows(topology, divided.items()))
+    for way in IN_ALL:
+        left = {gpu: each.left for gpu, each in divided.items() if each.ways == (way,)}
+        if left:
+            gpus = f"{len(left)} GPU{'s' * (len(left) > 1)} {'by' if way == 'MPS' else 'in'} {way}"
+            output.print_line(f"left of {gpus}: {left_in_all(topology, left)}")
+
+
+def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
+    """
+    The remaining amounts of these GPUs in total, and the most of one: `8 slices; most of one: 5 slices (GPU1)`, or
+    `nothing`.
+    """
+    gpu, most = max(
+        left.items(),
+        key=lambda one: (
+            one[1].cores,  # the most computing time,
+            one[1].memory,  # then memory,
+            one[1].slots,  # then what it can be given by; of equal ones the lowest index
+            one[1].slices,
+        ),
+    )
+    if not format_parts(most):
+        return "nothing"
+    in_all = format_parts(together(left.values()))
+    return f"{in_all}; most of one: {format_parts(most)} ({named(topology, GPU, gpu).short})"
+
+
+def free_gpus(status: "link.AnnouncedNode") -> tuple[DeviceID, ...]:
+    """The GPUs that may be allocated and that no container holds."""
+    held = status.holders
+    return tuple(gpu.id for gpu in status.topology.gpus if gpu.id not in held and status.health_of(gpu.id).usable)

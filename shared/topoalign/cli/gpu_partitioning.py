@@ -1,0 +1,103 @@
+"""Formats how GPUs are partitioned as text for people: `20 cores, 4096 MiB`, `3 slices`, `1g.10gb`."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from topoalign.core.model.allocations import OWNER_CHARACTERS
+from topoalign.core.model.errors import clean
+from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.topology.mig import free_placements, occupied
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.names import named
+from topoalign.core.state.divisions import Division, Parts, UsedParts
+
+MIB = 1024 * 1024
+
+
+def format_parts(parts: Parts) -> str:
+    """`20 cores, 4096 MiB`; empty: nothing."""
+    amounts = ["whole"] if parts.whole else []
+    amounts += [f"{clean(profile)}" for profile in parts.instances]
+    amounts += [f"{parts.slices} slice{'' if parts.slices == 1 else 's'}"] if parts.slices else []
+    amounts += [f"{parts.slots} slot{'' if parts.slots == 1 else 's'}"] if parts.slots else []
+    amounts += [f"{parts.cores} cores"] if parts.cores else []
+    amounts += [f"{parts.memory // MIB} MiB"] if parts.memory else []
+    return ", ".join(amounts)
+
+
+def format_remaining(division: Division) -> str:
+    """The remaining amounts of a GPU: `80 cores, 77824 MiB`, `2 slices`, of a whole one `whole`; or `nothing`."""
+    return format_parts(division.left) or "nothing"
+
+
+def format_strategy(division: Division) -> str:
+    """`units`, `MIG, time slices`, or `not offered`."""
+    return ", ".join(division.ways) or "not offered"
+
+
+def holder_text(held: UsedParts) -> str:
+    """
+    Formats a holder of a GPU with its share: `ml/train/main: 20 cores, 4096 MiB`.
+
+    A lost MIG instance is noted. Of an init container, the part that later containers do not reuse is shown, because only
+    that counts in addition to theirs: `ml/train/prepare: 1 slot, 60 cores (30 cores of it alone)`.
+    """
+    owner = held.owner
+    name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"
+    lost = ", its MIG instance is gone" if held.lost else ""
+    alone = f" ({format_parts(held.alone) or 'nothing'} of it alone)" if held.is_left else ""
+    return f"{clean(name, OWNER_CHARACTERS)}: {format_parts(held.parts)}{lost}{alone}"
+
+
+def partitioning_document(division: Division) -> dict[str, object]:
+    """The partitioning of a GPU as JSON, without empty amounts; memory in bytes."""
+    return {
+        "ways": division.ways,
+        **({"limiter": division.limiter} if division.limiter is not None else {}),
+        "held": [
+            {
+                "owner": None if each.owner is None else msgspec.to_builtins(each.owner),
+                **parts_document(each.parts),
+                **({"lost": each.lost} if each.lost else {}),
+                **({"alone": parts_document(each.alone)} if each.is_left else {}),
+            }
+            for each in division.held
+        ],
+        "left": parts_document(division.left),
+    }
+
+
+def mig_document(gpu: Gpu | None) -> dict[str, object]:
+    """
+    `mig_profiles` of a GPU for programs, where it has some: with `free`, the starts at which another instance can be made
+    now; null where it is not known where all instances are. None: it is no GPU.
+    """
+    if gpu is None or not gpu.mig_profiles:
+        return {}
+    taken = occupied(gpu.mig or ())
+    profiles = [
+        {
+            **msgspec.to_builtins(each),
+            "free": None if taken is None else [place.start for place in free_placements(each, taken)],
+        }
+        for each in gpu.mig_profiles
+    ]
+    return {"mig_profiles": profiles}
+
+
+def parts_document(parts: Parts) -> dict[str, object]:
+    """Parts of a GPU, by name."""
+    return {name: amount for name, amount in parts._asdict().items() if amount}
+
+
+def list_partitioning_rows(topology: Topology, gpus: Iterable[tuple[DeviceID, Division]]) -> list[Sequence[str]]:
+    """Rows of a table: GPU, sharing strategy, holders with their shares (one a row), and remaining amounts."""
+    found: list[Sequence[str]] = []
+    for gpu, division in gpus:
+        holders = [holder_text(each) for each in division.held] or ["-"]
+        found.append(
+            (named(topology, GPU, gpu).short, format_strategy(division), holders[0], format_remaining(division))
+        )
+        found += (("", "", each, "") for each in holders[1:])
+    return found

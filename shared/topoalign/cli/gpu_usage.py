@@ -1,0 +1,152 @@
+"""The table of `topoalign gpu usage`: who uses each GPU now, holders first, then all others."""
+
+import os
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from topoalign.cli import formatting, output
+from topoalign.cli import link as links
+from topoalign.cli.formatting import binary
+from topoalign.cli.link import NodeLink
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.processes import GpuProcess, LibraryReading
+from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.usage.attribution import WHOLE_DEVICE, DeviceShares, HolderUse, NodeShares, OtherUse, Use, shares_of
+from topoalign.core.usage.library import has_library, with_library
+
+TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "PROCESSES")
+LIBRARY = "LIBRARY"
+"""Title of the column of what libraries count, before the last one, where containers are limited by one."""
+IN_ALL = "(in all)"
+MIB = 1 << 20
+MOST_PIDS = 4
+"""Processes that are named in a row; the JSON has all of them."""
+
+Row = tuple[str, str, str, str, str, str, str]
+
+
+def print_usage(link: NodeLink) -> None:
+    """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
+    measured = link.measure()
+    status = links.discovered_topology(link.node_option, link.nats_option, os.environ)
+    shares = shares_of(status.state, measured)
+    if has_library(status.state):
+        shares = with_library(shares, library_use(link))
+    if link.as_json:
+        output.print_json(shares_document(shares, status.topology))
+        return
+    table: list[tuple[str, ...]] = [row for device in shares.devices for row in list_use_rows(device, status.topology)]
+    titles: tuple[str, ...] = TITLES
+    if any(holder.library is not None for device in shares.devices for holder in device.holders):
+        counts = [cell for device in shares.devices for cell in library_cells(device)]
+        table = [(*row[:-1], cell, row[-1]) for row, cell in zip(table, counts, strict=True)]
+        titles = (*TITLES[:-1], LIBRARY, TITLES[-1])
+    output.columns(titles, table)
+    if shares.finding:
+        output.note(f"it is not known where processes run: {shares.finding}")
+    if shares.left_out:
+        output.note(f"{shares.left_out} processes with less memory are left out")
+    if shares.library_finding:
+        output.note(f"it is not known what the libraries in containers count: {shares.library_finding}")
+
+
+def library_use(link: NodeLink) -> LibraryReading:
+    """The counts of the libraries that limit containers; where they cannot be read, nothing and the reason."""
+    try:
+        reading: LibraryReading
+        reading, _ = link.ask("library-use", UseRequest(node=link.node), LibraryReading)
+        return reading
+    except TopoalignError as error:
+        return LibraryReading(node=link.node, finding=error.finding)
+
+
+def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]:
+    """The JSON output: the shares, with index, name and PCI address of each GPU."""
+    devices = []
+    for row in shares.devices:
+        gpu = topology.gpu_by_id[row.card]
+        named = {"index": gpu.index, "name": f"GPU{gpu.index}", "pci": gpu.pci}
+        devices.append({**named, **msgspec.to_builtins(row)})
+    return {
+        "node": shares.node,
+        "time": shares.time,
+        "devices": devices,
+        "finding": shares.finding,
+        "left_out": shares.left_out,
+        "library_finding": shares.library_finding,
+    }
+
+
+def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
+    """
+    The rows of one GPU or instance: its total, its holders, all others. A GPU in MIG mode has only the row of the
+    total.
+    """
+    at = (f"GPU{topology.gpu_by_id[device.card].index}", device.device)
+    if device.failure:
+        yield (*at, f"not measured: {device.failure}", "", "?", "?", "")
+    else:
+        yield (*at, IN_ALL, "", format_memory_use(device.memory_used, device.memory), percent(device.utilization), "")
+    is_mps = any(offer.sharing == "mps" for offer in topology.offers_by_base.get(device.device, ()))
+    for holder in device.holders:
+        what = describe_use(holder, device.memory, "MPS share" if is_mps else "time slice")
+        yield (*at, formatting.owner(holder.owner), what, *cells(holder.use, holder.memory))
+    for other in device.others:
+        what = "?" if other.where == "unknown" else "nothing"  # it may be of a holder
+        yield (*at, name_other_use(other), what, *cells(other.use, None))
+
+
+def library_cells(device: DeviceShares) -> list[str]:
+    """The counts of the library in the container for each row of a GPU or instance: `6 GiB, 40%`."""
+    found = [each.library for each in device.holders]
+    cells = ["" if each is None else f"{binary(each.memory)}, {percent(each.utilization)}" for each in found]
+    return ["", *cells, *("" for _ in device.others)]
+
+
+def describe_use(holder: HolderUse, memory: int | None, share: str = "time slice") -> str:
+    """
+    Describes the share of a container in a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`.
+    `share`: what is no amount.
+    """
+    if holder.cores is None or holder.memory is None:
+        count = len(holder.devices)
+        return "all of it" if holder.cores is not None else f"{count} {share}{'s' * (count > 1)}"
+    if holder.cores == WHOLE_DEVICE and holder.memory >= (memory or 0) // MIB * MIB:
+        return "all of it"
+    return f"{holder.cores} % and {binary(holder.memory)}" if holder.cores else binary(holder.memory)
+
+
+def name_other_use(other: OtherUse) -> str:
+    """Names processes without an allocation: `ml/train/main`, `pod <uid>`, `host: /user.slice`."""
+    if other.owner is not None:
+        name = f"{other.owner.namespace}/{other.owner.pod}"
+        return f"{name}/{other.owner.container}" if other.owner.container else name
+    if other.where == "pod":
+        container = next((each.identity.container for each in other.use.processes if each.identity is not None), "")
+        return f"pod {other.pod_uid}" + (f", container {container}" if container else "")
+    return f"host: {other.cgroup}" if other.where == "host" else "not known"
+
+
+def cells(use: Use, given: int | None) -> tuple[str, str, str]:
+    """Memory, time and processes of a row."""
+    return format_memory_use(use.memory, given), percent(use.utilization), pids(use.processes)
+
+
+def format_memory_use(used: int | None, total: int | None) -> str:
+    """`12 GiB of 80 GiB`, without a total `12 GiB`; `?` for what is not known."""
+    text = "?" if used is None else binary(used)
+    return text if total is None else f"{text} of {binary(total)}"
+
+
+def percent(value: int | None) -> str:
+    """`97%`, or `?`."""
+    return "?" if value is None else f"{value}%"
+
+
+def pids(processes: Iterable[GpuProcess]) -> str:
+    """`4711 python3, 4712 python3 and 2 more`."""
+    texts = [f"{each.pid} {each.identity.command if each.identity is not None else ''}".strip() for each in processes]
+    more = len(texts) - MOST_PIDS
+    return ", ".join(texts[:MOST_PIDS]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,392 @@
+"""
+Questions to all nodes of a cluster: where their facts come from, and how the answer is printed.
+
+The facts are read from the streams of a running cluster, or from a file that another run wrote; the answer is computed here,
+from these facts alone.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import click
+import msgspec
+
+from topoalign.cli import formatting, link, output
+from topoalign.cli.allocation_commands import Changes
+from topoalign.cli.exit_codes import REFUSED
+from topoalign.cli.formatting import Count
+from topoalign.client.stored_records import read_cluster
+from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
+from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits, Taint
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.shares import asks_for_both_halves
+from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
+from topoalign.core.diagnosis.answers import Answer, Reason
+from topoalign.core.diagnosis.diagnosis import diagnose
+from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.diagnosis.records import LONGEST_LINE, ClusterRecord, decode_lines, encode_lines
+from topoalign.core.model.decisions import Resolvability
+from topoalign.core.model.errors import NotFound, Unavailable, clean
+from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod, offers_of
+from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
+from topoalign.runtime.clock import SystemClock
+
+MOST_ROWS = 20
+"""Nodes that are listed for people; --json has all."""
+MOST_PODS = 100_000
+KUBELET = AdmissionRules(mode=Mode.KUBELET)
+FILE = click.Path(path_type=Path)
+SCORINGS = [each.value for each in Scoring]
+
+WORDS = {
+    Resolvability.IN_USE: "in use",
+    Resolvability.UNHEALTHY: "unhealthy",
+    Resolvability.NOT_KNOWN: "not known",
+    Resolvability.EXCLUDED: "kept off",
+    Resolvability.NEVER: "never fits",
+    Resolvability.FOREIGN: "foreign",
+    Resolvability.MISSING: "has none",
+}
+"""The reasons of nodes that refuse a pod, as text for people."""
+
+
+class ClusterOptions(NamedTuple):
+    """The options of a question to a cluster."""
+
+    pods: int | None
+    scoring: str | None
+    snapshot: Path | None
+    from_file: Path | None
+
+    @property
+    def given(self) -> bool:
+        """Whether any of them was given."""
+        return any(option is not None for option in self)
+
+
+def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of a question to a cluster, and passes them to the command as `whole`."""
+
+    @click.option(
+        "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="Number of pods at once.  [default: 1]"
+    )
+    @click.option("--scoring", type=click.Choice(SCORINGS), help="What nodes are ranked by.  [default: quality]")
+    @click.option("--snapshot", type=FILE, metavar="FILE", help="Write what the answer stands on to this file.")
+    @click.option(
+        "--from", "from_file", type=FILE, metavar="FILE", help="Answer from such a file; no cluster is asked."
+    )
+    @wraps(command)
+    def asking(
+        pods: int | None, scoring: str | None, snapshot: Path | None, from_file: Path | None, **rest: Any
+    ) -> Any:
+        """The command, with these options in one."""
+        return command(whole=ClusterOptions(pods, scoring, snapshot, from_file), **rest)
+
+    return asking
+
+
+def ask_cluster(
+    nats: str | None,
+    whole: ClusterOptions,
+    pod: PodRequest,
+    rules: Changes,
+    constraints: Constraints | None = None,
+    *,
+    as_json: bool,
+) -> tuple[ClusterRecord, Answer]:
+    """
+    The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known.
+
+    Raises InvalidField and InvalidShare for a pod or rules that cannot be meant, and what reading the facts raises.
+    """
+    record = read_cluster_record(nats, whole.from_file)
+    why_not_applied = "the options describe no pod of Kubernetes"
+    if constraints is not None:
+        record, why_not_applied = with_node_objects(record, whole.from_file)
+    if why_not_applied:
+        output.note(f"labels, taints and cordons of the nodes were not looked at: {why_not_applied}")
+    check_in_cluster(pod, record, rules)
+    scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
+    shown = len(record.nodes) if as_json else MOST_ROWS
+    answer = diagnose(Nodes(record, constraints), pod, scorer, rules, whole.pods or 1, seams=shown)
+    if answer.fit and is_by_halves(record, pod, rules):
+        output.note(f"note: {HALVES_BY_RESERVATION}")
+    if whole.snapshot is not None:
+        with whole.snapshot.open("wb") as file:
+            file.writelines(encode_lines(record))
+        output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {format_count(len(record.nodes), 'node')}")
+    return record, answer
+
+
+def is_by_halves(record: ClusterRecord, pod: PodRequest, rules: Changes) -> bool:
+    """Whether the kubelets of these nodes make separate calls for the units of one GPU that the pod needs."""
+    machines = [each.topology.topology for each in record.nodes if each.topology is not None]
+    asked = [each.limits for each in (*pod.init_containers, *pod.containers)]
+    return rules.get("mode") != Mode.BEST and any(
+        asks_for_both_halves(machine, limits) for machine in machines for limits in asked
+    )
+
+
+def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[ClusterRecord, str]:
+    """
+    The records with what kubectl shows of each node, or as they were read from the file; and why constraints cannot be
+    applied to them, empty where they can.
+    """
+    if file is not None:
+        return record, "" if record.has_traits else "the file does not have them"
+    try:
+        traits = read_node_traits()
+    except KubectlFailed as error:
+        return record, error.finding
+    nodes = tuple(msgspec.structs.replace(each, traits=traits.get(each.node)) for each in record.nodes)
+    record = msgspec.structs.replace(record, nodes=nodes)
+    return record, "" if record.has_traits else "kubectl shows none of these nodes"
+
+
+def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> None:
+    """
+    Raises InvalidField and NoFit as the filter does for a pod that no node would take, by the hardware of all nodes, also of
+    those that do not answer; and UnservedResource for devices that none of them serves.
+    """
+    nodes = [each for each in record.nodes if not each.foreign]
+    machines = [each.topology.topology for each in nodes if each.topology is not None]
+    offers = offers_of(machine.shape for machine in machines)
+    kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
+    compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
+    check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
+    served = served_in_cluster(record)
+    if served is not None and (names := asked_names(read_pod(pod, KUBELET)) - served):
+        raise UnservedResource(pod, names, served)
+    for warning in warnings_of(pod.annotations, paths_of_limits(pod), served or offers.names):
+        output.note(f"note: {warning}")
+    check_gpus_known(pod, {gpu.id for machine in machines for gpu in machine.gpus}, offers.slots, offers.otherwise)
+
+
+def served_in_cluster(record: ClusterRecord) -> set[ResourceName] | None:
+    """The names of devices that some node serves, other plugins' included; None: not all are known."""
+    if any(each.foreign or each.topology is None for each in record.nodes):
+        return None
+    kubelets = [
+        each.usage.kubelet for each in record.nodes if each.usage is not None and each.usage.kubelet is not None
+    ]
+    if any(each.devices is None for each in kubelets):
+        return None
+    others = {name for each in kubelets for name in (*(each.devices or ()), *(each.registered or ()))}
+    return others | served_by(each.topology.topology for each in record.nodes if each.topology is not None)
+
+
+def read_cluster_record(nats: str | None, file: Path | None) -> ClusterRecord:
+    """
+    The records of the nodes, from a file or from a running cluster. Raises NotFound where there is no node, and what reading
+    the streams or the file raises.
+    """
+    record = from_streams(nats) if file is None else from_file(file)
+    if not record.nodes:
+        raise NotFound("node", "*", "see that `topoalign node` runs on the nodes of the cluster")
+    return record
+
+
+def from_file(path: Path) -> ClusterRecord:
+    """The records of a file. Raises OSError, InvalidField."""
+    with path.open("rb") as file:
+        return decode_lines(iter(partial(file.readline, LONGEST_LINE + 1), b""))
+
+
+def from_streams(nats: str | None) -> ClusterRecord:
+    """The records of a running cluster. Raises NothingRuns, BusUnavailable, BusRefused."""
+    url, _ = link.locate_bus(nats, None, os.environ)
+
+    async def read() -> ClusterRecord:
+        """Reads the streams, and which allocators answer."""
+        async with link.connect_to_bus(url, log_level="critical") as bus:
+            return await read_cluster(bus, SystemClock())
+
+    return anyio.run(read)
+
+
+def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None:
+    """Prints why the pod fits or not, the main reason first. Returns the exit code of a refusal."""
+    if as_json:
+        return print_answer_json(record, answer)
+    formatting.show_not_covered(answer.not_covered)
+    output.print_line(output.heading(headline(answer)))
+    if answer.reason is not None:
+        output.print_line(f"finding  {clean(answer.reason.finding, 1000)} ({clean(answer.reason.examples[0])})")
+        output.print_line(f"remedy   {clean(answer.reason.remedy, 1000)}")
+    if answer.changes:
+        output.print_line()
+        output.columns(
+            ("WHAT WOULD MAKE IT FIT", "COST", "NODES", "FOR EXAMPLE"),
+            [(each.text, f"{each.cost:.0%}", each.nodes, each.example) for each in answer.changes],
+        )
+    if answer.reasons:
+        output.print_line()
+        output.columns(
+            ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
+            [
+                (describe_reason(each), WORDS[each.resolvability], each.nodes, " ".join(each.examples))
+                for each in answer.reasons
+            ],
+        )
+    return status(answer)
+
+
+def describe_reason(reason: Reason) -> str:
+    """The code; of nodes that Kubernetes keeps the pod off also what excludes them."""
+    return f"{reason.code}: {reason.finding}" if reason.code == NodeNotAllowed.code else reason.code
+
+
+def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None:
+    """Prints the nodes that would admit the pod, the best first. Returns the exit code of a refusal."""
+    if as_json:
+        return print_answer_json(record, answer)
+    formatting.show_not_covered(answer.not_covered)
+    output.print_line(output.heading(headline(answer)))
+    if answer.admitting:
+        output.columns(*best_nodes_table(answer))
+        if len(answer.admitting) > MOST_ROWS:
+            output.print_line(f"and {len(answer.admitting) - MOST_ROWS} more (--json lists all)")
+    return status(answer)
+
+
+def best_nodes_table(answer: Answer) -> tuple[list[str], list[list[object]]]:
+    """
+    Titles and rows of the best nodes. PODS, which each node takes, where several are asked for; SEAM where a container
+    would get several GPUs.
+    """
+    best = answer.admitting[:MOST_ROWS]
+    columns: dict[str, list[object]] = {"NODE": [each.node for each in best], "SCORE": [each.score for each in best]}
+    if answer.placed:
+        columns["PODS"] = [answer.placed.get(each.node, 0) for each in best]
+    if any(each.seam for each in best):
+        columns["SEAM"] = [each.seam for each in best]
+    return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
+
+
+def headline(answer: Answer) -> str:
+    """Summarizes an answer in one line."""
+    nodes = answer.nodes
+    reason = answer.reason
+    why = "" if reason is None else f": {clean(reason.code)} on {format_count(reason.nodes, 'node')}"
+    if answer.pods > 1:
+        taking = format_count(len(answer.placed), "node")
+        return f"{answer.fit} of {answer.pods} pods fit, on {taking} of {nodes}{why}"
+    if reason is not None:
+        return f"no node of {nodes} admits the pod{why}"
+    best = answer.admitting[0]
+    return (
+        f"{len(answer.admitting)} of {format_count(nodes, 'node')} would admit the pod; the best is {clean(best.node)}"
+    )
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def print_answer_json(record: ClusterRecord, answer: Answer) -> int | None:
+    """Prints the answer as JSON, with the time of the facts. Returns the exit code of a refusal."""
+    output.print_json({"time": record.time, **msgspec.to_builtins(answer)})
+    return status(answer)
+
+
+def status(answer: Answer) -> int | None:
+    """The exit code of a refusal, None where all pods fit."""
+    return None if answer.fit == answer.pods else REFUSED
+
+
+# Reads a pod, and the fields of all nodes that kube-scheduler's filters use, by kubectl.
+#
+# kubectl decides by its own configuration which cluster is asked and as whom. It has 15 s for an answer.
+
+
+SECONDS = 15.0
+LARGEST_NODES = 256 << 20
+"""Bytes of the answer about all nodes; 5,000 of them with their lists of images have some 100 MB."""
+
+
+class KubectlFailed(Unavailable):
+    """kubectl gives no usable answer."""
+
+    code = "KubectlFailed"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(
+            clean(finding, 300), "see that kubectl is installed and can read pods and nodes of the cluster"
+        )
+
+
+class KubectlMetadata(msgspec.Struct, frozen=True):
+    """The fields of a node's `metadata` that the filters look at."""
+
+    name: NodeName
+    labels: dict[str, str] | None = None
+
+
+class KubectlNodeSpec(msgspec.Struct, frozen=True):
+    """The fields of a node's `spec` that the filters look at."""
+
+    taints: tuple[Taint, ...] | None = None
+    unschedulable: bool | None = None
+
+
+class KubectlNode(msgspec.Struct, frozen=True):
+    """A v1 Node."""
+
+    metadata: KubectlMetadata
+    spec: KubectlNodeSpec | None = None
+
+
+class KubectlNodeList(msgspec.Struct, frozen=True):
+    """The nodes of a cluster, as `kubectl get nodes --output=json` prints them."""
+
+    items: list[KubectlNode]
+
+
+def get(*arguments: str) -> bytes:
+    """The output of `kubectl get` with these arguments. Raises KubectlFailed."""
+    try:
+        done = subprocess.run(["kubectl", "get", *arguments], capture_output=True, timeout=SECONDS, check=False)
+    except FileNotFoundError:
+        raise KubectlFailed("there is no kubectl here") from None
+    except subprocess.TimeoutExpired:
+        raise KubectlFailed(f"kubectl did not answer within {SECONDS:g} s") from None
+    if done.returncode:
+        lines = (
+            done.stderr.decode(errors="replace").strip().splitlines()
+        )  # the last one is the error, others are its log
+        raise KubectlFailed(lines[-1] if lines else f"kubectl ended with {done.returncode}")
+    return done.stdout
+
+
+def read_node_traits() -> dict[NodeName, NodeTraits]:
+    """Name -> labels, taints and cordon of each node of the cluster. Raises KubectlFailed."""
+    answer = get("nodes", "--output=json")
+    if len(answer) > LARGEST_NODES:
+        raise KubectlFailed(f"kubectl printed more than {LARGEST_NODES >> 20} MiB about the nodes")
+    try:
+        nodes = msgspec.json.decode(answer, type=KubectlNodeList).items
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise KubectlFailed(f"kubectl printed no list of nodes: {error}") from error
+    return {node.metadata.name: traits_of(node) for node in nodes}
+
+
+def traits_of(node: KubectlNode) -> NodeTraits:
+    """The traits of a node that the filters use."""
+    metadata = node.metadata
+    spec = node.spec or KubectlNodeSpec()
+    return NodeTraits(
+        name=metadata.name,
+        labels=metadata.labels or {},
+        taints=spec.taints or (),
+        unschedulable=bool(spec.unschedulable),
+    )

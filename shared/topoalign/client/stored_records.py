@@ -1,0 +1,155 @@
+"""
+Reads the records of a cluster: the newest facts of each node, folded as every subscriber folds them.
+
+A reservation counts from now on for the duration that the newest message names. The registry publishes the end of each
+reservation, so only a cluster without a registry has a message that expired long ago.
+"""
+
+from collections.abc import Iterable
+from contextlib import aclosing
+
+import anyio
+import msgspec
+
+from topoalign.client.node_folds import Delivery
+from topoalign.client.subscriber import Client
+from topoalign.client.verifying import writer_position_of
+from topoalign.core import wire
+from topoalign.core.diagnosis.foreign import ForeignPage, ForeignRequest
+from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, record_of
+from topoalign.core.model.errors import BadRequest, BusRefused, BusUnavailable, Unavailable, Undecodable
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Bus, Clock, Stream
+from topoalign.core.state.fold import NodeState
+
+PAUSE = 0.02
+"""Seconds between two checks whether everything has been read."""
+ANSWER_SECONDS = 2.0
+"""Time-out of the question whether an allocator is alive; the registry has the same."""
+ASKED_AT_ONCE = 32
+"""Allocators that are asked at the same time."""
+
+
+async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, within: float = 60.0) -> ClusterRecord:
+    """
+    The records of all nodes, or of one, by name. A node whose facts are not whole lacks its allocations. Each allocator is
+    asked whether it is there, and a registry which nodes HAMi runs.
+
+    Raises BusUnavailable where the streams were not read in so many seconds, and BusRefused.
+    """
+    states: dict[NodeName, NodeState] = {}
+    client = Client(bus, clock, "cli", bodies=False)
+
+    def apply(delivery: Delivery) -> None:
+        name = delivery.event.node
+        state = states.get(name) or NodeState(node=name)
+        states[name] = (
+            state.with_ledger_of(delivery.state) if delivery.state is not None else state.apply(delivery.event)
+        )
+
+    async def nodes() -> None:
+        async with aclosing(client.nodes(node)) as events:
+            async for delivery in events:
+                apply(delivery)
+
+    async def allocations() -> None:
+        async with aclosing(client.allocations(node=node, superseded=False)) as events:
+            async for delivery in events:
+                apply(delivery)
+
+    for stream in (Stream.NODES, Stream.ALLOCATIONS):  # following waits for a bus that refuses, here somebody waits
+        await bus.last_position(stream)
+    with anyio.move_on_after(within) as limit:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(nodes)
+            tasks.start_soon(allocations)
+            while any(client.unread.get(stream) != 0 for stream in (Stream.NODES, Stream.ALLOCATIONS)):
+                await clock.sleep(PAUSE)
+            tasks.cancel_scope.cancel()
+    if limit.cancelled_caught:
+        raise BusUnavailable(f"the streams of the cluster were not read within {within:g} s")
+    silent = await silent_nodes(bus, clock, states)
+    foreign = await read_foreign_nodes(bus, node)
+    found = [NodeRecord(node=name, foreign=foreign[name]) for name in foreign if name not in states]
+    for name, state in states.items():
+        record = record_of(state, await newest_reservations(bus, name), silent=name in silent)
+        found.append(msgspec.structs.replace(record, foreign=foreign.get(name, "")))
+    return ClusterRecord(time=clock.wall(), nodes=tuple(sorted(found, key=lambda record: record.node)))
+
+
+async def read_foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[NodeName, str]:
+    """
+    Node -> code of the reason, of all nodes that HAMi runs or of one. Empty where no registry answers: without Kubernetes
+    no such node is known.
+    """
+    found: dict[NodeName, str] = {}
+    has_more = True
+    while has_more:
+        question = msgspec.json.encode(ForeignRequest(after=max(found, default=NodeName(""))))
+        try:
+            page = wire.answered(await bus.ask(wire.foreign_subject(), question, ANSWER_SECONDS), ForeignPage)
+        except (Unavailable, Undecodable):
+            return {}
+        has_more = page.has_more and not page.nodes.keys() <= found.keys()
+        found |= page.nodes
+    return {name: code for name, code in found.items() if node in (None, name)}
+
+
+async def silent_nodes(bus: Bus, clock: Clock, nodes: Iterable[NodeName]) -> set[NodeName]:
+    """The nodes whose allocators do not answer. Raises BusRefused without the permission to ask them."""
+    silent: set[NodeName] = set()
+    refused: list[BusRefused] = []
+    left = iter(nodes)
+
+    async def ask() -> None:
+        for node in left:
+            try:
+                await writer_position_of(bus, clock, node, ANSWER_SECONDS)
+            except BusRefused as error:
+                refused.append(error)
+                return
+            except BusUnavailable:
+                silent.add(node)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(ASKED_AT_ONCE):
+            tasks.start_soon(ask)
+    if refused:
+        raise refused[0]
+    return silent
+
+
+async def newest_reservations(bus: Bus, node: NodeName) -> ReservationsChanged | None:
+    """The newest reservations on a node; None where there are none, or none that can be decoded."""
+    received = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(node))
+    if received is None:
+        return None
+    try:
+        event = wire.decode(received.message)
+    except BadRequest:  # anybody may have written it; the registry puts it on the dead-letter stream
+        return None
+    return event if isinstance(event, ReservationsChanged) else None
+
+
+def node_subjects(node: NodeName) -> list[tuple[Stream, str]]:
+    """Stream and subject of everything that the services of a node can have published."""
+    return [
+        (wire.STORED[event], f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}")
+        for event, (pattern, _) in wire.SUBJECTS.items()
+        if event is not ReservationsChanged
+    ]
+
+
+async def has_published(bus: Bus, node: NodeName) -> bool:
+    """Whether the streams contain anything that this node published. Raises BusUnavailable, BusRefused."""
+    return any([await bus.last_position(stream, subject) for stream, subject in node_subjects(node)])
+
+
+async def forget_node(bus: Bus, node: NodeName) -> None:
+    """
+    Deletes everything that the node published, and the reservations on it. Raises BusUnavailable, and BusRefused without
+    the permission.
+    """
+    for stream, subject in [*node_subjects(node), (Stream.RESERVATIONS, wire.reservation_subject(node))]:
+        await bus.forget(stream, subject)

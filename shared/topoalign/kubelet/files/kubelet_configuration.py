@@ -1,0 +1,252 @@
+"""
+Reads the rules of a kubelet's decisions from its configuration file.
+
+Only fields that affect a decision are read; the hundreds of other fields are ignored. A missing field has the kubelet's
+own default. A configuration with which the kubelet would not start is an error here, because no decision can be
+predicted from it: an unknown option, an alpha option whose gate is off, a static policy with nothing reserved.
+
+Source: kubelet v1.36.3, KubeletConfiguration v1beta1 and the start of the topology, CPU and memory managers. Flags on
+the kubelet's command line and drop-in files (`--config-dir`) take precedence over the file; the answer of `/configz` has
+them merged. `configuration_file` finds the configuration in a file.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from topoalign.core.demand.pod_demand import check_rules
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode, Placement, Policy, Scope
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.kubelet.files import configuration_file, documents, resource_quantities
+from topoalign.kubelet.files.configuration_file import API_VERSION, KIND
+
+TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+"""The values that Go's strconv.ParseBool accepts."""
+
+ALPHA_OPTIONS = frozenset({CpuOption.ALIGN_BY_SOCKET, CpuOption.DISTRIBUTE_ACROSS_CORES})
+BETA_OPTIONS = frozenset({CpuOption.DISTRIBUTE_ACROSS_NUMA})
+"""Options behind a feature gate. All others are stable, as are all options of the Topology Manager."""
+
+CLOSEST = "prefer-closest-numa-nodes"
+MOST_NODES = "max-allowable-numa-nodes"
+MOST_NODE_ID = 65_535
+
+V = TypeVar("V")
+
+
+class MemoryReservation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Memory and hugepages of one NUMA node that are kept for the system."""
+
+    numa_node: int = 0
+    limits: dict[str, str | int | float]
+
+
+class KubeletConfiguration(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The fields that affect a decision. Empty text stands for the default, as in the kubelet."""
+
+    feature_gates: dict[str, bool] = {}
+    topology_manager_policy: str = ""
+    topology_manager_scope: str = ""
+    topology_manager_policy_options: dict[str, str] = {}
+    cpu_manager_policy: str = ""
+    cpu_manager_policy_options: dict[str, str] = {}
+    reserved_system_cpus: str = msgspec.field(name="reservedSystemCPUs", default="")
+    system_reserved: dict[str, str] = {}
+    kube_reserved: dict[str, str] = {}
+    memory_manager_policy: str = ""
+    reserved_memory: list[MemoryReservation] = []
+
+
+def load_configuration(path: Path, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:
+    """The rules in a file. Raises as `load_with_note`."""
+    return load_with_note(path, placement)[0]
+
+
+def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tuple[AdmissionRules, str | None]:
+    """
+    The rules in a file, and which field of it they were taken from; None where the file is the configuration itself.
+
+    Raises NotFound, InvalidDocument, and InvalidField with the path of a wrong value, or where the file has no configuration
+    of a kubelet or more than one.
+    """
+    found = configuration_file.find_configuration(
+        configuration_file.mappings_in(documents.read_bounded(path), str(path))
+    )
+    try:
+        return rules_of(found.document, placement), found.note
+    except InvalidField as error:
+        raise found.at(error) from error
+
+
+def rules_of(document: documents.Document, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:
+    """
+    The rules of a KubeletConfiguration; `placement` is the device plugin's, of which the kubelet knows nothing.
+
+    Raises InvalidField with the path of a value that is wrong, or that the kubelet would not start with.
+    """
+    remedy = "write it as KubeletConfiguration v1beta1 has it: numbers and booleans of options in quotes"
+    documents.expect_kind(document, KIND, API_VERSION, "give the file that the kubelet is given with --config")
+    found: KubeletConfiguration = documents.convert_document(document, KubeletConfiguration, remedy)
+    policy = one_of(
+        "topologyManagerPolicy", found.topology_manager_policy, {each.value: each for each in Policy}, "none"
+    )
+    closest, most_nodes = topology_options(found) if policy is not Policy.NONE else (False, 8)
+    cpu_manager: Literal["static", "none"] = one_of(
+        "cpuManagerPolicy", found.cpu_manager_policy, {"none": "none", "static": "static"}, "none"
+    )
+    memory_manager: Literal["Static", "None"] = one_of(
+        "memoryManagerPolicy", found.memory_manager_policy, {"None": "None", "Static": "Static"}, "None"
+    )
+    rules = AdmissionRules(
+        mode=Mode.KUBELET,
+        placement=placement,
+        policy=policy,
+        scope=one_of(
+            "topologyManagerScope", found.topology_manager_scope, {each.value: each for each in Scope}, "container"
+        ),
+        prefer_closest_numa_nodes=closest,
+        max_allowable_numa_nodes=most_nodes,
+        cpu_manager=cpu_manager,
+        cpu_options=cpu_options(found, cpu_manager),
+        reserved_cpus=found.reserved_system_cpus,
+        reserved_cpu_count=reserved_count(found, cpu_manager),
+        memory_manager=memory_manager,
+        reserved_memory=reserved_memory(found, memory_manager),
+    )
+    check_rules(rules)
+    return rules
+
+
+def one_of(field: str, given: str, values: Mapping[str, V], default: str) -> V:
+    """The value of an option, `default` for an empty one. Raises InvalidField with the known options."""
+    try:
+        return values[given or default]
+    except KeyError:
+        raise InvalidField(field, f"unknown: {quoted([given])}", f"use one of {', '.join(values)}") from None
+
+
+def parse_go_boolean(field: str, text: str) -> bool:
+    """The value of a Go boolean as text. Raises InvalidField."""
+    if text not in TRUE | FALSE:
+        raise InvalidField(field, f"{quoted([text])} is no boolean", 'use "true" or "false"')
+    return text in TRUE
+
+
+def topology_options(found: KubeletConfiguration) -> tuple[bool, int]:
+    """prefer-closest-numa-nodes and max-allowable-numa-nodes. Not looked at under policy none, as in the kubelet."""
+    closest = False
+    most_nodes = 8
+    for name, text in sorted(found.topology_manager_policy_options.items()):
+        field = f"topologyManagerPolicyOptions[{clean(name)}]"
+        if name == CLOSEST:
+            closest = parse_go_boolean(field, text)
+        elif name == MOST_NODES:
+            if not (digits := text.removeprefix("+")).isascii() or not digits.isdigit() or not int(digits[:9]) >= 8:
+                raise InvalidField(field, f"{quoted([text])} is no whole number from 8 on", 'use "8" or more')
+            most_nodes = int(digits[:9])
+        else:
+            known = f"the kubelet has {CLOSEST} and {MOST_NODES}"
+            raise InvalidField(field, "an unknown option, with which the kubelet does not start", known)
+    return closest, most_nodes
+
+
+def cpu_options(found: KubeletConfiguration, manager: str) -> frozenset[CpuOption]:
+    """The CPU manager options that are on. An unknown or gated option is an error even if it is off."""
+    chosen = set()
+    for name, text in sorted(found.cpu_manager_policy_options.items()):
+        field = f"cpuManagerPolicyOptions[{clean(name)}]"
+        if name not in set(CpuOption):
+            known = f"the kubelet has {', '.join(CpuOption)}"
+            raise InvalidField(field, "an unknown option, with which the kubelet does not start", known)
+        option = CpuOption(name)
+        gate = option_gate(option)
+        if gate is not None and not gate_open(gate, found.feature_gates):
+            why = f"its feature gate {gate} is off, so the kubelet does not start"
+            raise InvalidField(field, why, f"switch {gate} on in featureGates, or leave the option out")
+        if parse_go_boolean(field, text):
+            chosen.add(option)
+    if found.cpu_manager_policy_options and manager == "none":
+        why = "options of a static policy together with policy none, with which the kubelet does not start"
+        raise InvalidField("cpuManagerPolicyOptions", why, "set cpuManagerPolicy to static, or leave them out")
+    return frozenset(chosen)
+
+
+def option_gate(option: CpuOption) -> str | None:
+    """The feature gate that an option of the CPU manager needs; None for a stable option."""
+    if option in ALPHA_OPTIONS:
+        return "CPUManagerPolicyAlphaOptions"
+    return "CPUManagerPolicyBetaOptions" if option in BETA_OPTIONS else None
+
+
+def gate_open(gate: str, gates: Mapping[str, bool]) -> bool:
+    """Whether alpha options (a gate that is off by default) or beta options (on by default) may be used."""
+    alpha = gate == "CPUManagerPolicyAlphaOptions"
+    return gates.get(gate, gates.get("AllAlpha" if alpha else "AllBeta", not alpha))
+
+
+def reserved_count(found: KubeletConfiguration, manager: str) -> int:
+    """Number of CPUs that the kubelet reserves by its own choice; 0 if the list is configured, or no CPUs are exclusive."""
+    named = parse_reserved_cpus(found.reserved_system_cpus)
+    amounts = [
+        parse_thousandths(f"{field}[cpu]", reserved["cpu"], "500m or 2")
+        for field, reserved in (("systemReserved", found.system_reserved), ("kubeReserved", found.kube_reserved))
+        if "cpu" in reserved
+    ]
+    if named or manager == "none":
+        return 0
+    count = ceil(sum(amounts) / 1000)
+    if count == 0:
+        why = "the static policy needs CPUs kept for the system; without, the kubelet does not start"
+        raise InvalidField(
+            "cpuManagerPolicy", why, f"set reservedSystemCPUs, or {CPU} in kubeReserved or systemReserved"
+        )
+    return count
+
+
+def parse_reserved_cpus(text: str) -> frozenset[int]:
+    """The CPUs of `reservedSystemCPUs`. Raises InvalidField."""
+    try:
+        return parse_cpuset(text)
+    except ValueError as error:
+        raise InvalidField("reservedSystemCPUs", clean(str(error)), "list CPUs as the kernel does: 0-3,8") from error
+
+
+def parse_thousandths(field: str, text: str, example: str) -> int:
+    """An amount in thousandths. Raises InvalidField."""
+    amount = resource_quantities.thousandths(text)
+    if amount is None:
+        raise InvalidField(field, f"{quoted([text])} {resource_quantities.quantity_finding(text)}", f"write {example}")
+    return amount
+
+
+def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict[ResourceName, int]]:
+    """NUMA node -> resource -> reserved bytes. Raises InvalidField."""
+    reserved: dict[int, dict[ResourceName, int]] = {}
+    for position, entry in enumerate(found.reserved_memory):
+        where = f"reservedMemory[{position}]"
+        if not 0 <= entry.numa_node <= MOST_NODE_ID:
+            raise InvalidField(
+                f"{where}.numaNode", f"{entry.numa_node} is no NUMA node", "use the node's number, 0 or more"
+            )
+        for name, amount in entry.limits.items():
+            field = f"{where}.limits[{clean(name)}]"
+            resource = ResourceName(name)
+            size = resource_quantities.whole(str(amount))
+            if resource != MEMORY and not is_hugepages(resource):
+                raise InvalidField(field, "neither memory nor hugepages", "reserve memory or hugepages-<size> here")
+            if not size:
+                why = "is no amount above 0" if size == 0 else resource_quantities.quantity_finding(str(amount))
+                raise InvalidField(field, f"{quoted([str(amount)])} {why}", "write 1Gi or a number of bytes")
+            if resource in reserved.setdefault(entry.numa_node, {}):
+                raise InvalidField(field, "the node has it already", "name each resource of a node once")
+            reserved[entry.numa_node][resource] = size
+    if manager == "Static" and not any(MEMORY in amounts for amounts in reserved.values()):
+        why = "the static policy needs memory kept for the system; without, the kubelet does not start"
+        raise InvalidField("memoryManagerPolicy", why, "list the amounts of each NUMA node in reservedMemory")
+    return reserved if manager == "Static" else {}

@@ -1,0 +1,58 @@
+"""
+Parses quantities as Kubernetes writes them: `64Gi`, `500m`, `1.5G`, `1e3`.
+
+Source: k8s.io/apimachinery v0.36, resource.Quantity, without signs: nothing here can be negative. A fraction of the
+requested unit is rounded up, as there. Example: `1.5` CPUs in whole CPUs is 2.
+"""
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil
+
+from topoalign.core.model.requests import LARGEST_QUANTITY
+
+_QUANTITY = re.compile(
+    r"([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)|[eE]([+-]?[0-9]{1,2}))?"
+)
+_LONG = re.compile(r"[0-9]{41,}")
+"""More digits than are read at all."""
+TOO_LARGE = "is too large"
+FACTORS = {
+    **{f"{prefix}i": Fraction(1024**power) for power, prefix in enumerate("KMGTPE", 1)},
+    **{prefix: Fraction(1000**power) for power, prefix in enumerate("kMGTPE", 1)},
+    **{prefix: Fraction(1, 1000**power) for power, prefix in enumerate("mun", 1)},
+}
+
+
+def exact(quantity: str) -> Fraction | None:
+    """Its value; None if this is no quantity, a negative one, or more than 2^63-1."""
+    match = _QUANTITY.fullmatch(quantity)
+    if match is None:
+        return None
+    return value_of(*match.groups())
+
+
+@lru_cache(maxsize=1 << 10)
+def value_of(number: str, suffix: str | None, exponent: str | None) -> Fraction | None:
+    """`exact` of what a quantity consists of. Cached: pods ask for the same amounts, and each is read in several calls."""
+    factor = FACTORS[suffix] if suffix else Fraction(10) ** int(exponent or 0)
+    value = Fraction(number) * factor
+    return value if value <= LARGEST_QUANTITY else None
+
+
+def quantity_finding(quantity: str) -> str:
+    """The finding about a quantity that could not be parsed."""
+    return TOO_LARGE if _QUANTITY.fullmatch(quantity) or _LONG.fullmatch(quantity) else "is no amount"
+
+
+def whole(quantity: str) -> int | None:
+    """Whole units, bytes for example, rounded up; None as `exact`."""
+    value = exact(quantity)
+    return None if value is None else ceil(value)
+
+
+def thousandths(quantity: str) -> int | None:
+    """Thousandths, millicores for example, rounded up; None as `exact`, and above 2^63-1 of them."""
+    value = exact(quantity)
+    return None if value is None or value * 1000 > LARGEST_QUANTITY else ceil(value * 1000)

@@ -1,0 +1,315 @@
+"""
+Handles one connection to a socket of this process, and limits the work and memory that its peer can cause.
+
+grpclib and h2 process all requests of a chunk of bytes at once. Here a connection reads 48 KiB at most, then nothing
+until that is handled, one portion (`frames`) at each of its turns (`turns`). Output waits for the peer to read it: as
+long as too much waits, the peer's frames wait as well. The bytes of requests are counted before they are decoded
+(`arriving`).
+"""
+
+from asyncio import BaseTransport, BufferedProtocol, Task, TimerHandle, Transport, get_running_loop
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, cast
+from weakref import ref
+
+import grpclib.protocol
+import grpclib.server
+from grpclib.protocol import EventsProcessor, H2Protocol, Stream
+from grpclib.utils import Wrapper
+from h2.connection import H2Connection
+from h2.events import DataReceived, RequestReceived
+from h2.settings import SettingCodes, Settings
+
+from topoalign.core.model.errors import clean
+from topoalign.kubelet.grpc import unix_sockets
+from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, Frames
+from topoalign.kubelet.grpc.turns import TurnTaker
+
+if TYPE_CHECKING:
+    from topoalign.kubelet.grpc.transport import GrpcServer
+from typing import Any
+
+MOST_CALLS = 32
+"""Calls on a connection, streams included. A client waits with the next one; it is not refused."""
+
+CHUNK = 48 * 2**10
+"""Bytes that are read at once: a request for 900 units, in frames of 16 KiB."""
+
+MOST_RESET = 256
+"""Ended calls whose outcome a connection keeps."""
+
+TABLE_BYTES = 4096
+"""Size of the table by which headers are compressed, HTTP/2's default. A peer may request four gigabytes."""
+
+PING_SECONDS = 10.0
+SILENT_LOOKS = 3
+"""Checks in a row, `PING_SECONDS` apart, without a byte of a peer after which its connection is closed."""
+
+
+class Bounded(H2Connection):
+    """HTTP/2's state of a connection, with our bounds."""
+
+    MAX_CLOSED_STREAMS = MOST_RESET
+    DEFAULT_MAX_HEADER_LIST_SIZE = LONGEST_HEADERS
+
+    def initiate_connection(self) -> None:
+        """As h2 does, with this server's limits in the first SETTINGS frame."""
+        values = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: MOST_CALLS,
+            SettingCodes.MAX_HEADER_LIST_SIZE: self.DEFAULT_MAX_HEADER_LIST_SIZE,
+        }
+        self.local_settings = Settings(client=False, initial_values=values)
+        super().initiate_connection()
+
+    def bound_table(self) -> None:
+        """Compresses headers with a small table even if the peer accepts a large one."""
+        if self.encoder.header_table_size > TABLE_BYTES:
+            self.encoder.header_table_size = TABLE_BYTES
+
+
+class CallConnection(grpclib.protocol.Connection):
+    """
+    grpclib's view of a connection, with a weak reference from which a call finds ours. With a strong one, each of many
+    connections would wait for the garbage collector.
+    """
+
+    ours: "ref[GrpcConnection]"
+
+
+class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
+    """grpclib's protocol with turns: it waits for a turn before it handles received bytes."""
+
+    server: "GrpcServer"
+    transport: Transport
+    peer: unix_sockets.Peer
+    spoke = 0
+    """Grows with each message of a peer of this server: the smallest is of the peer that has been silent longest."""
+    silent = 0
+    """Checks in a row without a byte since the one before."""
+    next_look: TimerHandle | None = None
+    _moments = count(1)
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """Accept the peer if the server admits it; else close the connection at once."""
+        self.transport = cast(Transport, transport)
+        self.frames = Frames()
+        self._parked = False
+        self._open = False
+        self.spoke = next(self._moments)
+        if not self.server.admits(self):
+            self.transport.abort()
+            return
+        self._open = True
+        self._h2 = Bounded(config=self.h2_config)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(
+            self.config.http2_connection_window_size - self._h2.local_settings.initial_window_size
+        )
+        self.connection = CallConnection(self._h2, CoalescingTransport(self.transport), config=self.config)
+        self.connection.ours = ref(self)
+        self.connection.flush()
+        self.connection.initialize()
+        self.processor = EventsProcessor(self.handler, self.connection)
+        self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The buffer for the next bytes; all connections share it."""
+        return self.server.chunk
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Takes received bytes. No more are read until they are handled."""
+        if not self._open:
+            return
+        self.silent = 0
+        self.frames.add(self.server.chunk[:nbytes])
+        if self.server.turns.take(self):
+            self.handle()
+        else:
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        self.transport.pause_reading()
+        self.server.turns.ask(self, self.handle)
+
+    def handle(self) -> None:
+        """Handles a portion of the received bytes, if the peer reads its answers."""
+        if not self._open:
+            return
+        if not self.connection.write_ready.is_set():
+            self.transport.pause_reading()
+            self._parked = True
+            return
+        try:
+            self._feed(self.frames.take())
+            more = self._live and self.frames.ready
+        except Exception as error:  # h2 and grpclib raise many kinds of errors for another protocol
+            self.server.complain("connection closed", "not gRPC", error=clean(str(error) or type(error).__name__))
+            self.hang_up("not gRPC")
+            return
+        if self.frames.spoke:
+            self.frames.spoke = False
+            self.spoke = next(self._moments)
+        if more:
+            self._wait_for_turn()
+        elif self._live:
+            self.transport.resume_reading()
+
+    def _feed(self, data: bytes) -> None:
+        """As `H2Protocol.data_received`; also counts the bytes of requests, and frees a call that ends."""
+        arriving = self.server.arriving
+        events = self.connection.feed(data)
+        self._h2.bound_table()
+        self.connection.flush()
+        for event in events:
+            self.processor.process(event)
+            if not self._live:
+                return
+            if isinstance(event, RequestReceived):
+                stream = self.processor.streams[event.stream_id]
+                arriving.begin(stream, self.server.largest(event.headers))
+                task: Task[None] = cast(grpclib.server.Handler, self.handler)._tasks[stream]
+                task.add_done_callback(partial(self._ended, stream))
+            elif isinstance(event, DataReceived) and event.stream_id in self.processor.streams:
+                arriving.add(self.processor.streams[event.stream_id], len(event.data))
+        self.connection.flush()
+
+    @property
+    def _live(self) -> bool:
+        return self._open and not self.transport.is_closing()
+
+    def _ended(self, stream: Stream, task: object) -> None:
+        """Removes a call that has ended. grpclib forgets a call that was reset before it began to run only here."""
+        self.server.arriving.end(stream)
+        forget_frames(stream.wrapper)
+        if self.processor.streams.pop(cast(int, stream.id), None) is not None and self._live:
+            self.connection.ack(cast(int, stream.id), stream.buffer.unacked_size())
+
+    def resume_writing(self) -> None:
+        """The peer reads again: continue with frames that waited."""
+        if self._open:
+            super().resume_writing()
+            if self._parked:
+                self._parked = False
+                self.server.turns.ask(self, self.handle)
+
+    def pause_writing(self) -> None:
+        """The peer reads too slowly: stop writing."""
+        if self._open:
+            super().pause_writing()
+
+    def look(self) -> None:
+        """
+        Closes the connection of a silent peer. One check is not enough: if this process was stopped, the check may run
+        before the bytes that arrived meanwhile are read.
+        """
+        self.frames.controls = 0
+        for stream in tuple(self.processor.streams.values()):
+            self.server.arriving.look(stream)
+        self.silent += 1
+        if self.silent == SILENT_LOOKS:
+            self.hang_up("silent")
+        else:
+            self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
+
+    def hang_up(self, reason: str) -> None:
+        """Closes the connection at once, whether the peer reads or not."""
+        if self._open:
+            self._leave(reason)
+            self.transport.abort()
+
+    def close(self, reason: str) -> None:
+        """Closes the connection once everything written is sent."""
+        if self._open:
+            self._leave(reason)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End the calls of the connection."""
+        if self._open:
+            self._leave("Connection lost")
+
+    def _leave(self, reason: str) -> None:
+        self._open = False
+        self.server.connections.discard(self)
+        if self.next_look is not None:
+            self.next_look.cancel()
+        self.processor.close(reason)
+
+
+def forget_frames(wrapper: Wrapper | None) -> None:
+    """
+    Frees the frames of a call that was ended from outside. Its error references its frames, and they reference the error: a
+    flood of those takes megabytes, and then a tenth of a second of the garbage collector.
+    """
+    error = wrapper._error if wrapper is not None else None
+    if error is not None:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+
+
+MOST_BYTES = 64 * 2**10
+"""Bytes that wait for the end of the round. More are sent at once, so that asyncio notices a peer that reads too slowly."""
+FRAME_HEADER = 9
+"""Bytes: length of what follows (3), type, flags, stream (4)."""
+DATA = 0
+HEADERS = 1
+"""Types of frames that can end a stream."""
+END_STREAM = 1
+"""The flag of those that do."""
+
+
+class CoalescingTransport(Transport):
+    """
+    Sends the frames of an answer in one piece.
+
+    An answer is up to four frames: a window update, headers, the message and trailers. grpclib writes each of them
+    separately: four system calls, each of which wakes the peer. Here they wait for the last one, which ends the stream, and
+    not for the other work of this round of the event loop: after an Allocate that is about a millisecond. Frames that do
+    not belong to such an answer, for example a list of devices, are sent at the end of the round.
+
+    Source of the frames' form: RFC 9113, 4.1, 6.1 and 6.2.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        """`transport`: the connection's own."""
+        super().__init__()
+        self._transport = transport
+        self._loop = get_running_loop()
+        self._written = bytearray()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Sends these whole frames with all else that is written before the end of an answer, or of the round."""
+        if not self._written:
+            self._loop.call_soon(self.flush)
+        self._written += data
+        if len(self._written) >= MOST_BYTES or ends_stream(data):
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what has been written."""
+        written = self._written
+        self._written = bytearray()
+        if written and not self._transport.is_closing():
+            self._transport.write(written)
+
+    def close(self) -> None:
+        """Closes the transport once everything written is sent."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """The information of the connection's transport about its peer."""
+        return self._transport.get_extra_info(name, default)
+
+
+def ends_stream(frames: bytes | bytearray | memoryview) -> bool:
+    """Whether one of these whole frames is the last one of its stream."""
+    at = 0
+    while at + FRAME_HEADER <= len(frames):
+        if frames[at + 3] in (DATA, HEADERS) and frames[at + 4] & END_STREAM:
+            return True
+        at += FRAME_HEADER + int.from_bytes(frames[at : at + 3])
+    return False

@@ -1,0 +1,169 @@
+"""NVIDIA's own machines, and machines of other makers with NVIDIA's boards."""
+
+from collections.abc import Mapping
+from itertools import combinations
+
+import msgspec
+
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.model import Fabric, NumaNode, Topology
+from topoalign.machines.catalogue.build import (
+    GBIT,
+    GIB,
+    GPU,
+    MIB,
+    NIC,
+    Board,
+    HostBridge,
+    Model,
+    PcieDevice,
+    Switch,
+    all_pairs,
+    build_machine,
+    pcie_switch,
+)
+
+QUAD = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2}
+"""The NVLinks between the four GPUs of a socket."""
+ACROSS = {(0, 4): 2, (1, 5): 2, (2, 6): 1, (3, 7): 1}
+HYBRID_CUBE_MESH = {**QUAD, **{(a + 4, b + 4): nvlinks for (a, b), nvlinks in QUAD.items()}, **ACROSS}
+"""Six NVLinks a GPU: to its three neighbours on the socket and to its opposite number."""
+
+
+def dgx1_volta() -> Topology:
+    """8 V100 in a hybrid cube mesh; each of four PLX switches carries two GPUs and a NIC."""
+    pairs = (pcie_switch(GPU, GPU, NIC), pcie_switch(GPU, GPU, NIC))
+    return build_machine(
+        Board(sockets=2, cores=20, threads=2, memory=256 * GIB),
+        (HostBridge(0, pairs), HostBridge(1, pairs)),
+        Model(name="Tesla V100-SXM2-32GB", memory=32_768 * MIB),
+        HYBRID_CUBE_MESH,
+    )
+
+
+def dgx2() -> Topology:
+    """16 V100, all of them on NVSwitch; pairs of GPUs share a switch and a NIC, two pairs a switch above."""
+    four = (pcie_switch(pcie_switch(GPU, GPU, NIC), pcie_switch(GPU, GPU, NIC)),)
+    topology = build_machine(
+        Board(sockets=2, cores=24, threads=2, memory=768 * GIB),
+        (HostBridge(0, four), HostBridge(0, four), HostBridge(1, four), HostBridge(1, four)),
+        Model(name="Tesla V100-SXM3-32GB", memory=32_768 * MIB),
+        all_pairs(16, 6),
+    )
+    return _on_nvswitch(topology, 6)
+
+
+def dgx_a100() -> Topology:
+    """
+    8 A100 on NVSwitch, two EPYC 7742 with four NUMA nodes each, of which GPUs are near to four: 3, 1, 7 and 5.
+
+    Each device is behind a switch of its own, so the nearest are PXB; NICs 8 and 9 are for storage.
+    """
+    quarter = (pcie_switch(pcie_switch(GPU), pcie_switch(GPU), pcie_switch(NIC), pcie_switch(NIC)),)
+    topology = build_machine(
+        Board(
+            sockets=2,
+            cores=64,
+            threads=2,
+            nodes_per_socket=4,
+            cores_per_cache=4,
+            memory=128 * GIB,
+            hugepages={ResourceName("hugepages-2Mi"): 2 * GIB},
+            far=32,
+        ),
+        (
+            HostBridge(3, quarter),
+            HostBridge(1, quarter),
+            HostBridge(7, quarter),
+            HostBridge(5, quarter),
+            HostBridge(4, (pcie_switch(NIC, NIC),)),
+        ),
+        Model(name="NVIDIA A100-SXM4-40GB", memory=40_960 * MIB, rate=200 * GBIT),
+        all_pairs(8, 12),
+    )
+    return _on_nvswitch(topology, 12)
+
+
+def hgx_h100() -> Topology:
+    """8 H100 on NVSwitch, each with a NIC on its own PCIe switch; NICs 8 and 9 are for storage, one a socket."""
+    hugepages = {ResourceName("hugepages-2Mi"): 8 * GIB, ResourceName("hugepages-1Gi"): 64 * GIB}
+    return _hgx(Model(name="NVIDIA H100 80GB HBM3", memory=81_559 * MIB, rate=400 * GBIT), hugepages)
+
+
+def hgx_b200(of_gpu_0: int = 18) -> Topology:
+    """8 B200 on NVSwitch, with NICs as on an HGX H100; GPU 0 has so many of its 18 NVLinks up."""
+    return _hgx(Model(name="NVIDIA B200", memory=183_359 * MIB, rate=400 * GBIT), {}, of_gpu_0)
+
+
+def _hgx(model: Model, hugepages: Mapping[ResourceName, int], of_gpu_0: int = 18) -> Topology:
+    own = (pcie_switch(GPU, NIC),)
+    topology = build_machine(
+        Board(sockets=2, cores=56, threads=2, memory=1024 * GIB, hugepages=hugepages),
+        (*[HostBridge(0, own)] * 4, *[HostBridge(1, own)] * 4, HostBridge(0, (NIC,)), HostBridge(1, (NIC,))),
+        model,
+        {(a, b): 18 if a else of_gpu_0 for a, b in combinations(range(8), 2)},
+    )
+    gpus = _on_nvswitch(topology, 18).gpus
+    first = msgspec.structs.replace(gpus[0], nvswitch_links=of_gpu_0, nvlinks_down=18 - of_gpu_0)
+    return msgspec.structs.replace(topology, gpus=(first, *gpus[1:]))
+
+
+GB200_NODES = 34
+GB200_HBM_NODES = (2, 10, 18, 26)
+"""Each GPU's memory is a NUMA node; the seven after it are kept for its MIG instances and are empty."""
+GB200_NEAR = ((0, *range(3, 10), *range(11, 18)), (1, *range(19, 26), *range(27, 34)))
+"""The nodes that a GPU of either Grace reports as near."""
+
+
+def gb200_tray() -> Topology:
+    """4 GB200 of an NVL72: two Grace CPUs, 34 NUMA nodes, and NVLinks that go on to the other trays."""
+    nic = (NIC,)
+    nics = (pcie_switch(NIC, NIC),)
+    gpu = (GPU,)
+    domains: dict[int, tuple[Switch | PcieDevice, ...]] = {0x0: nic, 0x2: nic, 0x6: nics, 0x8: gpu, 0x9: gpu}
+    roots = tuple(
+        HostBridge(socket, below, 0x10 * socket + domain) for socket in (0, 1) for domain, below in domains.items()
+    )
+    topology = build_machine(
+        Board(sockets=2, cores=72, threads=1, memory=489_960 * MIB, far=40),
+        roots,
+        Model(name="NVIDIA GB200", memory=188_416 * MIB, rate=400 * GBIT),
+        all_pairs(4, 18),
+    )
+    fabric = Fabric(cluster="00000000-0000-4000-8000-000000000072", clique=1)
+    gpus = [
+        msgspec.structs.replace(gpu, numa_affinity=GB200_NEAR[gpu.index // 2], memory_node=node, fabric=fabric)
+        for gpu, node in zip(topology.gpus, GB200_HBM_NODES, strict=True)
+    ]
+    memory = {0: 489_960 * MIB, 1: 489_823 * MIB} | dict.fromkeys(GB200_HBM_NODES, 188_416 * MIB)
+    topology = msgspec.structs.replace(
+        topology,
+        gpus=tuple(gpus),
+        nodes=tuple(NumaNode(id=node, memory=memory.get(node, 0)) for node in range(GB200_NODES)),
+        distances=tuple(tuple(_grace_distance(a, b) for b in range(GB200_NODES)) for a in range(GB200_NODES)),
+        # Every host bridge is a PCI domain of its own, and nvidia-smi prints SYS between them even on one Grace.
+        links=tuple(
+            msgspec.structs.replace(link, pcie=PcieClass.SYS) if link.pcie is PcieClass.NODE else link
+            for link in topology.links
+        ),
+    )
+    return _on_nvswitch(topology, 18)
+
+
+def _grace_distance(a: int, b: int) -> int:
+    """10 to itself, 40 between the CPUs, 80 to memory on the same module, 120 to that of the other."""
+    if a == b:
+        return 10
+    if a < 2 and b < 2:
+        return 40
+    return 80 if _module(a) == _module(b) else 120
+
+
+def _module(node: int) -> int:
+    return node if node < 2 else (node - 2) // 16
+
+
+def _on_nvswitch(topology: Topology, nvlinks: int) -> Topology:
+    gpus = tuple(msgspec.structs.replace(gpu, nvswitch_links=nvlinks) for gpu in topology.gpus)
+    return msgspec.structs.replace(topology, gpus=gpus)

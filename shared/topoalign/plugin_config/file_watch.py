@@ -1,0 +1,150 @@
+"""
+A configuration that follows changes of its file.
+
+The file is read every two seconds and on SIGHUP, and its content is compared: a ConfigMap is changed by swapping a
+link, and times and sizes do not show every change. Invalid content changes nothing: the configuration in use stays. The
+log names the error once, and /readyz?verbose and a metric show it as long as it lasts.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from topoalign.core.model.errors import BadRequest, InvalidField, clean
+from topoalign.core.ports import Clock
+from topoalign.plugin_config import nvidia_fields
+from topoalign.plugin_config.configuration import Configuration
+from topoalign.plugin_config.file import Loaded, interpret_document, load_content
+from topoalign.plugin_config.file import read_configuration_file as content_of
+
+VARIABLE = "TOPOALIGN_CONFIG"
+POLL_SECONDS = 2.0
+"""Between two looks: a kubelet takes up to a minute to bring a changed ConfigMap to the node."""
+
+log = structlog.get_logger("topoalign.plugin_config")
+
+
+class ConfigurationFile:
+    """Keeps the configuration in use up to date. Without a file it comes from the environment, and never changes."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Reads it. Raises NotFound, InvalidDocument or InvalidField: a first configuration that is wrong is no start."""
+        self._environment = environment
+        self.path, self._content, self.loaded = read_first(environment)
+        self._refused: bytes | str | None = None
+        """The content that was refused last, or why there was none."""
+        self._looking = anyio.Lock()
+        self.reason_not_current: str | None = None
+        """Why the current file is not in use; None if it is."""
+        self.changed = anyio.Event()
+        """Set when another configuration comes into use; there is a new event for the next by then."""
+        self._kept_up = False
+        self._log("configuration read")
+
+    @property
+    def current(self) -> Configuration:
+        """The configuration in use."""
+        return self.loaded.configuration
+
+    async def keep_up(self, clock: Clock, asked: Callable[[], Awaitable[None]]) -> None:
+        """Looks again and again, and whenever `asked` returns; until cancelled. One of those who call it does so for all."""
+        if self._kept_up:
+            await anyio.sleep_forever()
+        self._kept_up = True
+
+        async def at_times() -> None:
+            while True:
+                await clock.sleep(POLL_SECONDS)
+                await self.look()
+
+        async with anyio.create_task_group() as tasks:
+            if self.path is not None:
+                tasks.start_soon(at_times)
+            while True:
+                await asked()
+                await self.look(asked=True)
+
+    async def look(self, *, asked: bool = False) -> bool:
+        """
+        Reads the file. Returns whether another configuration came into use. Logs a known refusal again only if `asked`.
+        """
+        if self.path is None:
+            return False
+        async with self._looking:
+            content: bytes | None = None
+            try:
+                content = await to_thread.run_sync(content_of, self.path)
+                if content == self._content:
+                    self._accept(self.loaded, asked=asked)
+                    return False
+                if content == self._refused and not asked:
+                    return False
+                found = await to_thread.run_sync(parse_configuration, content, self.path, self._environment)
+            except BadRequest as error:
+                self._refuse(error, content, asked=asked)
+                return False
+            self._content = content
+            return self._accept(found, asked=asked)
+
+    def _accept(self, found: Loaded, *, asked: bool) -> bool:
+        """Whether it is another one. Said if it is, if the file was wrong until now, or if somebody `asked`."""
+        other = found.configuration != self.current
+        recovered = self.reason_not_current is not None
+        self.loaded = found
+        self.reason_not_current = None
+        self._refused = None
+        if other or recovered or asked:
+            self._log("configuration changed" if other else "configuration unchanged")
+        if other:
+            self.changed.set()
+            self.changed = anyio.Event()
+        return other
+
+    def _refuse(self, error: BadRequest, content: bytes | None, *, asked: bool) -> None:
+        refused = content if content is not None else error.finding
+        if refused != self._refused or asked:
+            log.warning(
+                "configuration refused, the one before stays in use",
+                file=str(self.path),
+                finding=error.finding,
+                remedy=error.remedy,
+            )
+        self._refused = refused
+        self.reason_not_current = f"{self.path} is not in use: {error.finding}"
+
+    def _log(self, event: str) -> None:
+        """Logs the findings; nothing without a file and without a variable of NVIDIA's."""
+        findings = [str(finding) for finding in self.loaded.findings]
+        if self.path is not None or self.loaded.origins:
+            variables = sorted(set(self.loaded.origins.values()) & nvidia_fields.VARIABLES.keys())
+            log.info(event, file=str(self.path or ""), variables=variables, findings=findings)
+
+
+def file_named(environment: Mapping[str, str]) -> Path | None:
+    """Ours goes before NVIDIA's. None where neither names one."""
+    name = environment.get(VARIABLE) or environment.get(nvidia_fields.FILE)
+    return Path(name) if name else None
+
+
+def read_first(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Loaded]:
+    """
+    The file, what it holds and what that means. Raises as `content` and `parse_configuration`; a wrong field's file is
+    named.
+    """
+    path = file_named(environment)
+    content = content_of(path) if path is not None else b""
+    try:
+        return path, content, parse_configuration(content, path, environment)
+    except InvalidField as error:
+        if path is None or error.field in environment:
+            raise
+        finding = error.finding.removeprefix(f"{error.field}: ")
+        raise InvalidField(error.field, finding, f"{error.remedy}, in {clean(str(path), 200)}") from error
+
+
+def parse_configuration(content: bytes, path: Path | None, environment: Mapping[str, str]) -> Loaded:
+    """Raises InvalidDocument, and InvalidField with the path of the first field that is wrong."""
+    return load_content(content, path, environment) if path is not None else interpret_document({}, environment)

@@ -1,0 +1,72 @@
+"""
+Names of resources, and patterns that select devices by name.
+
+A device plugin may register extended resources only. Their rule (Kubernetes v1.36, IsExtendedResourceName): a domain,
+`/`, and a name of at most 63 letters, digits, `-`, `_` and `.`, the first and the last a letter or a digit; nothing of
+`kubernetes.io`, and still a qualified name with `requests.` before it, because a quota uses that name.
+"""
+
+import re
+
+from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.ids import ResourceName
+
+GPU_DOMAIN = "nvidia.com"
+NIC_DOMAIN = "topoalign.io"
+SHARED = ".shared"
+"""The suffix that NVIDIA's device plugin adds to the name of a shared resource under `renameByDefault`."""
+
+LONGEST_NAME = 63
+LONGEST_DOMAIN = 253 - len("requests.")
+_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
+_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
+
+
+def qualify_name(text: str, domain: str) -> ResourceName:
+    """The name with its domain; with this one if it has none."""
+    return ResourceName(text if "/" in text else f"{domain}/{text}")
+
+
+def resource(path: str, text: str, domain: str = GPU_DOMAIN) -> ResourceName:
+    """The qualified name. Raises InvalidField at this path for one that Kubernetes would not take."""
+    name = qualify_name(text, domain)
+    of, _, local = name.partition("/")
+    why = None
+    if len(local) > LONGEST_NAME:
+        why = f"has {len(local)} characters after its domain, and {LONGEST_NAME} are the most"
+    elif not _NAME.fullmatch(local):
+        why = "is no name of a resource"
+    elif len(of) > LONGEST_DOMAIN or not all(map(_LABEL.fullmatch, of.split("."))):
+        why = "does not begin with a domain"
+    elif "kubernetes.io" in of:
+        why = "is in a domain that is Kubernetes' own"
+    elif of.startswith("requests."):
+        why = "is taken for a quota's request"
+    if why is not None:
+        raise InvalidField(path, f"{quoted([text])} {why}", "write it as example.com/gpu-large, in lower case")
+    return name
+
+
+def found_in(pattern: str, name: str) -> bool:
+    """
+    Whether a part of the name fits the pattern, in which `*` stands for anything: as NVIDIA's device plugin v0.20.0 looks
+    for the names of products.
+    """
+    start = 0
+    for literal in pattern.split("*"):
+        at = name.find(literal, start)
+        if at < 0:
+            return False
+        start = at + len(literal)
+    return True
+
+
+def matches_pattern(pattern: str, name: str) -> bool:
+    """Whether the whole name fits the pattern, in which `*` stands for anything."""
+    first, *others = pattern.split("*")
+    if not others:
+        return pattern == name
+    *middle, last = others
+    if len(first) + len(last) > len(name) or not (name.startswith(first) and name.endswith(last)):
+        return False
+    return found_in("*".join(middle), name[len(first) : len(name) - len(last)])

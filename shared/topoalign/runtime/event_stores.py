@@ -1,0 +1,302 @@
+"""
+The stores on the bus: their subjects, their limits, and how they are created, changed and checked.
+
+They are data (the field names are those of NATS' stream configuration), so that the two buses and the documents agree.
+`create_or_change_stores` is the administrative step that creates missing stores and changes those of another version
+(`topoalign stores apply`). Bounds of age and size are the administrator's, and stay. Services use the stores as they
+are: a right to manage streams is a right to publish on every subject, so no service has it.
+
+The subjects of the stores of facts follow from the table of events (`wire.SUBJECTS`).
+
+The limits of age and bytes may cut off old events, because state never depends on old events: allocators publish
+snapshots, and of a node's hardware and reservations only the newest messages matter.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+import msgspec
+
+from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
+from topoalign.core.ports import MOST_IN_BATCH, Message, Stream
+from topoalign.core.wire import LARGEST_BODY, PREFIX, STORED, SUBJECTS
+
+SECOND = 1_000_000_000
+"""NATS writes durations in nanoseconds."""
+MIB = 1024 * 1024
+DAY = 24 * 3600 * SECOND
+
+SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
+"""Written into every store: whose it is, and the version of these settings."""
+
+ANSWERED = ("admission", "allocator", "discovery", "hints", "devices", "registry", "stored")
+"""Subjects below the prefix that no store may take: requests, which NATS would answer, and `NEWS`."""
+NOT_FOUND = 10059
+NAME_IN_USE = 10058
+"""NATS' error codes of a stream that does not exist, and of one that exists with another configuration."""
+SUBJECTS_OVERLAP = 10065
+NO_JETSTREAM = 10039
+"""NATS' error code for a request of an account without streams, for example that of a node."""
+
+
+NEWS = f"{PREFIX}.stored"
+"""
+After a store has stored a message on `topoalign.v1.<rest>`, NATS publishes it with its position on
+`topoalign.v1.stored.<rest>` (`republish` of the stream configuration).
+"""
+
+
+class Republish(msgspec.Struct, frozen=True, kw_only=True):
+    """The subjects on which NATS announces stored messages."""
+
+    src: str = f"{PREFIX}.>"
+    dest: str = f"{NEWS}.>"
+    headers_only: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether positions alone are published: of large messages, a slow follower is sent no more than it reads."""
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """One store, as NATS' stream configuration."""
+
+    name: str
+    description: str
+    subjects: tuple[str, ...]
+    max_age: int
+    """Nanoseconds; 0 for ever."""
+    max_bytes: int
+    """NATS sets this much of its `max_file_store` aside."""
+    max_msgs_per_subject: int = -1
+    duplicate_window: int = 600 * SECOND
+    """A message id received again within it is stored once. Ten minutes: longer than any outbox waits between two tries."""
+    discard: str = "old"
+    retention: str = "limits"
+    storage: str = "file"
+    max_msgs: int = -1
+    num_replicas: int = 1
+    allow_atomic: bool = False
+    allow_direct: bool = True
+    """Followers read by `$JS.API.DIRECT.GET.<stream>`, which needs no consumer."""
+    republish: Republish = Republish()
+    metadata: dict[str, str] = msgspec.field(default_factory=SCHEMA.copy)
+
+
+def stream_subjects(stream: Stream) -> tuple[str, ...]:
+    """The subjects of a stream: those of the events that are stored there."""
+    patterns = (pattern for event, (pattern, _) in SUBJECTS.items() if STORED[event] is stream)
+    derived = (f"{PREFIX}.{pattern.split('.')[0]}.>" for pattern in patterns)
+    return tuple(dict.fromkeys(derived))
+
+
+ALLOCATIONS = Store(
+    name=Stream.ALLOCATIONS,
+    description="Allocations, in the order in which they became true.",
+    subjects=stream_subjects(Stream.ALLOCATIONS),
+    max_age=30 * DAY,
+    max_bytes=512 * MIB,  # some 800,000 events
+)
+RESERVATIONS = Store(
+    name=Stream.RESERVATIONS,
+    description="What the registries reserve: the newest message of a node has all its reservations.",
+    subjects=stream_subjects(Stream.RESERVATIONS),
+    max_age=0,
+    max_bytes=128 * MIB,
+    max_msgs_per_subject=64,
+    allow_atomic=True,  # a gang is reserved on all its nodes, or on none
+)
+NODES = Store(
+    name=Stream.NODES,
+    description="The newest hardware, health and usage facts of every node.",
+    subjects=stream_subjects(Stream.NODES),
+    max_age=0,  # a node that has not changed for a year is still there
+    # Five topologies of up to 40 kB of each node, and five usages: 14 kB each with 30 pods, 48 kB with 100. That is enough
+    # for 3,900 nodes with 30 pods each, or 2,400 with 100; for 9,700 and 3,800 whose topology never changed. Beyond that
+    # the oldest facts are cut off, and a writer whose newest fact is gone publishes it again within a minute.
+    max_bytes=1024 * MIB,
+    max_msgs_per_subject=5,
+    republish=Republish(headers_only=True),
+)
+DEADLETTERS = Store(
+    name=Stream.DEADLETTERS,
+    description="Messages that could not be decoded or applied, with the reason.",
+    subjects=("topoalign.v1.deadletter.>",),
+    max_age=7 * DAY,
+    max_bytes=32 * MIB,
+)
+STORES = (ALLOCATIONS, RESERVATIONS, NODES, DEADLETTERS)
+
+BOUNDS = ("max_age", "max_bytes", "max_msgs", "num_replicas", "storage", "duplicate_window", "max_msgs_per_subject")
+"""Fields that an administrator may set otherwise; `create_or_change_stores` leaves them as they are."""
+FOREIGN = ("mirror", "sources", "subject_transform", "allow_msg_schedules", "allow_rollup_hdrs", "allow_msg_ttl")
+"""Fields that no store has: with them messages that nobody published could be in it, or messages could be missing."""
+
+Request = Callable[[str, bytes], Awaitable[bytes]]
+"""Asks NATS' JetStream API; raises BusUnavailable and BusRefused."""
+
+
+class StoreRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """The error in an answer of NATS."""
+
+    code: int
+    err_code: int = 0
+    description: str = ""
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of messages in a stream, and its first and last position."""
+
+    messages: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """NATS' information about a stream, or its refusal."""
+
+    config: dict[str, object] = {}
+    state: StreamState = StreamState()
+    created: str = ""
+    error: StoreRefusal | None = None
+
+
+def store_of(message: Message) -> Stream:
+    """The stream that stores this message. Raises BusRefused if none does, or if the message is too large for a bus."""
+    check_size(message.subject, message.body)
+    for store in STORES:
+        if takes_subject(store.subjects, message.subject):
+            return Stream(store.name)
+    raise BusRefused(f"no store takes {clean(message.subject, 200)}", "publish on the subjects of topoalign only")
+
+
+def store_of_batch(messages: Sequence[Message]) -> Stream:
+    """
+    The stream that stores these messages as one atomic batch. Raises BusRefused as `store_of` does, and if it is not one
+    stream that takes batches, if there are too many or none, or two have the same subject.
+    """
+    streams = {store_of(message) for message in messages}
+    subjects = {message.subject for message in messages}
+    if streams != {Stream.RESERVATIONS} or len(messages) > MOST_IN_BATCH or len(subjects) < len(messages):
+        raise BusRefused(
+            f"{len(messages)} messages on {len(subjects)} subjects of {len(streams)} streams are no batch",
+            f"publish 1 to {MOST_IN_BATCH} messages of {RESERVATIONS.name} at once, each on another subject",
+        )
+    return Stream.RESERVATIONS
+
+
+def check_size(subject: str, body: bytes) -> None:
+    """Raises BusRefused for more than NATS carries by default."""
+    if len(body) > LARGEST_BODY:
+        raise BusRefused(
+            f"a message of {len(body)} bytes on {clean(subject, 200)} is more than {LARGEST_BODY}",
+            "publish less in one message",
+        )
+
+
+def takes_subject(patterns: Collection[str], subject: str) -> bool:
+    """Whether a subject fits one of the patterns."""
+    return any(matches_subject(pattern, subject) for pattern in patterns)
+
+
+def matches_subject(pattern: str, subject: str) -> bool:
+    """Whether a subject fits a pattern: `*` stands for one token, `>` at the end for one or more."""
+    wanted = pattern.split(".")
+    tokens = subject.split(".")
+    if wanted[-1] == ">":
+        wanted = wanted[:-1]
+        if len(tokens) <= len(wanted):
+            return False
+        tokens = tokens[: len(wanted)]
+    return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
+
+
+def has_only(stream: Stream, pattern: str) -> bool:
+    """Whether every message that a stream takes fits this pattern."""
+    taken = next(store.subjects for store in STORES if store.name == stream)
+    return pattern.endswith(">") and all(matches_subject(pattern, subject) for subject in taken)
+
+
+async def create_or_change_stores(request: Request, replicas: int | None) -> list[str]:
+    """
+    Creates the stores that are missing and changes those that differ, bounds excepted. Returns a line for each change.
+
+    `replicas` is 1 or 3; None creates with 1 and leaves what exists. Raises BusRefused that names the store and the reason,
+    also for a stream of this name that is not topoalign's; raises BusUnavailable if NATS does not answer.
+    """
+    changes: list[str] = []
+    for store in STORES:
+        info = await stream_info(request, store.name)
+        if info.error is not None and info.error.err_code == NOT_FOUND:
+            wanted = msgspec.structs.replace(store, num_replicas=replicas or store.num_replicas)
+            verb = "CREATE"
+            done = f"created {store.name}"
+        elif info.error is not None:
+            raise store_error(f"store {store.name}", info.error)
+        else:
+            check_owner(store, info.config)
+            wanted = kept_bounds(store, info.config, replicas)
+            found = differences(wanted, info.config, [])
+            if not found:
+                continue
+            verb = "UPDATE"
+            done = f"changed {', '.join(field for field, _, _ in found)} of {store.name}"
+        answer = await request(f"$JS.API.STREAM.{verb}.{store.name}", msgspec.json.encode(wanted))
+        error = msgspec.json.decode(answer, type=Info).error
+        if error is not None and error.err_code == NAME_IN_USE:  # created by another meanwhile
+            continue
+        if error is not None:
+            raise store_error(f"store {store.name}", error)
+        changes.append(done)
+    return changes
+
+
+async def stream_info(request: Request, name: str) -> Info:
+    """The configuration and state of a stream, or the error of the server."""
+    return msgspec.json.decode(await request(f"$JS.API.STREAM.INFO.{name}", b""), type=Info)
+
+
+def check_owner(wanted: Store, found: dict[str, object]) -> None:
+    """Raises BusRefused for a stream that `create_or_change_stores` has not created."""
+    metadata = found.get("metadata")
+    tags = metadata if isinstance(metadata, dict) else {}
+    for name, value in wanted.metadata.items():
+        if tags.get(name) != value:
+            raise BusRefused(
+                f"store {wanted.name}: metadata[{name}] is {clean(repr(tags.get(name)))}, expected {value!r}",
+                f"a stream of this name is not topoalign's: move it away with `nats stream backup {wanted.name}` and "
+                f"`nats stream rm {wanted.name}`, then run `topoalign stores apply`",
+            )
+
+
+def differences(wanted: Store, found: dict[str, object], ignored: Collection[str]) -> list[tuple[str, object, object]]:
+    """Field, wanted value and value found of each field that differs; metadata and description aside."""
+    expected: dict[str, object] = msgspec.json.decode(msgspec.json.encode(wanted))
+    expected |= dict.fromkeys(FOREIGN)
+    kept = [field for field in expected if field not in ("description", "metadata", *ignored)]
+    pairs = [(field, expected[field], found.get(field)) for field in kept]
+    return [
+        (field, want, have) for field, want, have in pairs if (want or None) != (have or None)
+    ]  # NATS omits what is empty
+
+
+def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) -> Store:
+    """The store with the bounds of an existing one; `replicas` not None: with so many copies."""
+    bounds = {field: found[field] for field in BOUNDS if field in found}
+    kept = msgspec.convert(msgspec.to_builtins(store) | bounds, Store)
+    return kept if replicas is None else msgspec.structs.replace(kept, num_replicas=replicas)
+
+
+def store_error(what: str, refusal: StoreRefusal) -> BusRefused | BusUnavailable:
+    """
+    The error for NATS' answer. 503 without a full store comes from a cluster that elects a leader, and passes by
+    itself.
+    """
+    text = clean(refusal.description or f"error {refusal.code}", 200)
+    if refusal.code in (408, 503) and refusal.err_code not in (10023, NO_JETSTREAM):
+        return BusUnavailable(f"{what}: NATS reports {text!r} ({refusal.err_code})")
+    if refusal.err_code in (10023, 10047, 10028):
+        remedy = "give the server more room (`max_file_store`) or the store a smaller bound"
+    elif refusal.err_code == NO_JETSTREAM:
+        remedy = "use the credentials of the administrator of NATS, or enable JetStream for the account"
+    elif refusal.err_code == SUBJECTS_OVERLAP:
+        remedy = "another stream takes its subjects: find it with `nats stream ls`, and remove it or take them from it"
+    else:
+        remedy = "look up the NATS error code and check the account's JetStream limits and permissions"
+    return BusRefused(f"{what}: NATS refuses: {text} ({refusal.err_code})", remedy)

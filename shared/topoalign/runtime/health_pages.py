@@ -1,0 +1,138 @@
+"""
+The HTTP pages of a process: /livez, /readyz, /metrics, and pages of its services.
+
+/livez answers as long as the event loop runs, and is 503 while the loop is too late to be useful. /readyz is 200 when
+every check of the context passes, else 503 with the reasons; `?verbose` lists all checks, and notes of conditions that
+do not stop the process from working. /readyz/NAME has only the checks of what one Service needs (`Context.readiness`),
+for the readiness probe of its pods. The server listens on the loopback address by default.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from importlib import metadata
+from types import MappingProxyType
+
+import anyio
+from anyio.abc import TaskStatus
+from prometheus_client import CONTENT_TYPE_LATEST, Info, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from topoalign.core.model.errors import TopoalignError, clean
+from topoalign.runtime.context import Check, Context, Page, Series
+from topoalign.runtime.http_server import listen_on_port, serve_application
+from topoalign.runtime.request_turns import take_turn
+
+
+async def serve_http(
+    context: Context, host: str, port: int, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Serves the pages until cancelled; has started, with its URL, once it listens. Port 0: any. Raises AddressInUse."""
+    await serve_application(
+        build_application(context), listen_on_port(host, port), turns=context.turns, task_status=task_status
+    )
+
+
+def build_application(context: Context) -> Starlette:
+    """The HTTP application with the pages of the process and of its services."""
+
+    async def livez(request: Request) -> Response:
+        return check_response(context.life, "not alive", verbose="verbose" in request.query_params)
+
+    async def readyz(request: Request) -> Response:
+        verbose = "verbose" in request.query_params
+        return check_response(context.checks, "not ready", verbose=verbose, notes=context.notes if verbose else {})
+
+    def ready_for(checks: Mapping[str, Check]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            return check_response(checks, "not ready", verbose="verbose" in request.query_params)
+
+        return endpoint
+
+    async def metrics(request: Request) -> Response:
+        own = generate_latest(context.metrics)  # before the answer begins, so that a defect is an error
+        return StreamedResponse(exposition(own, context.series), CONTENT_TYPE_LATEST)
+
+    Info("topoalign_build", "The version of this program.", registry=context.metrics).info(
+        {"version": metadata.version("topoalign")}
+    )
+    own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
+    pages = [Route(path, page_endpoint(page)) for path, page in context.pages.items()]
+    ready = [Route(f"/readyz/{name}", ready_for(checks)) for name, checks in context.readiness.items()]
+    return Starlette(
+        routes=[*own, *ready, *pages, *context.routes], exception_handlers={HTTPException: answer_http_error}
+    )
+
+
+def page_endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    """Makes an endpoint of a page. A TopoalignError that the page raises becomes status 503, as in the API."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            body, content_type = await page()
+        except TopoalignError as error:
+            document = {"code": error.code, "finding": error.finding, "remedy": error.remedy}
+            return JSONResponse(document, status_code=503)
+        return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
+
+    return endpoint
+
+
+class StreamedResponse(Response):
+    """
+    A response that is made while it is sent, in the task of its request. `StreamingResponse` uses a second task for that,
+    and a third one that waits for the client to disconnect.
+    """
+
+    def __init__(self, parts: AsyncGenerator[bytes, None], content_type: str) -> None:
+        self._parts = parts
+        self._head = [(b"content-type", content_type.encode())]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the head and then each part."""
+        await send({"type": "http.response.start", "status": 200, "headers": self._head})
+        async with aclosing(self._parts) as parts:
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def exposition(own: bytes, series: Iterable[Series]) -> AsyncGenerator[bytes, None]:
+    """Yields the page of metrics: those of the process, then the series that its services write."""
+    yield own
+    for write in series:
+        await take_turn()
+        async for chunk in write():
+            yield chunk
+            await take_turn()
+
+
+def check_response(
+    checks: Mapping[str, Check], failing: str, *, verbose: bool, notes: Mapping[str, Check] = MappingProxyType({})
+) -> Response:
+    """The page of these checks: a line for each failed check, or with `verbose` for each; status 200 if all pass."""
+    results = {name: check() for name, check in sorted(checks.items())}
+    reasons = {name: reason for name, reason in results.items() if reason is not None}
+    lines = [
+        f"[+] {clean(name)}" if reason is None else f"[-] {clean(name)}: {clean(reason, 300)}"
+        for name, reason in (results if verbose else reasons).items()
+    ]
+    noted = {name: note() for name, note in sorted(notes.items())}
+    lines += [f"[!] {clean(name)}: {clean(note, 300)}" for name, note in noted.items() if note is not None]
+    lines.append(failing if reasons else "ok")
+    return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if reasons else 200)
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """Answers a request for an unknown page or with a wrong method with an error as in the API."""
+    assert isinstance(error, HTTPException)
+    body = {
+        "code": "NotFound" if error.status_code == 404 else "BadRequest",
+        "finding": f"{request.method} {clean(request.url.path, 200)}: {error.detail}",
+        "remedy": "pages are /livez, /readyz, /metrics and, where a registry runs, those below /v1",
+    }
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)

@@ -1,0 +1,322 @@
+"""
+Manages one connection to a NATS server, from connect to loss. It is never repaired: to continue, open a new one.
+
+So every connection, the first and the hundredth, passes the same checks, and nothing that was sent on a lost one is
+sent later without its caller's knowledge (the client library would buffer it). The library's own reconnection is
+therefore disabled, and its buffer switched off.
+
+A request on a connection ends as soon as its result is known: answered, refused, timed out, or the connection lost.
+NATS does not report a missing permission as the answer of a request, but as an error of the connection. Here the report is
+matched to the request by its subject.
+"""
+
+import random
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+import anyio
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
+from topoalign.runtime.clock import until_tick
+from topoalign.runtime.nats_bus.access import Access, hide_credentials
+from topoalign.runtime.nats_bus.deferred import load_websockets
+from topoalign.runtime.nats_bus.delivered import Delivered
+from topoalign.runtime.nats_bus.inbox import Accept, Inbox, anything
+from topoalign.runtime.nats_bus.nats_library import (
+    CLOCK,
+    TolerantClient,
+    abandon,
+    contain_cancellation,
+    parked,
+    socket_of,
+)
+
+OLDEST_SERVER = (2, 12)
+"""Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""
+PING_SECONDS = 2
+PINGS_MISSED = 1
+"""A peer that has fallen silent is noticed after four seconds instead of the library's four minutes."""
+CONNECT_SECONDS = 2
+CLOSE_SECONDS = 2
+UNSUBSCRIBE_SECONDS = 1
+
+log = structlog.get_logger("topoalign.runtime.nats")
+
+
+class Wait:
+    """A request that is under way."""
+
+    def __init__(self, subject: str, scope: anyio.CancelScope) -> None:
+        self.subject = subject
+        self.scope = scope
+        self.violation = ""
+
+
+class NatsConnection:
+    """An established connection. `lost` is set once it is gone, for good."""
+
+    def __init__(self, url: str, inbox_prefix: str) -> None:
+        self.client = TolerantClient()
+        self.url = url
+        """The URL without credentials."""
+        self.lost = anyio.Event()
+        self.reason = ""
+        """The library's last error: why a connection was lost or could not be made."""
+        self._inbox = Inbox(self.client)
+        self._inbox_prefix = inbox_prefix
+        self._violations: deque[str] = deque(maxlen=16)
+        self._waits: set[Wait] = set()
+        self._opening: anyio.CancelScope | None = None
+
+    async def open(self, url: str, name: str, options: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
+        """Raises BusRefused for wrong credentials, BusUnavailable for anything else that goes wrong."""
+        if url.startswith(("ws://", "wss://")):
+            load_websockets()
+        failure: Exception | None = None
+        with anyio.move_on_after(CONNECT_SECONDS) as self._opening:
+            try:
+                with contain_cancellation():
+                    await self.client.connect(
+                        url,
+                        name=name,
+                        error_cb=self.on_error,
+                        disconnected_cb=self.on_loss,
+                        closed_cb=self.on_loss,
+                        connect_timeout=CONNECT_SECONDS,
+                        max_reconnect_attempts=1,
+                        reconnect_to_server_handler=parked,
+                        ping_interval=PING_SECONDS,
+                        max_outstanding_pings=PINGS_MISSED,
+                        pending_size=0,
+                        inbox_prefix=self._inbox_prefix,
+                        tls=tls,
+                        **options,  # type: ignore[arg-type]  # keywords for text only
+                    )
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                failure = error
+        if failure is None and not self._opening.cancelled_caught:
+            self._opening = None
+            return
+        reason = self.reason or clean(str(failure or ""), 200) or f"no answer within {CONNECT_SECONDS} s"
+        if "authorization" in reason.lower() or "authentication" in reason.lower():
+            raise BusRefused(
+                f"the server at {self.url} refuses our credentials: {reason}",
+                "check TOPOALIGN_NATS_CREDS or TOPOALIGN_NATS_NKEY against the server's users",
+            ) from failure
+        raise BusUnavailable(f"no connection to {self.url}: {reason}") from failure
+
+    async def request(
+        self,
+        subject: str,
+        body: bytes,
+        seconds: float,
+        headers: Mapping[str, str] | None = None,
+        accept: Accept = anything,
+    ) -> Delivered:
+        """
+        The first answer that `accept` takes. Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused without
+        permission or for its size.
+        """
+        if not self.fits(body, headers):
+            raise BusRefused(
+                f"a message of {len(body)} bytes on {clean(subject, 200)} is more than the server's "
+                f"max_payload of {self.client.max_payload}",
+                "raise `max_payload` of nats-server to its default of 1 MiB, or publish less",
+            )
+        with self.waiting(subject, seconds), self.translated(subject):
+            return await self._inbox.ask(subject, body, headers, accept)
+
+    def fits(self, body: bytes, headers: Mapping[str, str] | None = None) -> bool:
+        """Whether the server takes a message so large, headers included. It ends the connection for one that is larger."""
+        size = len(body) + sum(len(name) + len(value) + 4 for name, value in (headers or {}).items()) + 16
+        return size <= self.client.max_payload
+
+    async def api(self, subject: str, body: bytes) -> bytes:
+        """Asks the JetStream API. Raises BusRefused where the account has none."""
+        try:
+            return (await self.request(subject, body, 3)).body
+        except NobodyAnswers as error:
+            raise BusRefused(
+                f"the server at {self.url} has no JetStream for this account",
+                "start nats-server with `-js` or a `jetstream` block, and enable it for the account",
+            ) from error
+
+    async def send(self, subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        """Sends without waiting for anything. Raises BusUnavailable if the connection is known to be gone."""
+        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
+            await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
+
+    async def subscribe(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
+        """
+        Subscribes to a subject; of the subscribers of one queue one gets each message. Raises BusUnavailable, and BusRefused
+        without the permission.
+        """
+        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
+            return await self.client.subscribe(subject, queue=queue, cb=callback)
+
+    async def take(self, subject: str, take: Callable[[Delivered], None]) -> Subscription:
+        """Subscribe to a subject; `take` is called with each message as it comes. Raises as `subscribe` does."""
+        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
+            subscription = await self.client.subscribe(subject)
+            self.client.deliver(subscription, take)
+            return subscription
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Ends a subscription, if the server can still be reached. Never raises and never takes longer than a second."""
+        with (
+            anyio.CancelScope(shield=True),
+            anyio.move_on_after(UNSUBSCRIBE_SECONDS),
+            suppress(nats.errors.Error, OSError),
+            contain_cancellation(),
+        ):
+            if not self.lost.is_set():
+                await subscription.unsubscribe()
+
+    @contextmanager
+    def translated(self, subject: str) -> Iterator[None]:
+        """Turn errors of the library into NobodyAnswers, BusRefused or BusUnavailable, with the subject."""
+        try:
+            with contain_cancellation():
+                yield
+        except nats.errors.NoRespondersError as error:
+            raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}") from error
+        except nats.errors.BadSubjectError as error:
+            raise BusRefused(f"{clean(subject, 200)!r} is not a subject", "see the subjects of topoalign") from error
+        except (nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"{clean(subject, 200)}: {clean(str(error), 200)}") from error
+
+    @contextmanager
+    def waiting(self, subject: str, seconds: float) -> Iterator[None]:
+        """Cancels the block after this time, at the loss of the connection, or if its subject turns out to be forbidden."""
+        if self.lost.is_set():
+            raise BusUnavailable(f"the connection to {self.url} is lost: {self.reason}")
+        with anyio.move_on_after(seconds) as scope:
+            wait = Wait(subject, scope)
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
+        if scope.cancelled_caught or wait.violation:
+            raise self.verdict(wait, seconds)
+
+    def verdict(self, wait: Wait, seconds: float) -> BusUnavailable | BusRefused:
+        """The error for a request without an answer."""
+        answers = [text for text in self._violations if self._inbox_prefix.lower() in text]
+        violation = wait.violation or (answers[-1] if answers else "")
+        if violation:
+            return BusRefused(
+                f"no permission on {clean(wait.subject, 200)}: NATS reports {clean(violation, 300)}",
+                "grant it to this user in the server's `authorization` block or account",
+            )
+        if self.lost.is_set():
+            return BusUnavailable(f"the connection was lost while waiting on {clean(wait.subject, 200)}: {self.reason}")
+        return BusUnavailable(f"no answer on {clean(wait.subject, 200)} within {seconds:g} s; its outcome is unknown")
+
+    async def until_lost(self) -> None:
+        """Returns when the connection is gone. Polls, too, because the library does not report every loss."""
+        while not self.lost.is_set():
+            with anyio.move_on_after(until_tick(CLOCK, PING_SECONDS)):
+                await self.lost.wait()
+            if not self.client.is_connected or self.transport_closed:
+                self.lose()
+
+    @property
+    def transport_closed(self) -> bool:
+        """Whether the socket is gone. The library's reader may have ended on another error (memory) without a report."""
+        socket = socket_of(self.client)
+        return socket is not None and socket.is_closing()
+
+    def lose(self) -> None:
+        """End the connection: every waiting request ends."""
+        self.lost.set()
+        for wait in self._waits:
+            wait.scope.cancel()
+
+    async def close(self) -> None:
+        """Flushes and closes. Never raises and never takes longer than two seconds."""
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contain_cancellation():
+                while self.client.is_connected and self.client.pending_data_size and not self.lost.is_set():
+                    await anyio.lowlevel.checkpoint()  # `flush` sends its PING ahead of what the library still keeps
+                if self.client.is_connected and not self.lost.is_set():
+                    await self.client.flush(CLOSE_SECONDS)
+            self.lose()
+            with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contain_cancellation():
+                await self.client.close()
+            abandon(self.client)
+
+    async def on_error(self, error: Exception) -> None:
+        """Handle an error that the server reports; one about a permission ends the request on that subject."""
+        text = str(error) or type(error).__name__
+        if "permissions violation" in text:
+            if text not in self._violations:  # what is tried again is refused again
+                log.warning("nats refuses", finding=text)
+            self._violations.append(text)
+            for wait in self._waits:
+                if f'"{wait.subject.lower()}"' in text:
+                    wait.violation = text
+                    wait.scope.cancel()
+            return
+        self.reason = clean(text.removeprefix("nats: "), 200)
+        if self._opening is not None:  # the library would try again, and after a failed handshake hang
+            self._opening.cancel()
+
+    async def on_loss(self) -> None:
+        """Handle the end of the library's connection."""
+        self.lose()
+
+
+async def open_connection(urls: Sequence[str], name: str, access: Access, inbox: str = "") -> NatsConnection:
+    """
+    Connects to one of the servers, in any order, and checks its version. `inbox`: prefix of the subjects on which answers
+    come; default: `_INBOX_<name>`.
+
+    Raises InvalidField for unusable credential files, BusRefused for wrong credentials or an old server, BusUnavailable
+    if none can be reached.
+    """
+    options = access.options()
+    tls = access.tls(urls)
+    reasons: dict[str, str] = {}
+    for url in random.sample(urls, len(urls)):
+        connection = NatsConnection(hide_credentials(url), inbox or f"_INBOX_{name}")
+        try:
+            await connection.open(url, name, options, tls)
+            check_server(connection, tls_wanted=tls is not None)
+        except BusUnavailable as error:
+            await connection.close()
+            reasons[url] = error.finding
+        except BaseException:
+            await connection.close()
+            raise
+        else:
+            return connection
+    raise BusUnavailable("; ".join(reasons[url] for url in urls))
+
+
+def check_server(connection: NatsConnection, tls_wanted: bool) -> None:
+    """Raises BusRefused for a server older than 2.12, or without TLS where TLS is wanted."""
+    version = connection.client.connected_server_version
+    try:
+        found = (version.major, version.minor)
+    except ValueError:
+        found = (0, 0)
+    if found < OLDEST_SERVER:
+        raise BusRefused(
+            f"the server at {connection.url} is {clean(str(version), 60)}, older than 2.12",
+            "update nats-server to 2.12 or later: older ones ignore settings that topoalign relies on",
+        )
+    # The library has no public attribute for it, and connects without TLS if a server of a tls:// URL offers none.
+    if tls_wanted and not connection.client._server_info.get("tls_required"):
+        raise BusRefused(
+            f"the server at {connection.url} does not offer TLS, which is asked for",
+            "add a `tls` block to its configuration, or drop tls:// and the TLS settings here",
+        )

@@ -1,0 +1,127 @@
+"""
+Adapts the NATS client library, and contains its cancellations (nats-py 2.16.0).
+
+The library cancels its own tasks. If such a task waits for the same future as a task of ours, as both wait
+for the end of the socket in `Client.close`, asyncio cancels the future, and our task ends with a CancelledError that
+nobody requested. A task group takes such an error for its own end: the block ends, and no error is raised.
+`contain_cancellation` turns it into an error of the library.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import cast
+
+import nats.errors
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+
+from topoalign.runtime.clock import SystemClock, until_tick
+from topoalign.runtime.nats_bus.delivered import Delivered
+
+PARKED = 3600.0
+CLOCK = SystemClock()
+
+
+class CancelledInside(nats.errors.Error):
+    """The library cancelled the call that we waited for. Its outcome is unknown."""
+
+    def __str__(self) -> str:
+        return "nats: the client library cancelled the operation"
+
+
+@contextmanager
+def contain_cancellation() -> Iterator[None]:
+    """
+    Encloses each call that waits for the library. Raises CancelledInside for a cancellation of another task; a cancellation
+    of this task, by a cancel scope or by `Task.cancel`, passes.
+
+    asyncio counts the requested cancellations of a task (`Task.cancelling`). The count distinguishes the two, also if both
+    come at once.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "the library is only called from tasks"
+    asked = task.cancelling()
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if task.cancelling() > asked:
+            raise
+        raise CancelledInside from error
+
+
+class TolerantClient(Client):
+    """
+    The library's client, which a subject that is not UTF-8 does not stop.
+
+    NATS stores such a subject; the library's read loop ends on it (nats-py 2.16.0), on every new connection again. With
+    the invalid bytes replaced, the message is one more that cannot be decoded, and its receiver puts it on the dead-letter
+    stream.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._takers: dict[int, Callable[[Delivered], None]] = {}
+
+    def deliver(self, subscription: Subscription, take: Callable[[Delivered], None]) -> None:
+        """The messages of this subscription go to `take` as they come, until it ends, and through no queue."""
+        self._takers[subscription._id] = take
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._takers.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        take = self._takers.get(sid)
+        if take is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        else:
+            take(Delivered(subject, reply, data, headers or b""))
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        whole = subject.decode(errors="replace").encode()
+        return cast(Msg, super()._build_message(sid, whole, reply, data, headers))
+
+    async def _ping_interval(self) -> None:
+        """As the library's, but at ticks of the clock: at most of them the process is awake for another reason."""
+        with suppress(RuntimeError, AttributeError):  # of a transport that is gone, as in the library
+            while True:
+                await asyncio.sleep(until_tick(CLOCK, self.options["ping_interval"]))
+                if not self.is_connected:
+                    continue
+                self._pings_outstanding += 1
+                if self._pings_outstanding > self.options["max_outstanding_pings"]:
+                    await self._process_op_err(nats.errors.StaleConnectionError())
+                    return
+                await self._send_ping()
+
+
+def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]:
+    """Keeps the library from reconnecting by itself; the bus opens a new connection instead and closes this one."""
+    return None, PARKED
+
+
+def abandon(client: Client) -> None:
+    """
+    Ends what `Client.close` leaves: its tasks, if it failed before it cancelled them because the last data could not be
+    written; and the socket of a TLS handshake that failed.
+    """
+    own = [client._reading_task, client._ping_interval_task, client._flusher_task, client._reconnection_task]
+    for task in [*own, *(subscription._wait_for_msgs_task for subscription in client._subs.values())]:
+        if task is not None:
+            task.cancel()
+    client._subs.clear()
+    socket = socket_of(client)
+    if socket is not None:
+        socket.abort()
+
+
+def socket_of(client: Client) -> asyncio.WriteTransport | None:
+    """The socket of a plain or TLS connection; None for another one. The library has no public attribute for it."""
+    transport = client._transport
+    writer = transport._bare_io_writer if isinstance(transport, TcpTransport) else None
+    return writer.transport if writer is not None else None

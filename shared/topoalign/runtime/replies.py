@@ -1,0 +1,45 @@
+"""Encodes the replies of endpoints: makes functions that `Bus.serve` accepts from functions of typed requests."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from topoalign.core import wire
+from topoalign.core.model.errors import TopoalignError, Unavailable
+from topoalign.core.ports import Answer, Endpoint
+from topoalign.runtime.strict_json import refuse_malformed
+
+Q = TypeVar("Q")
+
+log = structlog.get_logger("topoalign.runtime.replies")
+
+
+def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer:
+    """Makes an endpoint's function: it decodes the question, calls `handle` and encodes the result."""
+
+    async def answer(body: bytes) -> bytes:
+        refuse_malformed(body)
+        return wire.answer(await handle(wire.question(body, kind)))
+
+    return answer
+
+
+async def reply_to(endpoint: Endpoint, body: bytes) -> bytes:
+    """
+    Computes the reply of an endpoint; every error becomes a failure that the asker can decode.
+
+    A defect is logged with its traceback. The asker receives no text of it, because that may contain anything.
+    """
+    try:
+        reply = await endpoint.answer(body)
+    except TopoalignError as error:
+        return wire.failure(error)
+    except Exception:  # a defect must neither end the service nor leave the asker waiting
+        log.exception("question failed", endpoint=endpoint.name)
+        return wire.failure(Unavailable("the service met a defect of its own", "its log has the details"))
+    if len(reply) > wire.LARGEST_BODY:
+        return wire.failure(
+            Unavailable(f"the answer of {len(reply)} bytes is more than {wire.LARGEST_BODY}", "ask for less at once")
+        )
+    return reply
