@@ -35,9 +35,9 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.discovery.metrics import Metrics as DiscoveryMetrics
+from topoalign.discovery.metrics import DiscoveryMetrics as DiscoveryMetrics
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.figures import registry_of
@@ -87,7 +87,7 @@ class World:
             reconcile_seconds=5.0,
             hub=self.bus,
         )
-        counts = Metrics(self.metrics, self.client)
+        counts = RegistryMetrics(self.metrics, self.client)
         registry = Registry(self.bus, self.clock, self.client, self.cluster, counts, RegistrySettings())
         ask = self.bus.ask
 

@@ -289,7 +289,7 @@ def test_the_times_of_files_are_asked_for_in_the_root_directory_alone(
 ) -> None:
     """It is done on the event loop, and the file system of a configuration elsewhere may hang."""
     asked: list[Path] = []
-    monkeypatch.setattr(kubelet_files, "version_of", asked.append)
+    monkeypatch.setattr(kubelet_files, "file_version", asked.append)
     root = tmp_path / "kubelet"
     KubeletFiles(tmp_path / "etc" / "config.yaml", root, AdmissionRules()).stamp()
     elsewhere = [*asked]

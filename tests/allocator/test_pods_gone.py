@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
 from topoalign.allocator.metrics.table import figures
-from topoalign.allocator.ports import Part, ShownDevices
+from topoalign.allocator.ports import ResourceEntry, ShownDevices
 from topoalign.allocator.reconciliation.displacement import remainders
 from topoalign.allocator.reconciliation.memory import APART_SECONDS
 from topoalign.allocator.requests.admissions import Admissions
@@ -47,15 +47,15 @@ def directories(node: Node, *pods: str, torn_down: tuple[str, ...] = ()) -> None
     )
 
 
-def write(node: Node, *parts: Part) -> None:
+def write(node: Node, *parts: ResourceEntry) -> None:
     """The kubelet writes its checkpoint: these entries, and no others."""
     node.kubelet.version, node.kubelet.written_by = node.kubelet.version + 1, node.kubelet.kubelet
     node.kubelet.parts = parts
     node.kubelet.checkpoint = frozenset((part.resource, device) for part in parts for device in part.devices)
 
 
-def entry(uid: str, *devices: DeviceID) -> Part:
-    return Part(GPU, frozenset(devices), uid, "main")
+def entry(uid: str, *devices: DeviceID) -> ResourceEntry:
+    return ResourceEntry(GPU, frozenset(devices), uid, "main")
 
 
 async def runs(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:

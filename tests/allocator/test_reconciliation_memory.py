@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from topoalign.allocator.reconciliation.memory import Evidence, Finding, Grant, Presence, Settling
+from topoalign.allocator.reconciliation.memory import Evidence, Grant, PollFinding, Presence, Settling
 
 OLD, NEW = (1, 1), (2, 2)
 GRANT = Grant(written=(7,), at=3.0)
@@ -19,14 +19,14 @@ GRANT = Grant(written=(7,), at=3.0)
         (Presence(missing_since=0.0), lambda it: it.miss(9.0), Presence(missing_since=0.0)),
         (Presence(is_inherited=True, missing_since=5.0), Presence.show, Presence()),
         (Presence(apart_since=4.0), Presence.show, Presence(apart_since=4.0)),
-        (Presence(finding=Finding.APART), Presence.show, Presence(finding=Finding.APART)),
-        (Presence(), lambda it: it.find(Finding.APART, 7.0), Presence(finding=Finding.APART, apart_since=7.0)),
-        (Presence(apart_since=4.0), lambda it: it.find(Finding.SHOWN, 7.0), Presence(finding=Finding.SHOWN)),
+        (Presence(finding=PollFinding.APART), Presence.show, Presence(finding=PollFinding.APART)),
+        (Presence(), lambda it: it.find(PollFinding.APART, 7.0), Presence(finding=PollFinding.APART, apart_since=7.0)),
+        (Presence(apart_since=4.0), lambda it: it.find(PollFinding.SHOWN, 7.0), Presence(finding=PollFinding.SHOWN)),
         (Presence(is_inherited=True, missing_since=5.0), Presence.await_anew, Presence(is_inherited=True)),
         (
-            Presence(missing_since=5.0, finding=Finding.MISSING),
-            lambda it: it.find(Finding.FORGOTTEN, 7.0),
-            Presence(missing_since=5.0, finding=Finding.FORGOTTEN),
+            Presence(missing_since=5.0, finding=PollFinding.MISSING),
+            lambda it: it.find(PollFinding.FORGOTTEN, 7.0),
+            Presence(missing_since=5.0, finding=PollFinding.FORGOTTEN),
         ),
     ],
 )

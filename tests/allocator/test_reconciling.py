@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.allocate.service import FRESH_SECONDS, DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Part
+from topoalign.allocator.ports import ResourceEntry
 from topoalign.allocator.reconciliation.memory import APART_SECONDS
 from topoalign.core.model.errors import (
     DeviceInUse,
@@ -391,7 +391,7 @@ async def test_a_contradicted_record_makes_way_only_for_what_takes_its_place(nod
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
-    node.kubelet.parts = (Part(GPU, frozenset(GPUS[:2])),)
+    node.kubelet.parts = (ResourceEntry(GPU, frozenset(GPUS[:2])),)
     await node.device_allocations.reconcile()
     await node.clock.advance(APART_SECONDS)
     node.kubelet.meanwhile = lambda: node.device_allocations.allocate(GPU, [[GPUS[5]]])

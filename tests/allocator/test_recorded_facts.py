@@ -23,8 +23,8 @@ MESSAGES = (RECORDED / "messages").read_bytes()
 ANSWERS = (RECORDED / "answers").read_bytes()
 
 
-def read_journal(content: bytes) -> record.Record:
-    found = record.read(content, NODE, None)
+def read_journal(content: bytes) -> record.JournalContent:
+    found = record.read_journal(content, NODE, None)
     assert (None, None, 0) == (found.damage, found.unconfirmed, found.unfinished)
     return found
 
@@ -43,9 +43,9 @@ def test_the_recordings_hold_devices_in_every_way() -> None:
 
 
 def test_a_recorded_journal_is_written_again_byte_for_byte() -> None:
-    header = record.encoded(record.Header(version=record.VERSION, node=NODE))
+    header = record.encode_line(record.JournalHeader(version=record.VERSION, node=NODE))
 
-    again = header + b"".join(record.encoded(line.entry) for line in read_journal(JOURNAL).lines)
+    again = header + b"".join(record.encode_line(line.entry) for line in read_journal(JOURNAL).lines)
 
     assert JOURNAL.splitlines() == again.splitlines()
 

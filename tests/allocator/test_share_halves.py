@@ -8,7 +8,7 @@ import pytest
 from share_support import DEFAULT, PLAIN, share_node
 from unit_support import CORES, MEMORY
 
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import KubeletListing
 from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import Unavailable
@@ -194,7 +194,7 @@ async def test_containers_that_start_together_share_polls() -> None:
         assert isinstance(await it.admit("p", (20, 4)), Admission)
         listing, polls = it.pod_resources.listing, 0
 
-        async def counted(seconds: float | None = None) -> Listing:
+        async def counted(seconds: float | None = None) -> KubeletListing:
             nonlocal polls
             polls += 1
             return await listing(seconds)

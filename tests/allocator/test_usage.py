@@ -8,7 +8,7 @@ from decision_support import container, machine, node, pod
 from device_allocations_support import GPUS, NODE, Node, owner
 from kubelet_files_support import basis_from
 
-from topoalign.allocator.reconciliation.pod_resources import usage_of
+from topoalign.allocator.reconciliation.pod_resources import read_container_usage
 from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, POLL_SECONDS, UsageTeller
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.client import Client
@@ -119,7 +119,7 @@ def test_what_podresources_says_of_a_container_is_read_whole() -> None:
     )
 
     expected = used("train", "1-3", block(7, 0, 1, taken=(7, 0)), gpu=("GPU-0", "GPU-1"))
-    assert expected == usage_of(
+    assert expected == read_container_usage(
         v1.PodResources(name="train", namespace="default"), shown, {GPU: {DeviceID("GPU-1"), DeviceID("GPU-0")}}
     )
 
@@ -132,7 +132,7 @@ def test_memory_of_a_numa_node_that_cannot_be_is_not_read(wrong: v1.NumaNode) ->
     )
 
     with pytest.raises(ValueError, match="range"):
-        usage_of(v1.PodResources(name="train", namespace="default"), shown, {})
+        read_container_usage(v1.PodResources(name="train", namespace="default"), shown, {})
 
 
 class LossyBus(MemoryBus):

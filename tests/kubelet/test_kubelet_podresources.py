@@ -11,7 +11,7 @@ import pytest
 from kubelet_support import MemoryAllocator, Node, node, pod, short_directory, two_nodes
 from structlog.testing import capture_logs
 
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
 from topoalign.allocator.reconciliation import pod_resources
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.events import Owner
@@ -32,7 +32,7 @@ def client_of(it: Node) -> PodResourcesClient:
     return PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
 
 
-async def listed(it: Node) -> Listing:
+async def listed(it: Node) -> KubeletListing:
     """What the allocator reads of this kubelet."""
     async with client_of(it) as client:
         return await client.listing()
@@ -132,7 +132,7 @@ async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monke
     go_on, begun = threading.Event(), []
     plain = pod_resources.given_out
 
-    def hanging(file: Path) -> pod_resources.Given | None:
+    def hanging(file: Path) -> pod_resources.CheckpointDevices | None:
         begun.append(file)
         go_on.wait()
         return plain(file)
@@ -244,10 +244,10 @@ def test_a_container_has_the_uid_of_the_pod_listed_with_its_devices(
 ) -> None:
     """A container has the UID of the one pod that the checkpoint lists with its devices."""
     owner = Owner(namespace=Namespace("ml"), pod=PodName("train"), container=ContainerName("main"))
-    parts = [Part(GPU, devices, pod_uid, container) for pod_uid, container, devices in given]
+    parts = [ResourceEntry(GPU, devices, pod_uid, container) for pod_uid, container, devices in given]
     holding = ShownDevices(owner=owner, resource=GPU, devices=HELD)
 
-    assert [uid] == [each.pod_uid for each in pod_resources.identified([holding], parts, directories)]
+    assert [uid] == [each.pod_uid for each in pod_resources.add_pod_uids([holding], parts, directories)]
 
 
 async def test_without_a_socket_the_kubelet_is_away() -> None:

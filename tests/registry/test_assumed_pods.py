@@ -18,7 +18,7 @@ from topoalign.registry.ports import ApiUnavailable
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import BoundElsewhere
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
@@ -64,7 +64,7 @@ async def world(cluster: FakeCluster, api: Gate) -> World:
 
 
 @pytest.fixture
-async def scheduling(world: World) -> AsyncIterator[Scheduling]:
+async def scheduling(world: World) -> AsyncIterator[SchedulingService]:
     async with world.allocator(world.says), world.registry() as (made, _):
         await world.rounds()
         yield made
@@ -78,12 +78,14 @@ def new(gpus: int) -> PodToSchedule:
     return asked(pod(container("main", gpus=gpus)), "new")
 
 
-def code(scheduling: Scheduling, gpus: int) -> str:
+def code(scheduling: SchedulingService, gpus: int) -> str:
     """Of the refusal of a new pod; empty: it fits."""
     return next((each.code for each in scheduling.scheduler.filter(new(gpus), (NODE,)).refused.values()), "")
 
 
-async def test_a_pod_holds_its_devices_while_it_is_bound(world: World, scheduling: Scheduling, api: Gate) -> None:
+async def test_a_pod_holds_its_devices_while_it_is_bound(
+    world: World, scheduling: SchedulingService, api: Gate
+) -> None:
     """From the first turn of its bind on, when its node has not confirmed anything yet."""
     uid = add(world, "a", 3)
     await all_tasks_blocked()
@@ -100,7 +102,7 @@ async def test_a_pod_holds_its_devices_while_it_is_bound(world: World, schedulin
 
 
 async def test_binds_of_one_node_do_not_wait_for_one_another(
-    world: World, scheduling: Scheduling, api: Gate, monkeypatch: pytest.MonkeyPatch
+    world: World, scheduling: SchedulingService, api: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Either would fit alone; the first one is bound, and the other one waits for its admission."""
     monkeypatch.setattr(binding, "WAIT_SECONDS", 0.3)
@@ -124,7 +126,9 @@ async def test_binds_of_one_node_do_not_wait_for_one_another(
     assert NODE == world.kubernetes.pods.get(("ml", "a"))["spec"]["nodeName"]
 
 
-async def test_nothing_is_held_after_a_bind_that_has_failed(world: World, scheduling: Scheduling, api: Gate) -> None:
+async def test_nothing_is_held_after_a_bind_that_has_failed(
+    world: World, scheduling: SchedulingService, api: Gate
+) -> None:
     """Another scheduler binds the pod to another node meanwhile."""
     world.kubernetes.add_node("node-2")
     uid = add(world, "a", 3)
@@ -147,7 +151,7 @@ async def test_nothing_is_held_after_a_bind_that_has_failed(world: World, schedu
 
 
 async def test_a_bind_that_fails_wakes_no_pod(
-    world: World, scheduling: Scheduling, api: Gate, monkeypatch: pytest.MonkeyPatch
+    world: World, scheduling: SchedulingService, api: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scheduler itself tries waiting pods again then; an annotation of a node would wake this pod, too."""
     monkeypatch.setattr(binding, "BIND_SECONDS", 0.2)

@@ -13,8 +13,8 @@ from structlog.typing import EventDict
 from view_support import NODE
 
 from topoalign.core.model.ids import GPU
-from topoalign.registry.ports import Report
-from topoalign.registry.scheduling.binding.reservations import Change, Reservations
+from topoalign.registry.ports import PodEvent
+from topoalign.registry.scheduling.binding.reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import CHECK_SECONDS, NOTED_SECONDS, BypassedPods
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -122,15 +122,17 @@ async def test_a_pod_that_another_registry_bound_is_not_reported(world: World, l
     """Its reservation tells, also if it comes after the Binding was shown and has ended before the pods are looked at."""
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _), background() as tasks:
-        other = Reservations(world.bus, world.clock, "r2", scheduling.view.facts)
+        other = ClusterReservations(world.bus, world.clock, "r2", scheduling.view.facts)
         tasks.start_soon(other.run)
         await world.rounds()
         uid = await add(world, "p")
         if late:
             await bind_past(world, "p")
         position = other.of(NODE).position
-        await other.write([Change(node=NODE, position=position, made=(reservation("p", container("0"), uid=uid),))])
-        await other.write([Change(node=NODE, position=other.of(NODE).position, cancelled=(uid,))])
+        await other.write(
+            [ReservationChange(node=NODE, position=position, made=(reservation("p", container("0"), uid=uid),))]
+        )
+        await other.write([ReservationChange(node=NODE, position=other.of(NODE).position, cancelled=(uid,))])
         if not late:
             await bind_past(world, "p")
         await check(world)
@@ -154,7 +156,7 @@ async def test_nothing_is_reported_while_the_node_does_not_answer(world: World) 
 async def test_a_pod_whose_reservation_has_ended_in_any_way_is_not_reported(world: World, how: str) -> None:
     """The message may be the first one about the pod that this registry reads."""
     uid = await add(world, "p")
-    reports = list[Report]()
+    reports = list[PodEvent]()
     bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
     of_pod = (reservation("p", container("0"), uid=uid),) if how == "reservations" else (uid,)
     async with background() as tasks:
@@ -170,7 +172,7 @@ async def test_a_pod_whose_reservation_has_ended_in_any_way_is_not_reported(worl
 
 async def test_nothing_is_reported_until_all_reservations_are_known(world: World) -> None:
     missing = ["the reservations are not read yet"]
-    reports = list[Report]()
+    reports = list[PodEvent]()
     bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: next(iter(missing), None), "")
     async with background() as tasks:
         tasks.start_soon(bypassed.run)

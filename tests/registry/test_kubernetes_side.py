@@ -16,7 +16,7 @@ from topoalign.registry.ports import GonePod, SeenPod, Synced
 from topoalign.registry.scheduling.binding.binding import RESERVED_SECONDS
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.settings import RegistrySettings
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -49,7 +49,7 @@ async def bind(url: str, cluster: FakeCluster, name: str, node: str = NODE) -> s
     return str(answer["Error"])
 
 
-def verdict(scheduling: Scheduling, asked: PodToSchedule = TWO, node: NodeName = NODE) -> str:
+def verdict(scheduling: SchedulingService, asked: PodToSchedule = TWO, node: NodeName = NODE) -> str:
     return next((each.code for each in scheduling.scheduler.filter(asked, (node,)).refused.values()), "")
 
 

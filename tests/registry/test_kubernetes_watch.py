@@ -15,7 +15,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.ports import ApiUnavailable, Report
+from topoalign.registry.ports import ApiUnavailable, PodEvent
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.kubernetes.refused_pods import report_of
@@ -429,7 +429,7 @@ async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPat
 async def test_the_same_report_is_written_once_in_ten_minutes() -> None:
     """Then again, if the former Event is gone; else one Event stays, which counts as written."""
     world = World()
-    report = Report(namespace="ml", name="p", uid="u", reason="TopologyReserved", note="GPU-0")
+    report = PodEvent(namespace="ml", name="p", uid="u", reason="TopologyReserved", note="GPU-0")
     async with world.running():
         for _ in range(3):
             world.watch.reports.tell(report)
@@ -462,7 +462,7 @@ async def test_replicas_write_one_event_for_a_pod_that_its_node_refused() -> Non
 async def test_a_report_that_was_dropped_is_written_when_it_comes_again() -> None:
     """Unlike one that was written: it comes again within ten minutes and is left out."""
     world = World()
-    reports = [Report(namespace="ml", name=f"p{n}", uid=f"u{n}", reason="R", note="") for n in range(BURST + 1)]
+    reports = [PodEvent(namespace="ml", name=f"p{n}", uid=f"u{n}", reason="R", note="") for n in range(BURST + 1)]
     async with world.running():
         for report in reports:
             world.watch.reports.tell(report)
@@ -478,12 +478,12 @@ async def test_what_a_report_tells_of_is_answered_first(monkeypatch: pytest.Monk
     """Its task is awake before the answer is on its way."""
     world, order = World(), list[str]()
 
-    async def report(report: Report) -> None:
+    async def report(report: PodEvent) -> None:
         order.append("written")
 
     monkeypatch.setattr(world.api, "report", report)
     async with world.running():
-        world.watch.reports.tell(Report(namespace="ml", name="p", uid="u", reason="R", note=""))
+        world.watch.reports.tell(PodEvent(namespace="ml", name="p", uid="u", reason="R", note=""))
         get_running_loop().call_soon(order.append, "answered")
         await world.settle()
 
@@ -495,12 +495,12 @@ async def test_reports_beyond_the_bound_are_dropped_and_counted() -> None:
     world = World()
     async with world.running():
         for number in range(100):
-            world.watch.reports.tell(Report(namespace="ml", name="p", uid=str(number), reason="R", note=""))
+            world.watch.reports.tell(PodEvent(namespace="ml", name="p", uid=str(number), reason="R", note=""))
             await world.settle()
         at_once = len(world.cluster.events)
         await world.clock.advance(1)
         for number in range(100, 110):
-            world.watch.reports.tell(Report(namespace="ml", name="p", uid=str(number), reason="R", note=""))
+            world.watch.reports.tell(PodEvent(namespace="ml", name="p", uid=str(number), reason="R", note=""))
             await world.settle()
 
         assert (60, 62) == (at_once, len(world.cluster.events))

@@ -34,7 +34,7 @@ from topoalign.registry.scheduling.filter.admission_order import fit_in_turn, in
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods
 from topoalign.registry.scheduling.model import PodToSchedule, Victims
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +61,7 @@ def add(world: World, name: str, gpus: int, size: int = 0) -> PodToSchedule:
     )
 
 
-def refused(scheduling: Scheduling, pod: PodToSchedule) -> dict[str, str]:
+def refused(scheduling: SchedulingService, pod: PodToSchedule) -> dict[str, str]:
     """Node -> code, as filter says now."""
     return {name: each.code for name, each in scheduling.scheduler.filter(pod, (NODE,)).refused.items()}
 

@@ -23,7 +23,7 @@ from topoalign.core.sharing.quotas import Amounts, GpuSizes, OverQuota, PerGpu, 
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.filter.quotas import NamespaceUse, Quotas
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
 from topoalign.testing.memory_kubernetes import pod_of
@@ -54,7 +54,7 @@ class Site:
     """A registry with its nodes, and its API server."""
 
     def __init__(
-        self, world: World, http: httpx.AsyncClient, scheduling: Scheduling, nodes: Sequence[NodeName]
+        self, world: World, http: httpx.AsyncClient, scheduling: SchedulingService, nodes: Sequence[NodeName]
     ) -> None:
         self.world = world
         self.http = http

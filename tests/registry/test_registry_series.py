@@ -55,13 +55,13 @@ def cluster() -> Cluster:
 def written_for(monkeypatch: pytest.MonkeyPatch) -> list[NodeName]:
     """The nodes whose GPUs were counted, in order."""
     nodes: list[NodeName] = []
-    gpu_lines = series.gpu_lines
+    gpu_lines = series.gpu_state_lines
 
     def counting(state: NodeState) -> bytes:
         nodes.append(state.node)
         return gpu_lines(state)
 
-    monkeypatch.setattr(series, "gpu_lines", counting)
+    monkeypatch.setattr(series, "gpu_state_lines", counting)
     return nodes
 
 

@@ -227,12 +227,12 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     ("text", "version"), [("", None), ("1.38", (1, 38)), ("v1.40.2", (1, 40)), ("v1.36.2-gke.1+x", (1, 36))]
 )
 def test_a_version_is_read_as_kubernetes_writes_it(text: str, version: tuple[int, int] | None) -> None:
-    assert version == server.version_of(text)
+    assert version == server.parse_kubernetes_version(text)
 
 
 def test_a_version_that_is_none_is_no_start() -> None:
     with pytest.raises(InvalidField, match="TOPOALIGN_SCHEDULER_KUBERNETES"):
-        server.version_of("latest")
+        server.parse_kubernetes_version("latest")
 
 
 @pytest.mark.parametrize(("set_to", "found", "failed"), [("", None, []), ("", (1, 38), ["a"]), ("1.36", (1, 38), [])])

@@ -16,7 +16,7 @@ from topoalign.registry.scheduling.cluster_state import view
 from topoalign.registry.scheduling.cluster_state.nodes import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter import admission_order, scheduler
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, Request
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.registry.scheduling.model import Victims
 from topoalign.runtime.request_turns import LONGEST_SECONDS
@@ -52,7 +52,7 @@ class Large:
         """Called between two turns."""
         judge = DecisionCache.judge
 
-        def judging(verdicts: DecisionCache, request: Request, node: NodeView) -> str:
+        def judging(verdicts: DecisionCache, request: PodClass, node: NodeView) -> str:
             self.clock.pass_by(LONGEST_SECONDS / NODES_IN_A_TURN)
             self.turns[-1].append(node.name)
             return judge(verdicts, request, node)

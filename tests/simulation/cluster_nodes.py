@@ -15,12 +15,12 @@ import anyio
 from simulation.cluster_world import BrokenCall, ClusterWorld, PartedBus, call
 from simulation.loop import Process
 
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ledger.outbox import Outbox
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
 from topoalign.allocator.reconciliation.usage import UsageTeller
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
@@ -121,7 +121,7 @@ class Node:
         self._began = int(world.clock.wall() * 1000)
         self._readings = 0
         self.read_kubelet()
-        self.reservations = Reservations(ledger, bus, world.clock)
+        self.reservations = NodeReservationList(ledger, bus, world.clock)
         self.allocations = DeviceAllocations(
             ledger,
             world.clock,
@@ -340,7 +340,7 @@ class Record:
     def written(self) -> tuple[int, ...]:
         return ()
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         await anyio.lowlevel.checkpoint()
         node = self._node
         owners = {each.pod_uid: each.owner for each in node.ledger.state.allocations.values()}
@@ -350,13 +350,13 @@ class Record:
             for resource, devices in held.items()
             if (owner := owners.get(uid)) is not None
         )
-        return Listing(
+        return KubeletListing(
             kubelet=(1,),
             since=0.0,
             pods=len(node.used) + 1,
             holdings=shown,
             checkpoint=frozenset((each.resource, device) for each in shown for device in each.devices),
-            parts=tuple(Part(each.resource, each.devices) for each in shown),
+            parts=tuple(ResourceEntry(each.resource, each.devices) for each in shown),
         )
 
 

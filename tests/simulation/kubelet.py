@@ -19,7 +19,7 @@ import anyio
 from simulation.pods import Container, Directories, Pod
 from simulation.starts import IN_TURN, Answer, Starts
 
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
 from topoalign.core.model.errors import TopoalignError, Unavailable
 from topoalign.core.model.events import ContainerUsage, Owner
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, ResourceName
@@ -161,7 +161,7 @@ class Kubelet:
 
     # what it tells
 
-    def listing(self) -> Listing:
+    def listing(self) -> KubeletListing:
         """PodResources and the checkpoint as they are now."""
         if not self.up:
             raise Unavailable("PodResources does not answer", "look at the kubelet")
@@ -170,7 +170,7 @@ class Kubelet:
         self.told |= {pod.uid for pod in shown if any(self.holdings(pod))}
         self.told |= {uid for uid, _, _ in self.file} if is_own and self.readable else set()
         self.unheard -= self.told
-        return Listing(
+        return KubeletListing(
             kubelet=(self.starts,),
             since=self.since,
             pods=len(shown) + 1,  # there are always some that ask for no device
@@ -179,7 +179,7 @@ class Kubelet:
             is_own=is_own,
             directories=self.directories.now() if self.mounted else None,
             checkpoint=self.checkpoint() if self.readable else None,
-            parts=tuple(Part(key[2], devices, key[0], key[1]) for key, devices in self.file.items())
+            parts=tuple(ResourceEntry(key[2], devices, key[0], key[1]) for key, devices in self.file.items())
             if self.readable
             else (),
             usage=tuple(self.usage(shown)),

@@ -86,7 +86,7 @@ class LimitChecks:
                     continue  # who has these slots may be known to nobody any more
                 if not Path(answer.mounts[SLOTS_AT]).is_dir():
                     return f"the directory of {key} is missing"
-        name = vcuda.name_of if limits.limiter == "vcuda" else hami_core.name_of
+        name = vcuda.units_directory_name if limits.limiter == "vcuda" else hami_core.slots_directory_name
         places = {*kubelet.entries.items(), *kubelet.file.items(), *kubelet.used.items()}
         needed = {name(resource, devices) for (_, _, resource), devices in places}
         live = state.allocations.values()

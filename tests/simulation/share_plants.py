@@ -14,7 +14,7 @@ from topoalign.allocator.allocate.pre_start import ShareStarts
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.units import Shares
-from topoalign.allocator.containers.hami_core.directories import Owner, Sweeps
+from topoalign.allocator.containers.hami_core.directories import DirectoryOwner, Sweeps
 from topoalign.allocator.containers.vcuda import directories
 from topoalign.allocator.containers.vcuda.directories import Limits
 from topoalign.allocator.ledger.ledger import Ledger
@@ -110,17 +110,17 @@ class KeepingLimiter(SocketlessLimiter):
     """A directory that is there is good for whoever has the units next."""
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
-        if directories.owner_of(root, name) is None:
+        if directories.read_config_owner(root, name) is None:
             await super()._prepare(root, name, limits)
 
 
 class MistakingSweeps(Sweeps):
     """All directories are those of one record."""
 
-    def _held(self, state: NodeState) -> dict[str, Owner | None]:
+    def _held(self, state: NodeState) -> dict[str, DirectoryOwner | None]:
         found = super()._held(state)
         owner = next((each for each in found.values() if each is not None and each.pod_uid), None)
-        return dict.fromkeys(found, owner or Owner(AllocationID("")))
+        return dict.fromkeys(found, owner or DirectoryOwner(AllocationID("")))
 
 
 class IdleSweeps(Sweeps):

@@ -19,7 +19,7 @@ from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import KubeletListing
 from topoalign.core.model.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.ports import Entry
@@ -58,7 +58,7 @@ class Node:
     async def late(self) -> None:
         await anyio.sleep(self.chance.choice(LATE))
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         await self.late()
         listing = self.kubelet.listing()
         await self.late()

@@ -92,7 +92,7 @@ class Batch(Life):
         granted = {device for each in on_disk(journal, self.node).allocations.values() for device in each.device_ids}
         assert len(granted) in (0, CALLS)
         assert self.answered.keys() <= granted
-        lines = record.read(journal.read_bytes(), self.node, None).lines
+        lines = record.read_journal(journal.read_bytes(), self.node, None).lines
         entries = [[fact for fact in line.entry.events if isinstance(fact, AllocationGranted)] for line in lines]
         self.entries = [len(facts) for facts in entries if facts]
         places = [(fact.epoch, fact.seq) for facts in entries for fact in facts]

@@ -21,9 +21,9 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding.binding import Binder
+from topoalign.registry.scheduling.binding.binding import PodBinder
 from topoalign.registry.scheduling.binding.gangs import Gangs
-from topoalign.registry.scheduling.binding.reservations import Reservations
+from topoalign.registry.scheduling.binding.reservations import ClusterReservations
 from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.runtime.clock import SystemClock
@@ -160,11 +160,11 @@ class Registry:
         clock: Clock | None = None,
     ) -> None:
         self.site, self.api = site, api or MemoryKubernetes(site.cluster)
-        self.reservations = Reservations(bus, clock or SystemClock(), writer, site.facts)
+        self.reservations = ClusterReservations(bus, clock or SystemClock(), writer, site.facts)
         self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
         self.shown = ShownPods()
         self.checks = ScriptedChecks(fits)
-        self.binder = Binder(
+        self.binder = PodBinder(
             bus, clock or SystemClock(), self.api, self.reservations, self.checks, self.gangs.plan, self.shown
         )
 

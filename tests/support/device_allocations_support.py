@@ -7,7 +7,7 @@ import anyio
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import (
     Allocation,
@@ -46,7 +46,7 @@ class KubeletRecord:
         self.pods = 1
         """Pods without devices."""
         self.checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None = frozenset()
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[ResourceEntry, ...] = ()
         self.written_by: int | None = None
         """The kubelet that wrote the checkpoint; None: another one, long ago."""
         self.version = 0
@@ -59,7 +59,7 @@ class KubeletRecord:
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         """Happens while the answer is on its way."""
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         self.asked += 1
         self.patience = 1.0 if seconds is None else seconds
         holdings = tuple(self.shown)
@@ -69,7 +69,7 @@ class KubeletRecord:
             await meanwhile()
         if not self.answering:
             raise Unavailable("PodResources does not answer", "look at the kubelet")
-        return Listing(
+        return KubeletListing(
             kubelet=(self.kubelet,),
             since=self.since,
             pods=self.pods + len(holdings),

@@ -11,7 +11,7 @@ from share_support import DEFAULT, running
 from slot_node_support import MACHINE, Ask, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.hami_core.directories import Sweeps, name_of
+from topoalign.allocator.containers.hami_core.directories import Sweeps, slots_directory_name
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, ContainerName, PodName
 from topoalign.core.model.requests import Policy
@@ -74,7 +74,7 @@ class HamiCoreNode(SlotNode):
 
     def named(self, name: str, container: str = "c0") -> str:
         """What the directory of a container is called."""
-        return name_of(GPU, self.slots_of(name)[container])
+        return slots_directory_name(GPU, self.slots_of(name)[container])
 
     def sweep(self) -> None:
         try:

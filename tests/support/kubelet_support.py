@@ -17,7 +17,7 @@ from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import AskedDevices, Listing
+from topoalign.allocator.ports import AskedDevices, KubeletListing
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import (
@@ -163,7 +163,7 @@ class MemoryAllocator:
 class SilentPodResources:
     """A kubelet's record that cannot be read."""
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         raise KubeletAway("it does not answer")
 
     def written(self) -> tuple[int, ...]:

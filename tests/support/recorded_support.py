@@ -17,7 +17,7 @@ from device_allocations_support import GPUS, MACHINE, NODE, Node, owner
 from starlette.applications import Starlette
 
 from topoalign.allocator.ledger import record
-from topoalign.allocator.ports import Part, ShownDevices
+from topoalign.allocator.ports import ResourceEntry, ShownDevices
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
@@ -124,7 +124,7 @@ async def displaced(node: Node) -> None:
     """A container that runs on when the kubelet, whose checkpoint was lost, gives its GPU to another one."""
     gpu = GPUS[5]
     await node.device_allocations.allocate(GPU, [[gpu]])
-    node.kubelet.version, node.kubelet.parts = 1, (Part(GPU, frozenset({gpu}), "uid-1", "main"),)
+    node.kubelet.version, node.kubelet.parts = 1, (ResourceEntry(GPU, frozenset({gpu}), "uid-1", "main"),)
     node.kubelet.checkpoint = frozenset({(GPU, gpu)})
     shown = ShownDevices(owner=owner("x1"), resource=GPU, devices=frozenset({gpu}), pod_uid="uid-1")
     node.kubelet.shown.append(shown)
@@ -142,8 +142,8 @@ async def displaced(node: Node) -> None:
 
 def journal_of(node: Node) -> bytes:
     """The journal as it would be on disk."""
-    header = record.encoded(record.Header(version=record.VERSION, node=NODE))
-    return header + b"".join(map(record.encoded, node.journal.load()))
+    header = record.encode_line(record.JournalHeader(version=record.VERSION, node=NODE))
+    return header + b"".join(map(record.encode_line, node.journal.load()))
 
 
 def facts_of(node: Node) -> list[tuple[Event, float]]:

@@ -9,7 +9,7 @@ from anyio.abc import TaskGroup
 from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, short_directory, two_nodes
 from reservation_support import changed
 
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
@@ -39,7 +39,7 @@ class Node:
     tasks: TaskGroup
     journal: MemoryJournal
     pod_resources: PodResourcesClient
-    reservations: Reservations
+    reservations: NodeReservationList
 
     def reserve(self, *reserved: Reservation, seq: int = 1) -> None:
         """The node hears that this is reserved on it, and nothing else."""
@@ -77,7 +77,7 @@ async def node(
         ledger.hear(known.topology)
         ledger.hear(known.health)
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-        reservations = Reservations(ledger, MemoryBus(), clock)
+        reservations = NodeReservationList(ledger, MemoryBus(), clock)
         allocator = DeviceAllocations(
             ledger,
             clock,

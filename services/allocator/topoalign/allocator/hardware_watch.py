@@ -225,7 +225,9 @@ class HardwareWatch:
             self._logged = False
 
     def _is_newest(self) -> bool:
-        return is_of(self._topology, self._newest.get("topology")) and is_of(self._health, self._newest.get("health"))
+        return has_number(self._topology, self._newest.get("topology")) and has_number(
+            self._health, self._newest.get("health")
+        )
 
     async def _ask_to_announce(self) -> None:
         """What discovery said last does not come: it may be lost. Said anew, it comes under new numbers."""
@@ -238,7 +240,11 @@ class HardwareWatch:
     async def _release_other_machines(self) -> None:
         """Only where discovery has said which machine this is: nothing is released because of a forged topology."""
         topology = self._topology
-        if topology is None or not of_other_machines(self._ledger) or not is_of(topology, self._newest.get("topology")):
+        if (
+            topology is None
+            or not of_other_machines(self._ledger)
+            or not has_number(topology, self._newest.get("topology"))
+        ):
             return
         if await self._has_said("topology", topology, self._body) and self._topology is topology:
             release_other_machines(self._ledger)
@@ -248,7 +254,7 @@ class HardwareWatch:
         if self._health is None:
             return
         trouble = self.reason()
-        self._ledger.hear(self._health if trouble is None else unknown(self._health, trouble))
+        self._ledger.hear(self._health if trouble is None else mark_unknown(self._health, trouble))
         if trouble is not None and self._trouble is None:
             log.warning("the health of all devices is unknown", reason=trouble, remedy="see the log of discovery")
         if trouble is None and self._trouble is not None:
@@ -256,7 +262,7 @@ class HardwareWatch:
         self._trouble = trouble
 
 
-def is_of(delivery: Reading | None, newest: tuple[int, int] | None) -> bool:
+def has_number(delivery: Reading | None, newest: tuple[int, int] | None) -> bool:
     """Whether a reading has this epoch and revision; False where either is not known."""
     return delivery is not None and (delivery.epoch, delivery.revision) == newest
 
@@ -267,11 +273,11 @@ def is_ahead_of(delivery: Reading, newest: tuple[int, int]) -> bool:
 
 
 def is_confirmed(health: DeviceHealthChanged | None) -> bool:
-    """Whether discovery confirms the hardware, by the health that the ledger was told: neither none nor `unknown`."""
+    """Whether discovery confirms the hardware, by the health that the ledger was told: neither none nor `mark_unknown`."""
     return health is not None and health.epoch >= 0
 
 
-def unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:
+def mark_unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:
     """
     Returns the same reading with every device in state UNKNOWN, for this reason.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.hami_core.on_demand import SharedFilesOnDemand, keep_directories, keep_priorities
@@ -50,7 +50,7 @@ class KubeletSide(NamedTuple):
     """
 
     pod_resources: PodResourcesClient
-    reservations: Reservations
+    reservations: NodeReservationList
     allocations: DeviceAllocations
     limiter: LimiterOnDemand
     front: KubeletFront
@@ -181,7 +181,7 @@ def kubelet_side(
     """Builds the parts for a node with a kubelet from the settings; nothing runs yet. Raises InvalidField."""
     rules = settings.rules
     pod_resources = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
-    reservations = Reservations(ledger, context.hub or context.bus, context.clock)
+    reservations = NodeReservationList(ledger, context.hub or context.bus, context.clock)
     changes = DirectoryChanges()
 
     def configuration() -> Configuration:

@@ -80,7 +80,7 @@ class ShownDevices(msgspec.Struct, frozen=True, kw_only=True):
     """Of its pod, as the checkpoint has it; empty: not known. PodResources itself knows no UIDs."""
 
 
-class Part(NamedTuple):
+class ResourceEntry(NamedTuple):
     """One entry of the checkpoint: the devices of one resource that one container has."""
 
     resource: ResourceName
@@ -90,7 +90,7 @@ class Part(NamedTuple):
     container: str = ""
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class KubeletListing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What the kubelet answers at one moment: PodResources, and its checkpoint and pod directories read with it."""
 
     kubelet: tuple[int, ...]
@@ -103,7 +103,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Of app containers and sidecars: PodResources does not show plain init containers."""
     checkpoint: frozenset[Place] | None
     """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ResourceEntry, ...] = ()
     """The same, apart by container and resource. Entries of pods that are gone stay until the next write."""
     written: tuple[int, ...] = ()
     """Which version of the checkpoint this is; differs after every write."""
@@ -125,9 +125,9 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return any((resource, device) in self.shown for resource, ids in given for device in ids)
 
     @cached_property
-    def parts_by_place(self) -> Mapping[Place, Sequence[Part]]:
+    def parts_by_place(self) -> Mapping[Place, Sequence[ResourceEntry]]:
         """What the checkpoint has given out -> the entries that have it: two where one of them is of a pod that is gone."""
-        found: dict[Place, list[Part]] = {}
+        found: dict[Place, list[ResourceEntry]] = {}
         for part in self.parts:
             for device in part.devices:
                 found.setdefault((part.resource, device), []).append(part)
@@ -137,7 +137,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class Poll(NamedTuple):
     """What the kubelet answered when it was polled, and about what."""
 
-    listing: Listing
+    listing: KubeletListing
     live: frozenset[AllocationID]
     """The allocations that were live when it was asked: an answer says nothing about what was granted since."""
     at: float
@@ -148,9 +148,9 @@ class PodResources(Protocol):
     """The kubelet's own record of who holds what."""
 
     def written(self) -> tuple[int, ...]:
-        """The version of the checkpoint file that is on disk now, as `Listing.written`; () where there is none."""
+        """The version of the checkpoint file that is on disk now, as `KubeletListing.written`; () where there is none."""
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
         Asks the kubelet what every container holds; it has so many seconds to answer, None: as many as it has always.
         Raises Unavailable.

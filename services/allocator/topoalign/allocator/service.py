@@ -12,10 +12,10 @@ import msgspec
 import structlog
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.endings import container_title
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.reconciliation.usage import UsageTeller
@@ -98,7 +98,7 @@ class Allocator:
         device_allocations: DeviceAllocations | None,
         *,
         reconcile_seconds: float,
-        reservations: Reservations | None = None,
+        reservations: NodeReservationList | None = None,
         hub: Bus | None = None,
         endpoints: Sequence[Endpoint] = (),
     ) -> None:
@@ -171,7 +171,7 @@ class Allocator:
         """Names the devices that two containers have, at most `MOST_PAIRS`, for /readyz; None: there are none."""
         pairs = [
             f"{', '.join(clean(device) for ids in former.devices.values() for device in ids)} "
-            f"({titled(former.owner)} and {titled(held.owner)})"
+            f"({container_title(former.owner)} and {container_title(held.owner)})"
             for held in self.ledger.state.allocations.values()
             for former in held.displaced
         ]

@@ -69,18 +69,18 @@ async def open_in_turn(
             if ready is None:
                 raise
             await ready()
-            journal = await handed_over(directory, node, clock, held)
+            journal = await await_handover(directory, node, clock, held)
         yield journal
 
 
-async def handed_over(directory: Path, node: NodeName, clock: Clock, held: ExitStack) -> FileJournal:
+async def await_handover(directory: Path, node: NodeName, clock: Clock, held: ExitStack) -> FileJournal:
     """Waits with the successor lock until the journal can be opened, which `held` then closes. Raises StateInUse."""
     until = clock.monotonic() + WAIT_SECONDS
     log.info("waiting for the other allocator to hand over", directory=str(directory))
     line = os.open(directory / SUCCESSOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         while True:
-            take(line, fcntl.LOCK_EX)  # else another new process holds the lock, and will have the directory next
+            try_lock(line, fcntl.LOCK_EX)  # else another new process holds the lock, and will have the directory next
             try:
                 return held.enter_context(open_journal(directory, node))
             except StateInUse as fault:
@@ -130,12 +130,12 @@ def is_successor_waiting(directory: Path) -> bool:
     except OSError:
         return False
     try:
-        return not take(line, fcntl.LOCK_SH)
+        return not try_lock(line, fcntl.LOCK_SH)
     finally:
         os.close(line)
 
 
-def take(file: int, kind: int) -> bool:
+def try_lock(file: int, kind: int) -> bool:
     """
     Takes a lock (LOCK_EX or LOCK_SH) on an open file, if that is possible at once; returns whether it did. See
     flock(2).

@@ -18,7 +18,7 @@ from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
 from topoalign.discovery.drivers.health import HEALTHY, unhealthy
-from topoalign.discovery.record import Record, RecordFile
+from topoalign.discovery.record import DeviceRecord, RecordFile
 from topoalign.discovery.xids import Severity, XidRules, describe_xid
 from topoalign.runtime.clock import backoff_seconds
 
@@ -162,7 +162,7 @@ class HealthJudge:
         """
         devices = [*self._found]
         devices += [part for part in self._card_of if part in self._marks or part in cordons]
-        return {device: cordoned(self._verdict(device), cordons.get(device)) for device in devices}
+        return {device: add_cordon(self._verdict(device), cordons.get(device)) for device in devices}
 
     def _verdict(self, device: DeviceID) -> DeviceHealth:
         mark = self._marks.get(device)
@@ -181,7 +181,7 @@ class HealthJudge:
         return unhealthy(mark.reason, "out of use until it has been quiet for a while")
 
 
-def cordoned(health: DeviceHealth, reason: str | None) -> DeviceHealth:
+def add_cordon(health: DeviceHealth, reason: str | None) -> DeviceHealth:
     """The same device kept back by an operator for this reason; None: it is not."""
     if reason is None:
         return health
@@ -321,7 +321,7 @@ class HealthKeeper:
     def _keep(self, devices: Sequence[DeviceID], cordons: Mapping[DeviceID, str]) -> None:
         """Of these devices these cordons, and no others. Whoever says so knows what is cordoned, so that ends a doubt."""
 
-        def with_these(record: Record) -> Record:
+        def with_these(record: DeviceRecord) -> DeviceRecord:
             others = {device: why for device, why in record.cordons.items() if device not in devices}
             return msgspec.structs.replace(record, cordons={**others, **cordons}, doubt="")
 
@@ -340,7 +340,7 @@ class HealthKeeper:
     def _remember(self) -> None:
         """Goes on without, where the file cannot be written: a GPU that failed is out of use all the same."""
 
-        def with_lasting(record: Record) -> Record:
+        def with_lasting(record: DeviceRecord) -> DeviceRecord:
             return msgspec.structs.replace(record, awaiting_reset=self._judge.lasting())
 
         self._look()

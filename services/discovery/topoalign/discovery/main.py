@@ -11,8 +11,8 @@ from topoalign.core.ports import Clock, Driver, Inventory
 from topoalign.discovery.device_health import HealthKeeper
 from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
 from topoalign.discovery.drivers.sysfs import SysfsDriver
-from topoalign.discovery.metrics import Metrics
-from topoalign.discovery.offering import Offering
+from topoalign.discovery.metrics import DiscoveryMetrics
+from topoalign.discovery.offering import NodeOffering
 from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.settings import DiscoverySettings
@@ -35,8 +35,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     health = configuration.current.health
     xids = xid_rules(health.ignored_xids, context.environment)
     health_keeper = HealthKeeper(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
-    offering = Offering(configuration)
-    metrics = Metrics()
+    offering = NodeOffering(configuration)
+    metrics = DiscoveryMetrics()
     discovery = Discovery(
         settings.node,
         driver,
@@ -64,7 +64,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     context.notes["ids"] = discovery.announcer.speaker.note
     async with background() as tasks:
         tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
-        tasks.start_soon(follow, configuration, discovery, health_keeper, context.environment)
+        tasks.start_soon(follow_configuration, configuration, discovery, health_keeper, context.environment)
         await discovery.run(task_status=task_status)
 
 
@@ -74,7 +74,7 @@ async def read_hardware(environment: Mapping[str, str]) -> Inventory:
     return await driver_for(settings, SystemClock()).read()
 
 
-async def follow(
+async def follow_configuration(
     configuration: ConfigurationFile, discovery: Discovery, health_keeper: HealthKeeper, environment: Mapping[str, str]
 ) -> None:
     """Tells the services' parts of every configuration that comes into use."""

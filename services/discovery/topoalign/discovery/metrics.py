@@ -14,7 +14,7 @@ MOST_XIDS = 1000
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
-class Metrics:
+class DiscoveryMetrics:
     """Counted by the service."""
 
     def __init__(self) -> None:

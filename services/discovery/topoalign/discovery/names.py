@@ -23,10 +23,10 @@ def meant(topology: Topology, names: Sequence[str], former: Iterable[DeviceID] =
     if not names or len(names) > MOST:
         raise InvalidField("devices", f"{len(names)} of them", f"name 1 to {MOST} devices")
     known = {str(device): device for device in former} | ways_to(topology)
-    return tuple(dict.fromkeys(found(topology, known, name) for name in names))
+    return tuple(dict.fromkeys(find_device(topology, known, name) for name in names))
 
 
-def found(topology: Topology, known: dict[str, DeviceID], name: str) -> DeviceID:
+def find_device(topology: Topology, known: dict[str, DeviceID], name: str) -> DeviceID:
     """The device of a name; `known`: name -> device. Raises NotFound with the devices of the node."""
     device = known.get(name) or known.get(name.lower()) or known.get(short(name.lower()))
     device = device or part_of_card(topology, known, name)

@@ -22,7 +22,7 @@ from topoalign.runtime.figures import Figure
 log = structlog.get_logger("topoalign.discovery")
 
 
-class Offering:
+class NodeOffering:
     """Of one node."""
 
     def __init__(self, file: ConfigurationFile) -> None:
@@ -63,7 +63,7 @@ class Offering:
         self._made_by = configuration
         self._say(found.findings)
         usual = replace(topology, offers=None)
-        made = tuple(replace(offer, devices=in_order(offer.devices, topology)) for offer in found.offers)
+        made = tuple(replace(offer, devices=in_hardware_order(offer.devices, topology)) for offer in found.offers)
         return usual if made == usual.offered else replace(topology, offers=made)
 
     def _as_first_seen(self, topology: Topology) -> Topology:
@@ -86,7 +86,7 @@ class Offering:
         self._findings = findings
 
 
-def in_order(devices: Sequence[DeviceID], topology: Topology) -> tuple[DeviceID, ...]:
+def in_hardware_order(devices: Sequence[DeviceID], topology: Topology) -> tuple[DeviceID, ...]:
     """In the order of their cards in the hardware as it is now."""
     order = {card: place for place, card in enumerate((*topology.gpu_by_id, *topology.nic_by_id))}
     return tuple(sorted(devices, key=lambda device: order[topology.card_of(device)]))

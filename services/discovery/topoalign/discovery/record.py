@@ -24,7 +24,7 @@ NAME = "devices.json"
 REMEDY = "make the state directory (TOPOALIGN_STATE_DIR) writable for this service, and see that its disk has room"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The file."""
 
     version: Literal[1] = 1
@@ -46,7 +46,7 @@ class RecordFile:
     def __init__(self, directory: Path, boot_id: str) -> None:
         self._directory = directory
         self._boot_id = boot_id
-        self.kept = Record(boot_id=boot_id)
+        self.kept = DeviceRecord(boot_id=boot_id)
         self._seen: tuple[int, int] | None = None
         """Inode and time of the file as it was read or written last."""
 
@@ -58,13 +58,13 @@ class RecordFile:
         path = self._directory / NAME
         self._seen = self._now()
         try:
-            read = msgspec.json.decode(path.read_bytes(), type=Record)
+            read = msgspec.json.decode(path.read_bytes(), type=DeviceRecord)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             why = clean(getattr(error, "strerror", None) or str(error), 200)
             doubt = f"{path} could not be read ({why}), so cordons are not known; {self._set_aside(path)}"
-            self.kept = Record(boot_id=self._boot_id, doubt=doubt)
+            self.kept = DeviceRecord(boot_id=self._boot_id, doubt=doubt)
             return doubt
         self.kept = self._of_this_boot(read)
         return read.doubt or None
@@ -86,9 +86,11 @@ class RecordFile:
             return
         self._seen = now
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.kept = self._of_this_boot(msgspec.json.decode((self._directory / NAME).read_bytes(), type=Record))
+            self.kept = self._of_this_boot(
+                msgspec.json.decode((self._directory / NAME).read_bytes(), type=DeviceRecord)
+            )
 
-    def _of_this_boot(self, read: Record) -> Record:
+    def _of_this_boot(self, read: DeviceRecord) -> DeviceRecord:
         waiting = (read if read.boot_id == self._boot_id else self.kept).awaiting_reset
         return msgspec.structs.replace(read, boot_id=self._boot_id, awaiting_reset=waiting)
 
@@ -99,7 +101,7 @@ class RecordFile:
             return None
         return found.st_ino, found.st_mtime_ns
 
-    def change(self, change: Callable[[Record], Record]) -> None:
+    def change(self, change: Callable[[DeviceRecord], DeviceRecord]) -> None:
         """Makes a change of the record last. Raises StateFault, and then nothing has changed."""
         changed = change(self.kept)
         if changed == self.kept:

@@ -30,7 +30,7 @@ from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, In
 from topoalign.core.state.device_health import HandedOut
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_health import HealthKeeper
-from topoalign.discovery.metrics import Metrics
+from topoalign.discovery.metrics import DiscoveryMetrics
 from topoalign.discovery.names import meant
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import backoff_seconds
@@ -57,8 +57,8 @@ def with_lost(had: Topology, found: Topology) -> Topology:
         found,
         gpus=gpus,
         nics=nics,
-        bridges=bridges(had, found, gpus, nics),
-        links=links(had.link_by_pair, found.link_by_pair, ids),
+        bridges=merge_bridges(had, found, gpus, nics),
+        links=merge_links(had.link_by_pair, found.link_by_pair, ids),
     )
 
 
@@ -73,18 +73,18 @@ def kept(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]
             continue
         index = device.index if device.index not in taken else 1 + max(taken)
         taken.add(index)
-        listed.append(msgspec.structs.replace(near(device, nodes), index=index))
+        listed.append(msgspec.structs.replace(without_lost_nodes(device, nodes), index=index))
     return tuple(sorted(listed, key=lambda device: device.index))
 
 
-def near(device: D, nodes: set[int]) -> D:
+def without_lost_nodes(device: D, nodes: set[int]) -> D:
     """The device without NUMA nodes that are no longer there."""
     if isinstance(device, Gpu) and device.memory_node not in nodes:
         device = msgspec.structs.replace(device, memory_node=None)
     return msgspec.structs.replace(device, numa_affinity=tuple(n for n in device.numa_affinity if n in nodes))
 
 
-def bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[PciBridge, ...]:
+def merge_bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[PciBridge, ...]:
     """Those found, and of the others those above a device."""
     old = {bridge.address: bridge for bridge in had.bridges}
     known = {bridge.address: bridge for bridge in found.bridges}
@@ -97,7 +97,7 @@ def bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[
     return tuple(known.values())
 
 
-def links(
+def merge_links(
     had: Mapping[tuple[DeviceID, DeviceID], Link],
     found: Mapping[tuple[DeviceID, DeviceID], Link],
     ids: Sequence[DeviceID],
@@ -108,7 +108,7 @@ def links(
     return tuple(link for link in known if link is not None)
 
 
-def health_of(topology: Topology, inventory: Inventory, source: str) -> dict[DeviceID, DeviceHealth]:
+def devices_health(topology: Topology, inventory: Inventory, source: str) -> dict[DeviceID, DeviceHealth]:
     """Of all devices: as the driver says, or lost."""
     found: Mapping[DeviceID, object] = {**inventory.topology.gpu_by_id, **inventory.topology.nic_by_id}
     lost = DeviceHealth(state=HealthState.UNHEALTHY, reason=f"lost: {source} no longer finds it")
@@ -171,7 +171,7 @@ class Discovery:
         driver: Driver,
         bus: Bus,
         clock: Clock,
-        metrics: Metrics,
+        metrics: DiscoveryMetrics,
         health_keeper: HealthKeeper,
         offered: Callable[[Topology, Topology | None], Topology],
         *,
@@ -183,8 +183,9 @@ class Discovery:
         answers: Sequence[Endpoint] = (),
     ) -> None:
         """
-        `hub` is the bus that everybody hears and `near` that of this process alone, if `bus` is both. `offered` gives a
-        topology its offers, told the one before. `answers`: to questions that concern no other part of the service.
+        If `bus` joins two buses, `hub` is the one shared by all nodes and `near` the one inside this process.
+        `offered` gives a topology its offers, told the one before. `answers`: to questions that concern no other part of
+        the service.
         """
         self._node = node
         self._driver = driver
@@ -373,7 +374,7 @@ class Discovery:
         if had is None or (source, topology) != (had.source, had.topology):
             self._say_topology(source, topology)
         self._degraded.update(topology)
-        self._health_keeper.read(health_of(topology, inventory, source), inventory, began)
+        self._health_keeper.read(devices_health(topology, inventory, source), inventory, began)
         self._settle()
         if self._trouble is not None:
             log.info("hardware read", driver=source, machine=topology.describe())
@@ -434,7 +435,7 @@ REMEDY = (
 class DegradedGpus:
     """Of one node."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: DiscoveryMetrics) -> None:
         self._metrics = metrics
         self._findings: Mapping[DeviceID, str] = {}
 

@@ -75,7 +75,7 @@ class UseMeter:
         return Measurement(
             node=self._node,
             time=time,
-            devices=tuple(identified(device, identities) for device in devices),
+            devices=tuple(add_identities(device, identities) for device in devices),
             finding=finding,
             left_out=left_out,
         )
@@ -125,7 +125,7 @@ def bounded(devices: "Sequence[DeviceUse]") -> "tuple[tuple[DeviceUse, ...], int
     ), len(gone)
 
 
-def identified(device: "DeviceUse", identities: "dict[int, ProcessIdentity]") -> "DeviceUse":
+def add_identities(device: "DeviceUse", identities: "dict[int, ProcessIdentity]") -> "DeviceUse":
     """The same use, of processes that say where they run."""
     if not device.processes:
         return device

@@ -23,7 +23,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.mps.control import GET_PERCENTAGE, Control
 from topoalign.mps.nvml import DEFAULT, EXCLUSIVE_PROCESS, Nvml
-from topoalign.mps.shares import Share
+from topoalign.mps.shares import MpsShare
 from topoalign.plugin_config.mps_files import Announcement, take_lock
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import either
@@ -50,8 +50,8 @@ class Daemon:
         self,
         resource: ResourceName,
         root: Path,
-        share_now: Callable[[], Awaitable[Share | None]],
-        control_for: Callable[[Share], Control],
+        share_now: Callable[[], Awaitable[MpsShare | None]],
+        control_for: Callable[[MpsShare], Control],
         nvml: Nvml,
         clock: Clock,
     ) -> None:
@@ -65,7 +65,7 @@ class Daemon:
         self._announcement = Announcement(root, resource)
         self._lock: int | None = None
         self._exclusive: set[DeviceID] = set()
-        self.share: Share | None = None
+        self.share: MpsShare | None = None
         """What the newest daemon was started for."""
         self.reason: str | None = "it has not started yet"
         """Why no client can be served; None: one can."""
@@ -80,7 +80,7 @@ class Daemon:
                 try:
                     await self._serve()
                 except (DriverFault, OSError) as error:
-                    self.reason = told(error)
+                    self.reason = explain_error(error)
                 failures = 1 if self._clock.monotonic() - began >= STEADY_SECONDS else failures + 1
                 pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
                 log.warning("the MPS daemon does not run", resource=self.resource, reason=self.reason, pause=pause)
@@ -123,7 +123,7 @@ class Daemon:
             with anyio.CancelScope(shield=True):
                 await self._end(process, control)
 
-    async def _lead(self, share: Share, control: Control) -> None:
+    async def _lead(self, share: MpsShare, control: Control) -> None:
         """Sets the limits, announces the daemon, and asks it regularly; returns if it cannot do this."""
         try:
             await self._until_it_answers(control)
@@ -142,9 +142,9 @@ class Daemon:
                 while await self._trouble(share, control) is not None:
                     pass
         except (DriverFault, OSError) as error:
-            self.reason = told(error)
+            self.reason = explain_error(error)
 
-    async def _trouble(self, share: Share, control: Control) -> str | None:
+    async def _trouble(self, share: MpsShare, control: Control) -> str | None:
         """
         After a while: why the daemon cannot serve; None: it can. Its clients' limits are set again where they are others: a
         container's root may command the daemon, too.
@@ -156,7 +156,7 @@ class Daemon:
                 log.warning("the limits of an MPS daemon were changed", resource=self.resource, answer=answer)
                 await set_limits(share, control)
         except DriverFault as fault:
-            return told(fault)
+            return explain_error(fault)
         return None
 
     async def _until_it_answers(self, control: Control) -> None:
@@ -207,7 +207,7 @@ class Daemon:
             )
 
 
-async def set_limits(share: Share, control: Control) -> None:
+async def set_limits(share: MpsShare, control: Control) -> None:
     """Gives a daemon the limits of its clients. Raises DriverFault if it does not take them."""
     for device, limit in share.memory_limits.items():
         await control.command(f"set_default_device_pinned_mem_limit {device} {limit}")
@@ -215,7 +215,7 @@ async def set_limits(share: Share, control: Control) -> None:
     check_percentage(await control.command(GET_PERCENTAGE), share)
 
 
-def told(error: DriverFault | OSError) -> str:
+def explain_error(error: DriverFault | OSError) -> str:
     """An error as a reason, with its remedy if it has one."""
     return f"{error.finding}; {error.remedy}" if isinstance(error, DriverFault) else str(error)
 
@@ -234,7 +234,7 @@ async def quit_until(control: Control, process: Process) -> None:
     await process.wait()
 
 
-def check_percentage(answer: str, share: Share) -> None:
+def check_percentage(answer: str, share: MpsShare) -> None:
     """Raises DriverFault if the daemon answers with another limit than it was given."""
     if percentage_in(answer) != share.thread_percentage:
         raise DriverFault(

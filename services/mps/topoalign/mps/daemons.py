@@ -19,7 +19,7 @@ from topoalign.core.ports import Clock
 from topoalign.mps.control import Control
 from topoalign.mps.daemon import FIRST_PAUSE, LONGEST_PAUSE, Daemon
 from topoalign.mps.nvml import Nvml
-from topoalign.mps.shares import Share, shares_of
+from topoalign.mps.shares import MpsShare, mps_shares
 from topoalign.plugin_config.mps_files import SHM, root_here
 from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.clock import backoff_seconds
@@ -28,10 +28,10 @@ from topoalign.runtime.tasks import either
 log = structlog.get_logger("topoalign.mps")
 
 
-class Running:
+class RunningDaemon:
     """A daemon with what stops it."""
 
-    def __init__(self, daemon: Daemon, share: Share, root: Path) -> None:
+    def __init__(self, daemon: Daemon, share: MpsShare, root: Path) -> None:
         self.daemon = daemon
         self.wanted = (share, root)
         self.scope = anyio.CancelScope()
@@ -56,7 +56,7 @@ class Daemons:
         self._environment = environment
         self._clock = clock
         self._nvml = Nvml(clock)
-        self._running: dict[ResourceName, Running] = {}
+        self._running: dict[ResourceName, RunningDaemon] = {}
         self._trouble: str | None = "the GPUs have not been read yet"
 
     @property
@@ -92,17 +92,17 @@ class Daemons:
                 await self._follow(wanted, root, tasks)
                 await changed.wait()
 
-    async def shares(self) -> dict[ResourceName, Share]:
+    async def shares(self) -> dict[ResourceName, MpsShare]:
         """What is to be served now. The GPUs are read only if something is shared by MPS. Raises DriverFault."""
         configuration = self._file.current
         if not configuration.sharing.mps.resources and configuration.sharing.limiter != "mps":
             return {}
-        return shares_of(await self._nvml.read_cards(), configuration)
+        return mps_shares(await self._nvml.read_cards(), configuration)
 
-    async def _share(self, resource: ResourceName) -> Share | None:
+    async def _share(self, resource: ResourceName) -> MpsShare | None:
         return (await self.shares()).get(resource)
 
-    async def _follow(self, wanted: Mapping[ResourceName, Share], root: Path, tasks: TaskGroup) -> None:
+    async def _follow(self, wanted: Mapping[ResourceName, MpsShare], root: Path, tasks: TaskGroup) -> None:
         """Ends the daemons that are not wanted as they are, and starts those that are missing."""
         former = [resource for resource, each in self._running.items() if each.wanted != (wanted.get(resource), root)]
         for resource in former:
@@ -113,7 +113,7 @@ class Daemons:
             share_now = partial(self._share, resource)
             control_for = partial(self._control, root)
             daemon = Daemon(resource, root, share_now, control_for, self._nvml, self._clock)
-            running = self._running[resource] = Running(daemon, wanted[resource], root)
+            running = self._running[resource] = RunningDaemon(daemon, wanted[resource], root)
             tasks.start_soon(running.run)
         if not wanted:
             log.info("nothing is shared by MPS: no daemon is needed")
@@ -121,7 +121,7 @@ class Daemons:
     def _root(self) -> Path:
         return root_here(self._file.current.flags.mps_root)
 
-    def _control(self, root: Path, share: Share) -> Control:
+    def _control(self, root: Path, share: MpsShare) -> Control:
         return Control(self._program, root / share.resource, share.devices, self._environment, self._clock)
 
 

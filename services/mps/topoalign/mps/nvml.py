@@ -15,7 +15,7 @@ from typing import Any
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
-from topoalign.mps.shares import Card
+from topoalign.mps.shares import MpsGpu
 from topoalign.runtime.driver_thread import DriverThread, Steps
 
 DEFAULT = 0
@@ -35,7 +35,7 @@ class Nvml:
     def __init__(self, clock: Clock) -> None:
         self._thread = DriverThread("NVML", clock, CALL_SECONDS)
 
-    async def read_cards(self) -> tuple[Card, ...]:
+    async def read_cards(self) -> tuple[MpsGpu, ...]:
         """The GPUs that answer, in NVML's order. Raises DriverFault."""
         return await self._thread.run(cards_now)
 
@@ -44,22 +44,22 @@ class Nvml:
         await self._thread.run(partial(set_mode_now, devices, mode))
 
 
-def cards_now(steps: Steps) -> tuple[Card, ...]:
+def cards_now(steps: Steps) -> tuple[MpsGpu, ...]:
     """As `Nvml.read_cards`."""
-    with opened(steps) as (pynvml, ask):
-        return tuple(card_of(pynvml, ask, index, handle) for index, handle in handles(pynvml, ask))
+    with open_nvml(steps) as (pynvml, ask):
+        return tuple(read_mps_gpu(pynvml, ask, index, handle) for index, handle in handles(pynvml, ask))
 
 
 def set_mode_now(devices: Collection[DeviceID], mode: int, steps: Steps) -> None:
     """As `Nvml.set_compute_mode`."""
-    with opened(steps) as (pynvml, ask):
+    with open_nvml(steps) as (pynvml, ask):
         for _, handle in handles(pynvml, ask):
             if ask("nvmlDeviceGetUUID", handle) in devices:
                 ask("nvmlDeviceSetComputeMode", handle, mode)
 
 
 @contextmanager
-def opened(steps: Steps) -> Iterator[tuple[ModuleType, Ask]]:
+def open_nvml(steps: Steps) -> Iterator[tuple[ModuleType, Ask]]:
     """NVML, open in the block, and what calls it. Raises DriverFault, also for an error of NVML's in the block."""
     steps("import pynvml")
     try:
@@ -90,7 +90,7 @@ def handles(pynvml: ModuleType, ask: Ask) -> Iterator[tuple[int, Any]]:
             yield index, ask("nvmlDeviceGetHandleByIndex", index)
 
 
-def card_of(pynvml: ModuleType, ask: Ask, index: int, handle: Any) -> Card:
+def read_mps_gpu(pynvml: ModuleType, ask: Ask, index: int, handle: Any) -> MpsGpu:
     """One GPU."""
     memory = None
     in_mig_mode = False
@@ -99,7 +99,7 @@ def card_of(pynvml: ModuleType, ask: Ask, index: int, handle: Any) -> Card:
     with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
         in_mig_mode = ask("nvmlDeviceGetMigMode", handle)[0] == 1
     major, minor = ask("nvmlDeviceGetCudaComputeCapability", handle)
-    return Card(
+    return MpsGpu(
         id=DeviceID(ask("nvmlDeviceGetUUID", handle)),
         index=index,
         name=clean(ask("nvmlDeviceGetName", handle)),

@@ -27,7 +27,7 @@ SINCE_MANY = (7, 5)
 """The first compute capability with `MANY_CLIENTS`."""
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
+class MpsGpu(msgspec.Struct, frozen=True, kw_only=True):
     """What NVML says of a GPU."""
 
     id: DeviceID
@@ -40,7 +40,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Compute capability, major and minor."""
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class MpsShare(msgspec.Struct, frozen=True, kw_only=True):
     """What one daemon serves."""
 
     resource: ResourceName
@@ -48,7 +48,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """Of each GPU; 0: it is in units, and as many containers use it as have some."""
     own_limits: bool = False
     """Whether the clients have limits of their own: the daemon has no defaults."""
-    cards: tuple[Card, ...]
+    cards: tuple[MpsGpu, ...]
     """In NVML's order; never empty."""
 
     @property
@@ -72,17 +72,17 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
         return {card.id: f"{card.memory // self.replicas // MIB}M" for card in self.cards if card.memory}
 
     @property
-    def with_too_few_clients(self) -> tuple[Card, ...]:
+    def with_too_few_clients(self) -> tuple[MpsGpu, ...]:
         """The GPUs that serve fewer clients than there are replicas."""
         return tuple(card for card in self.cards if self.replicas > most_clients(card))
 
 
-def most_clients(card: Card) -> int:
+def most_clients(card: MpsGpu) -> int:
     """How many clients an MPS server has on a GPU."""
     return MANY_CLIENTS if card.capability >= SINCE_MANY else FEW_CLIENTS
 
 
-def shares_of(cards: Sequence[Card], configuration: Configuration) -> dict[ResourceName, Share]:
+def mps_shares(cards: Sequence[MpsGpu], configuration: Configuration) -> dict[ResourceName, MpsShare]:
     """Resource -> what its daemon serves, for the resources that the configuration shares by MPS on this node."""
     gpus = (
         Gpu(id=card.id, index=card.index, name=card.name, mig=() if card.in_mig_mode else None, memory=card.memory)
@@ -90,7 +90,7 @@ def shares_of(cards: Sequence[Card], configuration: Configuration) -> dict[Resou
     )
     by_id = {card.id: card for card in cards}
     return {
-        offer.resource: Share(
+        offer.resource: MpsShare(
             resource=offer.resource,
             replicas=0 if offer.unit else offer.replicas,
             own_limits=offer.by_amounts,

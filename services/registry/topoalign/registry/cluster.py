@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Member:
+class ClusterNode:
     """One node of the cluster. Times are wall seconds, as the node says them."""
 
     state: NodeState
@@ -113,7 +113,7 @@ class Cluster:
         self.listeners: list[Callable[[NodeName], None]] = []
         """Called after each change of a node's facts, of whether it answers, and after it is forgotten."""
         self._usage = usage
-        self._members: dict[NodeName, Member] = {}
+        self._members: dict[NodeName, ClusterNode] = {}
         self._names: list[NodeName] = []
         """Sorted."""
         self._index = AllocationIndex()
@@ -123,7 +123,7 @@ class Cluster:
         node = delivery.event.node
         member = self._members.get(node)
         if member is None:
-            member = self._members[node] = Member(NodeState(node=node))
+            member = self._members[node] = ClusterNode(NodeState(node=node))
             insort(self._names, node)
         before = member.state
         member.apply(delivery, usage=self._usage)
@@ -151,7 +151,7 @@ class Cluster:
         for listener in self.listeners:
             listener(node)
 
-    def member(self, node: NodeName) -> Member:
+    def member(self, node: NodeName) -> ClusterNode:
         """Raises NotFound."""
         try:
             return self._members[node]
@@ -168,13 +168,13 @@ class Cluster:
         """Names of all nodes, sorted."""
         return tuple(self._names)
 
-    def members(self, after: str = "") -> Iterator[Member]:
+    def members(self, after: str = "") -> Iterator[ClusterNode]:
         """The nodes whose names come after this one, in the order of their names."""
         return (self._members[self._names[n]] for n in range(bisect_right(self._names, after), len(self._names)))
 
     def allocations(
         self, after: Key = (), node: NodeName | None = None, namespace: str | None = None, pod: str | None = None
-    ) -> Iterator[tuple[AllocationKey, Member, Allocation]]:
+    ) -> Iterator[tuple[AllocationKey, ClusterNode, Allocation]]:
         """
         The live allocations behind this key, by node and id; of one node, namespace or pod where given.
 
@@ -190,6 +190,6 @@ class Cluster:
     def __contains__(self, node: NodeName) -> bool:
         return node in self._members
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ClusterNode]:
         """The nodes in the order of their names."""
         return self.members()

@@ -276,7 +276,7 @@ async def serve_foreign(
     async def page(request: ForeignRequest) -> ForeignPage:
         if (finding := foreign.behind()) is not None:
             raise NodesUnknown(finding)
-        return page_of(foreign, request)
+        return foreign_page(foreign, request)
 
     endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answering(ForeignRequest, page))
     async with bus.serve(SERVICE, [endpoint]):
@@ -284,7 +284,7 @@ async def serve_foreign(
         await anyio.sleep_forever()
 
 
-def page_of(foreign: ForeignNodes, request: ForeignRequest) -> ForeignPage:
+def foreign_page(foreign: ForeignNodes, request: ForeignRequest) -> ForeignPage:
     """The nodes after the one that the request names."""
     names = sorted(foreign.refusals)
     start = bisect_right(names, request.after)

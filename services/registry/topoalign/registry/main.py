@@ -15,9 +15,9 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.registry.api import Api
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.foreign import ForeignNodes
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.series import NodeSeries
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
@@ -37,7 +37,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     scheduling = settings.scheduler_port is not None
     client = Client(context.bus, context.clock, "registry", bodies=False, usage=scheduling)
     cluster = Cluster(usage=scheduling)
-    metrics = Metrics(context.metrics, client)
+    metrics = RegistryMetrics(context.metrics, client)
     registry = Registry(context.bus, context.clock, client, cluster, metrics, settings, gc.freeze)
     series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)
     context.checks["streams"] = registry.behind
@@ -47,7 +47,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     with freezing(asyncio.get_running_loop().call_soon_threadsafe):
         async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:
             if scheduling:
-                side = Scheduling(context, settings, client, cluster, registry, api, replica, gc.freeze, foreign)
+                side = SchedulingService(context, settings, client, cluster, registry, api, replica, gc.freeze, foreign)
                 log.info("extender listens", url=await tasks.start(side.run))
             await registry.run(task_status=task_status)
 

@@ -25,7 +25,7 @@ COUNTS = {
 """What the client counts, by the names it has there."""
 
 
-class Metrics:
+class RegistryMetrics:
     """A counter that the service moves on, and what the client counts."""
 
     def __init__(self, registry: CollectorRegistry, client: Client) -> None:

@@ -15,7 +15,7 @@ from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clea
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files.manifest import Pod
-from topoalign.registry.scheduling.model import PodToSchedule, read_pod
+from topoalign.registry.scheduling.model import PodToSchedule, pod_to_schedule
 
 SUCCEEDED = "Succeeded"
 FINISHED = (SUCCEEDED, "Failed")
@@ -96,7 +96,7 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_schedule(self) -> PodToSchedule:
         """The pod as the scheduler shows it. Raises InvalidField for one that cannot be meant."""
-        return read_pod(self.uid, self.content)
+        return pod_to_schedule(self.uid, self.content)
 
 
 class GonePod(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ class Synced(msgspec.Struct, frozen=True):
     """All that the API server had when the watch began, or began anew, has been handed on."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class PodEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes an Event of Kubernetes about a pod."""
 
     namespace: str
@@ -214,8 +214,8 @@ class KubernetesApi(Protocol):
         `uid`.
         """
 
-    async def report(self, report: Report) -> None:
-        """Creates an Event about a pod, unless there is one of the same key (`Report.key`)."""
+    async def report(self, report: PodEvent) -> None:
+        """Creates an Event about a pod, unless there is one of the same key (`PodEvent.key`)."""
 
     async def wake(self, node: NodeName, text: str) -> None:
         """

@@ -24,7 +24,7 @@ from topoalign.core.model.events import LedgerFact
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.tasks import background, either
 
@@ -86,7 +86,7 @@ class Registry:
         clock: Clock,
         client: Client,
         cluster: Cluster,
-        metrics: Metrics,
+        metrics: RegistryMetrics,
         settings: RegistrySettings,
         freeze: Callable[[], None] = lambda: None,
     ) -> None:

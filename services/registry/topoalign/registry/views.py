@@ -26,7 +26,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import held_by_slot, total
 from topoalign.core.usage.attribution import DeviceShares, shares_of
 from topoalign.core.usage.library import has_library, with_library
-from topoalign.registry.cluster import Member, bare
+from topoalign.registry.cluster import ClusterNode, bare
 from topoalign.registry.foreign import HAMI, ForeignNodes, HamiView
 
 
@@ -117,7 +117,7 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What HAMi's annotations of the Kubernetes Node say. Missing: there are none."""
 
 
-def summary(member: Member, foreign: str | None = None) -> NodeSummary:
+def summarize_member(member: ClusterNode, foreign: str | None = None) -> NodeSummary:
     """The view of a node in the list of nodes. `foreign`: who else gives out its GPUs."""
     counts = member.derived(summarize)
     last = rfc3339(member.last_event)
@@ -184,12 +184,15 @@ def foreign_detail(foreign: ForeignNodes, node: NodeName) -> NodeDetail:
 
 
 def detail(
-    member: Member, allocations: tuple[AllocationView, ...], foreign: str | None = None, hami: HamiView | None = None
+    member: ClusterNode,
+    allocations: tuple[AllocationView, ...],
+    foreign: str | None = None,
+    hami: HamiView | None = None,
 ) -> NodeDetail:
     """The view of one node: hardware, health of each device, its allocations, and what HAMi says of it."""
     state = bare(member.state)
     return NodeDetail(
-        summary=summary(member, foreign),
+        summary=summarize_member(member, foreign),
         topology=state.topology.topology if state.topology is not None else None,
         health={device: state.health_of(device) for devices in state.hardware.devices.values() for device in devices},
         allocations=allocations,
@@ -197,7 +200,7 @@ def detail(
     )
 
 
-def allocation_views(member: Member, live: Iterable[Allocation]) -> Iterator[AllocationView]:
+def allocation_views(member: ClusterNode, live: Iterable[Allocation]) -> Iterator[AllocationView]:
     """The views of allocations of one node."""
     hardware = member.state.hardware.without_tables()
     unusable = member.derived(ailing)
@@ -273,13 +276,13 @@ class SharesView(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[SharedDevice, ...]
 
 
-async def measured(bus: Bus, node: NodeName) -> Measurement:
+async def measure_node(bus: Bus, node: NodeName) -> Measurement:
     """The use of a node's GPUs now. Raises Unavailable where its discovery does not answer or cannot measure."""
     question = msgspec.json.encode(UseRequest(node=node))
     return wire.answered(await bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS), Measurement)
 
 
-async def read_library(bus: Bus, member: Member) -> LibraryReading:
+async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
     """What the libraries that limit a node's containers count; nothing where there are none, or its allocator is silent."""
     state = bare(member.state)
     if not has_library(state):
@@ -294,7 +297,7 @@ async def read_library(bus: Bus, member: Member) -> LibraryReading:
         return LibraryReading(node=state.node, finding=error.finding)
 
 
-def shares_view(member: Member, measurement: Measurement, reading: LibraryReading) -> SharesView:
+def shares_view(member: ClusterNode, measurement: Measurement, reading: LibraryReading) -> SharesView:
     """The measurement and what libraries count, with the node's allocations of this moment."""
     state = bare(member.state)
     shares = with_library(shares_of(state, measurement), reading)

@@ -19,8 +19,8 @@ from topoalign.allocator.allocate.units import ShareExclusion, Shares
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import Made
-from topoalign.allocator.ports import AskedDevices, Listing, Place, PodResources, Poll
-from topoalign.allocator.reconciliation.adoption import in_order, returned
+from topoalign.allocator.ports import AskedDevices, KubeletListing, Place, PodResources, Poll
+from topoalign.allocator.reconciliation.adoption import in_offered_order, returned
 from topoalign.allocator.reconciliation.displacement import (
     denied_pod,
     displaced_by,
@@ -29,7 +29,7 @@ from topoalign.allocator.reconciliation.displacement import (
     tell_ended,
     touching,
 )
-from topoalign.allocator.reconciliation.liveness import places, shown_of
+from topoalign.allocator.reconciliation.liveness import kubelet_places, shown_of
 from topoalign.allocator.reconciliation.memory import Grant, Rest
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import (
@@ -234,7 +234,7 @@ def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDe
     return sets
 
 
-def check_amount(state: NodeState, resource: ResourceName, amount: int) -> None:
+def check_container_limit(state: NodeState, resource: ResourceName, amount: int) -> None:
     """Raises InvalidField for more devices of a resource than its offer allows one container."""
     offers = state.hardware.offers_of.get(resource, ())
     most = min((offer.most for offer in offers if offer.most is not None), default=None)
@@ -457,12 +457,12 @@ class Grants:
         new: "New",
         displaced: tuple[Displaced, ...],
         made: Mapping[DeviceID, Made],
-        listing: Listing | None,
+        listing: KubeletListing | None,
     ) -> Allocation:
         """Makes the allocation. Raises InvalidField for more than a container may have, and CompanionsLacking."""
-        check_amount(self.state, resource, len(asked))
+        check_container_limit(self.state, resource, len(asked))
         owned = self.state.ownership
-        ordered = in_order(self.state.hardware, resource, asked)
+        ordered = in_offered_order(self.state.hardware, resource, asked)
         amounts = self.slots.amounts(resource, ordered)
         instead: tuple[DeviceID, ...] = ()
         if waiting is not None:
@@ -507,7 +507,7 @@ def is_repeated(
     record: Allocation, asked: Collection[DeviceID], shown: Collection[Place], made: Mapping[DeviceID, Made]
 ) -> bool:
     """Whether a kubelet that asks for these asks again for what it shows with a container, whose instances are there."""
-    is_same = all_given(record) == asked and all(place in shown for place in places(record))
+    is_same = all_given(record) == asked and all(place in shown for place in kubelet_places(record))
     return is_same and all(record.instances.get(slot) == each.uuid for slot, each in made.items() if slot in asked)
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.allocator.reconciliation.adoption import in_order
+from topoalign.allocator.reconciliation.adoption import in_offered_order
 from topoalign.core.admission.joint import Bounds, place_among
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.demand import is_joint
@@ -98,7 +98,7 @@ class CoAllocated(NamedTuple):
         return tuple(device for ids in self.devices.values() for device in ids)
 
 
-class Waiting(NamedTuple):
+class WaitingContainer(NamedTuple):
     """A container that waits for GPUs and for companions."""
 
     pod: Reservation
@@ -114,7 +114,7 @@ class Instead(NamedTuple):
     given: ContainerDevices | None
     """None: nothing can be found."""
     is_certain: bool
-    """As in `Waiting`."""
+    """As in `WaitingContainer`."""
 
 
 class ReservedCoAllocations:
@@ -239,11 +239,14 @@ class ReservedCoAllocations:
             others = [each for each in held if each.pod_uid != pod.pod_uid and (with_planned or not each.planned)]
             for allocation in chain.from_iterable(map(allocations_of, others)):
                 state = state.holding(without_gpus(allocation))
-            if request is not None and (given := placed(state, request, container, gpus, self._placement)) is not None:
+            if (
+                request is not None
+                and (given := place_joint_devices(state, request, container, gpus, self._placement)) is not None
+            ):
                 return Instead(container, given, is_certain)
         return Instead(waiting[0].container, None, waiting[0].is_certain) if waiting else None
 
-    def _waiting_for(self, amount: int) -> list[Waiting]:
+    def _waiting_for(self, amount: int) -> list[WaitingContainer]:
         """
         The containers that wait for so many GPUs and for companions, those first whose GPUs were given to nobody. Where they
         were, a pod of another scheduler may have come before its own, until the owner is known. Of what is planned for
@@ -258,7 +261,7 @@ class ReservedCoAllocations:
         }
         certain = {(uid, each.container) for uid, each, _ in parts_of(reserved, now, GPU)}
         found = [
-            Waiting(pod, each, (pod.pod_uid, each.container) in certain)
+            WaitingContainer(pod, each, (pod.pod_uid, each.container) in certain)
             for pod in reserved.reservations
             if reserved.until[pod.pod_uid] > now
             for each in pod.containers
@@ -284,7 +287,7 @@ class ReservedCoAllocations:
         if resource in found or beside:
             own = allocation.from_kubelet.get(resource, ())
             found.setdefault(resource, []).extend(allocation.instances.get(each, each) for each in own)
-        return {name: in_order(state.hardware, name, dict.fromkeys(ids)) for name, ids in found.items()}
+        return {name: in_offered_order(state.hardware, name, dict.fromkeys(ids)) for name, ids in found.items()}
 
     def _co_allocated(
         self, resource: ResourceName, allocation: Allocation
@@ -311,7 +314,7 @@ class ReservedCoAllocations:
         yield from reported_co_allocated(given) if given is not None else reserved_co_allocated(reserved)
 
 
-def placed(
+def place_joint_devices(
     state: NodeState, request: PodRequest, reserved: ReservedContainer, gpus: Bounds, placement: Placement
 ) -> ContainerDevices | None:
     """What a container of this pod gets where the kubelet takes these GPUs, and the NICs that are reserved for it."""

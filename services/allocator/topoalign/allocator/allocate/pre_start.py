@@ -24,8 +24,8 @@ import msgspec
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.units import units_held
 from topoalign.allocator.ledger.ledger import Binding, Ledger
-from topoalign.allocator.ports import Listing, Part, Poll
-from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
+from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.demand.shares import Share, UnitFields, check_share
 from topoalign.core.hints.devices import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
@@ -90,7 +90,7 @@ class NotAsReserved(NoFit):
 
     def __init__(self, slots: Sequence[DeviceID], held: Amount, reserved: str) -> None:
         super().__init__(
-            f"container with {amount_text(held)} of each of {quoted(sorted(map(base_of, slots)))}: {reserved}",
+            f"container with {describe_amount(held)} of each of {quoted(sorted(map(base_of, slots)))}: {reserved}",
             "delete the pod; a pod with slots that came past the scheduler may have taken them: use one scheduler for all",
         )
 
@@ -132,7 +132,7 @@ class SlotStarts:
                 if misfit is None and is_strange and self._has_bounds(each):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
-    def check(self, devices: Sequence[DeviceID], listing: Listing | None) -> None:
+    def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
         """
         Raises NotAsReserved for a container that must not start with these slots, and records that once; and Unavailable
         where they are reserved, with other amounts than equal parts, and it is not known whose they are. Other devices are
@@ -182,13 +182,13 @@ class SlotStarts:
                 continue
             most = reduce(larger, amounts.values())
             kept = [*self._kept(resource)]
-            own = next((reservation for reservation, *_ in kept if is_of(reservation, record)), None)
+            own = next((reservation for reservation, *_ in kept if is_reserved_for_owner(reservation, record)), None)
             name = None if record.owner is None else record.owner.container
             bounds = None if own is None else bounds_for(own, name, resource)
             if bounds is not None:
                 if all(is_as_reserved(record, slot, bounds) for slot in amounts):
                     continue
-                return NotAsReserved(slots, most, f"{amount_text(bounds[1])} are reserved for it")
+                return NotAsReserved(slots, most, f"{describe_amount(bounds[1])} are reserved for it")
             unequal = () if own is not None else self._unequal(record, amounts)  # to equal parts everybody has a right
             for reservation, container, told in kept:
                 if not told.isdisjoint(unequal):  # one that takes slots over may have some of them, or others as well
@@ -220,7 +220,7 @@ class SlotStarts:
         name = record.owner.container if record.owner is not None else None
         return record.pod_uid != "" and all(
             any(
-                is_of(each, record) and bounds_for(each, name, resource) is not None
+                is_reserved_for_owner(each, record) and bounds_for(each, name, resource) is not None
                 for each, *_ in self._kept(resource)
             )
             for resource, slots in record.devices.items()
@@ -262,7 +262,7 @@ def is_as_reserved(record: Allocation, slot: DeviceID, bounds: tuple[Amount, Amo
     return is_within(least, record.slots[slot], most)
 
 
-def as_listed(record: Allocation, listing: Listing | None) -> Allocation:
+def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
     """
     An allocation with its container by the kubelet's checkpoint, where the record does not know it: of a pod without a name.
     The same one where the checkpoint does not tell one pod, and without a container's name where several of it have them.
@@ -281,7 +281,7 @@ def as_listed(record: Allocation, listing: Listing | None) -> Allocation:
     return msgspec.structs.replace(record, owner=owner, pod_uid=uids.pop())
 
 
-def is_of(reservation: Reservation, record: Allocation) -> bool:
+def is_reserved_for_owner(reservation: Reservation, record: Allocation) -> bool:
     """Whether it is of the pod of this allocation: by its UID, or by its names where that is not known."""
     if record.pod_uid:
         return reservation.pod_uid == record.pod_uid
@@ -289,7 +289,7 @@ def is_of(reservation: Reservation, record: Allocation) -> bool:
     return owner is not None and (owner.namespace, owner.pod) == (reservation.namespace, reservation.pod)
 
 
-def amount_text(amount: Amount) -> str:
+def describe_amount(amount: Amount) -> str:
     """`60 cores and 6000 MiB`."""
     return f"{amount.cores} cores and {amount.memory // MIB} MiB"
 
@@ -318,7 +318,7 @@ MOST_LOGGED = 1_000
 class ShareStarts:
     """Judges containers with units of GPUs that are about to start."""
 
-    def __init__(self, ledger: Ledger, liveness: Liveness, reserved: Callable[[], NodeReservations]) -> None:
+    def __init__(self, ledger: Ledger, liveness: LivenessCheck, reserved: Callable[[], NodeReservations]) -> None:
         """`reserved`: what is reserved on the node now."""
         self._ledger = ledger
         self._liveness = liveness
@@ -351,10 +351,10 @@ class ShareStarts:
                 self._record(mine, listing, misfit)
                 raise
 
-    def _check_container(self, mine: Holder, parts: Sequence[Part], poll: Poll) -> None:
+    def _check_container(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> None:
         """Raises ShareSplit, InvalidShare and WholeGpuInUse for a container with what these entries say."""
-        fields = UnitFields(*(next(iter(named), "limits") for named in limits_of(mine, parts)))
-        own = amounts_of(unit for part in of(mine, parts) for unit in part.devices)
+        fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
+        own = amounts_of(unit for part in entries_of_holder(mine, parts) for unit in part.devices)
         cores = sum(each.cores for each in own.values())
         memory = sum(each.memory for each in own.values())
         check_share(Share(cores, memory // MEMORY_BLOCK), fields)
@@ -363,7 +363,7 @@ class ShareStarts:
             if gpus := excluded(own, theirs):
                 raise WholeGpuInUse(gpus, name, fields.cores)
 
-    def _others(self, mine: Holder, parts: Sequence[Part], poll: Poll) -> Iterator[tuple[str, Amounts]]:
+    def _others(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> Iterator[tuple[str, Amounts]]:
         """Each other container that counts, and what it has."""
         shown = {Holder(holding.pod_uid, holding.owner.container): holding.owner for holding in poll.listing.holdings}
         listing = poll.listing
@@ -382,11 +382,11 @@ class ShareStarts:
                 )
                 yield named, amounts_of(units)
 
-    def _record(self, mine: Holder, listing: Listing, misfit: NoFit) -> None:
+    def _record(self, mine: Holder, listing: KubeletListing, misfit: NoFit) -> None:
         """Records that a container was not started, and why: once for each container and reason."""
         if (mine, misfit.code) in self._logged:
             return
-        owner = owner_of(mine, listing) or reserved_owner(self._reserved(), mine.pod, mine.container)
+        owner = owner_of_holder(mine, listing) or reserved_owner(self._reserved(), mine.pod, mine.container)
         if owner is None:
             return
         self._logged[mine, misfit.code] = None
@@ -395,7 +395,7 @@ class ShareStarts:
         record_refused_start(self._ledger, owner, misfit)
 
 
-def live_parts(listing: Listing) -> tuple[Part, ...]:
+def live_parts(listing: KubeletListing) -> tuple[ResourceEntry, ...]:
     """The entries of the checkpoint with units of GPUs, without those of pods that are gone."""
     directories = listing.directories
     return tuple(
@@ -405,9 +405,9 @@ def live_parts(listing: Listing) -> tuple[Part, ...]:
     )
 
 
-def can_start(holder: Holder, parts: Collection[Part]) -> bool:
+def can_start(holder: Holder, parts: Collection[ResourceEntry]) -> bool:
     """Whether a container may run, by what these entries say: one with halves of different GPUs never did."""
-    own = amounts_of(unit for part in of(holder, parts) for unit in part.devices)
+    own = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
     try:
         check_gpus(own, cards=None)
     except NoFit:
@@ -415,21 +415,21 @@ def can_start(holder: Holder, parts: Collection[Part]) -> bool:
     return True
 
 
-def of(holder: Holder, parts: Collection[Part]) -> Iterator[Part]:
+def entries_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Iterator[ResourceEntry]:
     """The entries of one container."""
     return (part for part in parts if (part.pod_uid, part.container) == holder)
 
 
-def limits_of(holder: Holder, parts: Collection[Part]) -> tuple[list[str], list[str]]:
+def limit_keys_by_kind(holder: Holder, parts: Collection[ResourceEntry]) -> tuple[list[str], list[str]]:
     """The limits by which a container has computing time, and memory."""
     named: tuple[list[str], list[str]] = ([], [])
-    for part in of(holder, parts):
+    for part in entries_of_holder(holder, parts):
         (amount, *_) = amounts_of(part.devices).values()
         named[0 if amount.cores else 1].append(f"limits[{part.resource}]")
     return named
 
 
-def owner_of(holder: Holder, listing: Listing) -> Owner | None:
+def owner_of_holder(holder: Holder, listing: KubeletListing) -> Owner | None:
     """The container by its names, if PodResources shows it or another one of its pod; None: they are not known."""
     for holding in listing.holdings:
         if holder.pod and holding.pod_uid == holder.pod:

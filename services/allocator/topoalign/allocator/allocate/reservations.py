@@ -39,7 +39,7 @@ RECEIVE_SECONDS = 1.0
 log = structlog.get_logger("topoalign.allocator.allocate.reservations")
 
 
-class Reservations:
+class NodeReservationList:
     """The reservations of this node."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:

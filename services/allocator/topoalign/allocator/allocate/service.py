@@ -26,13 +26,13 @@ import anyio
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit, Preferences
 from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations
 from topoalign.allocator.allocate.pre_start import SlotStarts
-from topoalign.allocator.allocate.units import kind_of
+from topoalign.allocator.allocate.units import first_unit_kind
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.calls import InstanceCalls
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import AskedDevices, PodResources, Poll, Starting, nothing_to_ask, nothing_to_prepare
-from topoalign.allocator.reconciliation.adoption import without
+from topoalign.allocator.reconciliation.adoption import without_allocations
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
 from topoalign.allocator.reconciliation.memory import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
@@ -208,7 +208,7 @@ class DeviceAllocations:
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         hardware = self.state.hardware
         offered = hardware.devices.get(resource, NO_DEVICES).listed(available)
-        live = without(self.state, ended) if ended else self.state
+        live = without_allocations(self.state, ended) if ended else self.state
         displaced = devices_displaced_by(ended)
         question = ShareQuestion(resource, offered, must_include, size)
         shares = self._grants.prefer_shares(live, question, displaced, poll)
@@ -337,7 +337,7 @@ class DeviceAllocations:
         arrived = self._clock.monotonic()
         owned = self.state.ownership
         live = self.state.allocations
-        in_units = kind_of(devices) is not None
+        in_units = first_unit_kind(devices) is not None
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
         is_known = bool(devices) and all(map(owned.is_held, devices)) and all(map(is_known_holder, holders))
         is_needed = in_units or not is_known

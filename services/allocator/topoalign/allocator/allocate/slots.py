@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.reconciliation.displacement import kept_of
-from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.demand.share_annotations import InvalidShare, card_rules
 from topoalign.core.demand.shares import (
     gpus_of_numa_nodes,
@@ -62,7 +62,7 @@ FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
 REMEDY = "delete the pod and let the scheduler choose again"
 
 
-class Moved(NamedTuple):
+class MovedSlots(NamedTuple):
     """What a container was told instead of what is reserved for it."""
 
     slots: frozenset[DeviceID]
@@ -78,7 +78,7 @@ class SlotGrants:
         state: Callable[[], NodeState],
         clock: Clock,
         reserved: Callable[[], NodeReservations],
-        liveness: Liveness,
+        liveness: LivenessCheck,
         compat: str = "",
     ) -> None:
         """
@@ -90,7 +90,7 @@ class SlotGrants:
         self._reserved = reserved
         self._liveness = liveness
         self._rules = card_rules((), as_hami=compat == "hami")
-        self.moved: dict[PartName, Moved] = {}
+        self.moved: dict[PartName, MovedSlots] = {}
         """Container -> what it was told instead of what is reserved for it."""
         self._ended = frozenset[AllocationID]()
         """Allocations of which the kubelet said that they had ended, when it asked last."""
@@ -135,17 +135,17 @@ class SlotGrants:
                 continue
             chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
             if parts:
-                self._move(parts[0].name, Moved(frozenset(chosen), amount), reserved)
+                self._move(parts[0].name, MovedSlots(frozenset(chosen), amount), reserved)
             return chosen
         return ()
 
     def _swap(self, asking: OpenPart, other: OpenPart, reserved: NodeReservations) -> None:
         """The kubelet was told the slots of another part, which is to have those of this one."""
         if asking is not other:
-            self._move(asking.name, Moved(other.slots, asking.amount), reserved)
-            self._move(other.name, Moved(asking.slots, asking.amount), reserved)
+            self._move(asking.name, MovedSlots(other.slots, asking.amount), reserved)
+            self._move(other.name, MovedSlots(asking.slots, asking.amount), reserved)
 
-    def _move(self, name: PartName, moved: Moved, reserved: NodeReservations) -> None:
+    def _move(self, name: PartName, moved: MovedSlots, reserved: NodeReservations) -> None:
         """A container is to have these slots instead of those that are reserved for it."""
         self.moved = {key: each for key, each in self.moved.items() if key[0] in reserved.until} | {name: moved}
 
@@ -192,7 +192,7 @@ class SlotGrants:
         if part is None:
             return
         if part.may_move:
-            self._move(part.name, Moved(frozenset(slots), part.amount), reserved)
+            self._move(part.name, MovedSlots(frozenset(slots), part.amount), reserved)
             return
         gpus = quoted(sorted(map(base_of, slots)))
         accepted = quoted(sorted(map(base_of, part.slots)))

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.allocator.ports import AskedDevices, Listing, Poll
-from topoalign.allocator.reconciliation.liveness import Liveness, places, still_displaced
+from topoalign.allocator.ports import AskedDevices, KubeletListing, Poll
+from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places, still_displaced
 from topoalign.core.demand.shares import Left, Share, UnitFields, check_share, gpus_with_room, has_room, unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import quoted
@@ -95,7 +95,7 @@ def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservat
     return (share_asked(kind, question.size),)
 
 
-def size_of(share: Share, kind: UnitKind) -> int:
+def count_units(share: Share, kind: UnitKind) -> int:
     """How many units of this kind it is."""
     return share.cores if kind == "cores" else share.blocks
 
@@ -116,7 +116,7 @@ def followed(
     if half is None or share.whole or must_include:
         return ()
     amounts = half.allocation.amounts
-    fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= size_of(share, kind) for gpu in amounts)
+    fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= count_units(share, kind) for gpu in amounts)
     return tuple(amounts) if fits and (is_reserved or all(each.cores < CORES for each in amounts.values())) else ()
 
 
@@ -135,14 +135,16 @@ def gpus_for(
     they have enough, and of whole GPUs others beside them; () where none have enough. `compat`: as in the rules of the node.
     `was_split`: whether an equal part of the other half was too little for such a share before.
     """
-    left = {gpu: counted(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()}
+    left = {
+        gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
+    }
     taken = Counter(map(state.hardware.card_of, must_include))
     if not taken:
-        is_known = share != share_asked(kind, size_of(share, kind))
+        is_known = share != share_asked(kind, count_units(share, kind))
         among = fitting if is_known or share.whole else with_other_half(left, share, kind, was_split=was_split)
         return choose_gpus_for_units(state.hardware, left, share, among, compat)
     gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
-    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size_of(share, kind) else ()
+    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
 
 
 def with_other_half(left: Left, share: Share, kind: UnitKind, *, was_split: bool) -> list[DeviceID]:
@@ -165,7 +167,7 @@ def with_equal_part(share: Share, left: UnitsLeft) -> Share:
     )
 
 
-def counted(left: UnitsLeft, kind: UnitKind, spare: int) -> UnitsLeft:
+def limit_units_left(left: UnitsLeft, kind: UnitKind, spare: int) -> UnitsLeft:
     """What is left of a GPU, as far as the kubelet may take units of this kind."""
     if kind == "cores":
         unused = left.unused and spare >= CORES
@@ -178,7 +180,7 @@ OPEN_SECONDS = 5.0
 FIELD = "devices_ids"
 
 
-class Newest(NamedTuple):
+class NewestUnitGrant(NamedTuple):
     """The newest grant of units."""
 
     id: AllocationID
@@ -207,7 +209,7 @@ class Shares:
         state: Callable[[], NodeState],
         clock: Clock,
         reserved: Callable[[], NodeReservations],
-        liveness: Liveness,
+        liveness: LivenessCheck,
         compat: str,
     ) -> None:
         """`reserved`: what is reserved on the node now. `compat`: as in the rules of the node."""
@@ -216,7 +218,7 @@ class Shares:
         self._reserved = reserved
         self._liveness = liveness
         self._compat = compat
-        self._newest: Newest | None = None
+        self._newest: NewestUnitGrant | None = None
         """The newest grant of units."""
         self._split = 0
         """Units of computing time of the last share of which the memory was refused."""
@@ -225,12 +227,12 @@ class Shares:
         """Notes what a call for this resource was given. `poll`: what the kubelet answered before, if it was asked."""
         for answer in answers:
             units = answer.from_kubelet.get(resource, ())
-            if (kind := kind_of(units)) is None:
+            if (kind := first_unit_kind(units)) is None:
                 return
             before = self.open_half(kind, poll)
             pods = self._asking(resource, units, poll, before).pods
             is_second = before is not None and before.allocation.amounts.keys() == answer.amounts.keys()
-            self._newest = Newest(answer.id, self._clock.monotonic(), is_second, pods)
+            self._newest = NewestUnitGrant(answer.id, self._clock.monotonic(), is_second, pods)
 
     @property
     def newest(self) -> AllocationID | None:
@@ -259,7 +261,7 @@ class Shares:
                 for of, container in reservations_of(reserved, now, resource, units)
                 if not has_others(state, of.pod_uid, container, resource, units)
             ]
-            lacking = [each for each in own if any(kind_of(ids) == kind for ids in each[1].devices.values())]
+            lacking = [each for each in own if any(first_unit_kind(ids) == kind for ids in each[1].devices.values())]
             if own and all(given_half(state, of.pod_uid, container, resource) for of, container in lacking):
                 return None
         return OpenHalf(newest, not self._newest.is_second and needs_memory(newest))
@@ -274,7 +276,7 @@ class Shares:
         newest = self._state().allocations.get(self._newest.id)
         return None if newest is None or has_kind(newest, kind) else OpenHalf(newest, is_certain=False)
 
-    def _is_entered(self, grant: Allocation, listing: Listing) -> bool:
+    def _is_entered(self, grant: Allocation, listing: KubeletListing) -> bool:
         """Whether the checkpoint has the container of a grant, with a whole share: half of one may be in it by chance."""
         if not self._liveness.is_written_since(grant, listing):
             return False
@@ -291,7 +293,7 @@ class Shares:
         For whom the kubelet may ask for these units: a pod of which the checkpoint has some of them, one for which just
         these are reserved, and the pod of the newest grant, if this lacks them.
         """
-        kind = kind_of(units)
+        kind = first_unit_kind(units)
         half = self.open_half(kind, poll) if kind is not None else None
         return self._asking(resource, units, poll, half)
 
@@ -378,7 +380,7 @@ class Shares:
         its other half.
         """
         self.check_spread(resource, units)
-        if kind_of(units) != "memory":
+        if first_unit_kind(units) != "memory":
             return
         half = self.open_half("memory", poll)
         if half is None or not half.is_certain or are_together(units, half.allocation):
@@ -408,7 +410,7 @@ class Shares:
         )
 
 
-def kind_of(devices: Collection[DeviceID]) -> UnitKind | None:
+def first_unit_kind(devices: Collection[DeviceID]) -> UnitKind | None:
     """What the first of these that is a unit of a GPU is a unit of, by its id; None: none is."""
     return next((kind for device in devices if (kind := unit_kind(device)) is not None), None)
 
@@ -435,7 +437,7 @@ def has_kind(grant: Allocation, kind: UnitKind) -> bool:
 class ShareExclusion:
     """Judges at Allocate who keeps units of GPUs from being given."""
 
-    def __init__(self, state: Callable[[], NodeState], liveness: Liveness, shares: Shares) -> None:
+    def __init__(self, state: Callable[[], NodeState], liveness: LivenessCheck, shares: Shares) -> None:
         """`state`: of the node now; while calls are judged, with what those before were given."""
         self._state = state
         self._liveness = liveness
@@ -495,7 +497,7 @@ class ShareExclusion:
                 raise WholeGpuInUse(gpus, " ".join(filter(None, holder)))
         return {each.id: each for each in unshareable(ended, asked)}
 
-    def _is_nobodys(self, record: Allocation, listing: Listing) -> bool:
+    def _is_nobodys(self, record: Allocation, listing: KubeletListing) -> bool:
         """
         Whether a checkpoint that was written since a grant has nothing of it: a kubelet writes down what a container has
         before it asks for the next one. It writes at other moments as well, maybe just before it notes a grant; that one may
@@ -505,13 +507,13 @@ class ShareExclusion:
         return (
             record.id != self._shares.newest
             and listing.checkpoint is not None
-            and listing.checkpoint.isdisjoint(places(record))
+            and listing.checkpoint.isdisjoint(kubelet_places(record))
             and self._liveness.is_written_since(record, listing)
         )
 
 
 def units_held(
-    records: Iterable[Allocation], every: Iterable[Allocation], listing: Listing, liveness: Liveness
+    records: Iterable[Allocation], every: Iterable[Allocation], listing: KubeletListing, liveness: LivenessCheck
 ) -> Mapping[Holder, Set[DeviceID]]:
     """
     Container -> what it has by these records. What no owner is known of has that of the checkpoint's entry, unless this is

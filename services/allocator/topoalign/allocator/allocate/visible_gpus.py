@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from topoalign.allocator.ports import Poll
-from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.demand.device_lists import has_gpus, has_nics
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import NoFit, quoted
@@ -56,7 +56,7 @@ class NotVisible(NoFit):
         )
 
 
-class Newest(NamedTuple):
+class NewestGpuGrant(NamedTuple):
     """The newest grant of GPUs."""
 
     id: AllocationID
@@ -73,7 +73,7 @@ class VisibleGpus:
         state: Callable[[], NodeState],
         clock: Clock,
         reserved: Callable[[], NodeReservations],
-        liveness: Liveness,
+        liveness: LivenessCheck,
         by_variable_alone: Callable[[], bool],
     ) -> None:
         """`reserved`: what is reserved on the node now. `by_variable_alone`: as `PluginFlags` says now."""
@@ -82,13 +82,13 @@ class VisibleGpus:
         self._reserved = reserved
         self._liveness = liveness
         self._by_variable_alone = by_variable_alone
-        self._newest: Newest | None = None
+        self._newest: NewestGpuGrant | None = None
 
     def granted(self, resource: ResourceName, answers: Collection[Allocation]) -> None:
         """Notes what a call for this resource was given."""
         if has_gpus(self._state().hardware, resource):
             for answer in answers:
-                self._newest = Newest(answer.id, resource, self._clock.monotonic())
+                self._newest = NewestGpuGrant(answer.id, resource, self._clock.monotonic())
 
     def beside(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
@@ -138,7 +138,7 @@ class VisibleGpus:
         self._newest = None
         raise NotVisible(resource, {*map(base_of, devices)}, newest.resource, named)
 
-    def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> Newest | None:
+    def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> NewestGpuGrant | None:
         """The newest grant, if it is of another resource, may be followed still, and its answer lacks some of these GPUs."""
         newest = self._newest
         if newest is None or newest.resource == resource or not self._by_variable_alone():
@@ -150,14 +150,14 @@ class VisibleGpus:
             return None
         return newest
 
-    def _named(self, newest: Newest) -> frozenset[DeviceID]:
+    def _named(self, newest: NewestGpuGrant) -> frozenset[DeviceID]:
         """The GPUs and MIG instances that the answer to a grant names."""
         grant = self._state().allocations[newest.id]
         own = (grant.instances.get(each, each) for each in grant.from_kubelet.get(newest.resource, ()))
         others = (each for ids in self.beside(newest.resource, grant).values() for each in ids)
         return frozenset(map(base_of, (*own, *others)))
 
-    def _is_entered(self, newest: Newest, poll: Poll) -> bool:
+    def _is_entered(self, newest: NewestGpuGrant, poll: Poll) -> bool:
         """Whether the checkpoint has a grant, or cannot be read."""
         if poll.listing.checkpoint is None:
             return True
@@ -181,14 +181,14 @@ def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices
     found: list[Devices] = []
     known = {part}
     rest = [*containers]
-    while more := [each for each in rest if not known.isdisjoint(parts_of(each))]:
+    while more := [each for each in rest if not known.isdisjoint(resource_sets(each))]:
         found += more
-        known.update(*map(parts_of, more))
+        known.update(*map(resource_sets, more))
         rest = [each for each in rest if each not in more]
     return found
 
 
-def parts_of(devices: Devices) -> set[Part]:
+def resource_sets(devices: Devices) -> set[Part]:
     """Each resource with its devices."""
     return {(name, frozenset(ids)) for name, ids in devices.items()}
 

@@ -24,7 +24,14 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.allocator.containers import host_files
-from topoalign.allocator.containers.host_files import ContainerUnready, DriverFiles, Root, dev_root, driver_root, find
+from topoalign.allocator.containers.host_files import (
+    ContainerUnready,
+    DriverFiles,
+    HostRoot,
+    dev_root,
+    driver_root,
+    find_driver_files,
+)
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -45,11 +52,11 @@ HOOKS = ("/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook")
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class SpecSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Base of every mapping in a CDI specification: JSON keys in camelCase, and no key for a field at its default."""
 
 
-class DeviceNode(Section, frozen=True, kw_only=True):
+class DeviceNode(SpecSection, frozen=True, kw_only=True):
     """A device node that a container gets: `deviceNodes` of the CDI specification."""
 
     path: str
@@ -58,7 +65,7 @@ class DeviceNode(Section, frozen=True, kw_only=True):
     permissions: str = ""
 
 
-class Mount(Section, frozen=True, kw_only=True):
+class Mount(SpecSection, frozen=True, kw_only=True):
     """A bind mount of a file of the host into a container: `mounts` of the CDI specification."""
 
     host_path: str
@@ -66,7 +73,7 @@ class Mount(Section, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()
 
 
-class Hook(Section, frozen=True, kw_only=True):
+class Hook(SpecSection, frozen=True, kw_only=True):
     """A program that the runtime starts while it creates a container: `hooks` of the CDI specification."""
 
     hook_name: str
@@ -74,7 +81,7 @@ class Hook(Section, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
 
 
-class Edits(Section, frozen=True, kw_only=True):
+class Edits(SpecSection, frozen=True, kw_only=True):
     """What the runtime changes in a container: `containerEdits` of the CDI specification."""
 
     env: tuple[str, ...] = ()
@@ -86,19 +93,19 @@ class Edits(Section, frozen=True, kw_only=True):
 NOTHING = Edits()
 
 
-class Device(Section, frozen=True, kw_only=True):
+class SpecDevice(SpecSection, frozen=True, kw_only=True):
     """One device that a container can name, and what the container gets with it: `devices` of the CDI specification."""
 
     name: str
     container_edits: Edits
 
 
-class Specification(Section, frozen=True, kw_only=True):
+class Specification(SpecSection, frozen=True, kw_only=True):
     """One CDI specification file: all devices of one kind (`vendor/class`)."""
 
     cdi_version: str
     kind: str
-    devices: tuple[Device, ...]
+    devices: tuple[SpecDevice, ...]
     container_edits: Edits = NOTHING
     """Done once, however many of the devices a container has."""
 
@@ -118,12 +125,12 @@ EXTRAS = {
 }
 
 
-def qualified(kind: str, name: str) -> str:
+def qualified_cdi_name(kind: str, name: str) -> str:
     """The qualified name of a device: `k8s.device-plugin.nvidia.com/gpu=GPU-1` for kind `gpu` and name `GPU-1`."""
     return f"{VENDOR}/{kind}={name}"
 
 
-def annotation(prefix: str, devices: Sequence[str]) -> dict[str, str]:
+def cdi_annotation(prefix: str, devices: Sequence[str]) -> dict[str, str]:
     """
     The annotation by which a container names its CDI devices (qualified names) to the runtime: one key and one value.
 
@@ -156,11 +163,11 @@ def specifications(
     found = {GPUS: specification(GPUS, devices, driver_edits(configuration, dev))}
     if channels:
         nodes = {str(channel): (host_files.of_channel(channel),) for channel in channels}
-        found[CHANNELS] = specification(CHANNELS, devices_of(nodes, dev))
+        found[CHANNELS] = specification(CHANNELS, cdi_devices(nodes, dev))
     for name in extras(configuration):
         edits = extra_edits(EXTRAS[name], dev, driver_root(configuration.flags))
         if edits.device_nodes:
-            found[name] = specification(name, [Device(name=ALL, container_edits=edits)])
+            found[name] = specification(name, [SpecDevice(name=ALL, container_edits=edits)])
     return found
 
 
@@ -171,12 +178,12 @@ def extras(configuration: Configuration) -> list[str]:
     return [name for name, wanted in asked.items() if wanted]
 
 
-def specification(kind: str, devices: Sequence[Device], edits: Edits = NOTHING) -> Specification:
+def specification(kind: str, devices: Sequence[SpecDevice], edits: Edits = NOTHING) -> Specification:
     """The specification of one class of devices; `edits` are made once in each container that has any of them."""
     return Specification(cdi_version=VERSION, kind=f"{VENDOR}/{kind}", devices=tuple(devices), container_edits=edits)
 
 
-def gpu_devices(topology: Topology, dev: Root, minors: Mapping[host_files.Instance, int]) -> list[Device]:
+def gpu_devices(topology: Topology, dev: HostRoot, minors: Mapping[host_files.Instance, int]) -> list[SpecDevice]:
     """
     The CDI devices of all GPUs and MIG instances, first by uuid and then by index. One without known nodes, or with a
     name that no runtime takes, is left out: it would spoil the others.
@@ -192,7 +199,7 @@ def gpu_devices(topology: Topology, dev: Root, minors: Mapping[host_files.Instan
             by_uuid[gpu.id if instance is None else instance.uuid] = nodes
             if (index := index_of(gpu, instance)) is not None:
                 by_index[index] = nodes
-    return devices_of({name: nodes for name, nodes in (by_uuid | by_index).items() if NAME.fullmatch(name)}, dev)
+    return cdi_devices({name: nodes for name, nodes in (by_uuid | by_index).items() if NAME.fullmatch(name)}, dev)
 
 
 def index_of(gpu: Gpu, instance: MigDevice | None) -> str | None:
@@ -202,14 +209,14 @@ def index_of(gpu: Gpu, instance: MigDevice | None) -> str | None:
     return None if instance.index is None else f"{gpu.index}:{instance.index}"
 
 
-def devices_of(nodes: Mapping[str, Iterable[str]], dev: Root) -> list[Device]:
+def cdi_devices(nodes: Mapping[str, Iterable[str]], dev: HostRoot) -> list[SpecDevice]:
     """One CDI device per name, with the device nodes at these paths; `dev` is the root that they have on the host."""
     return [
-        Device(name=name, container_edits=Edits(device_nodes=edits_of(paths, dev))) for name, paths in nodes.items()
+        SpecDevice(name=name, container_edits=Edits(device_nodes=edits_of(paths, dev))) for name, paths in nodes.items()
     ]
 
 
-def edits_of(paths: Iterable[str], dev: Root) -> tuple[DeviceNode, ...]:
+def edits_of(paths: Iterable[str], dev: HostRoot) -> tuple[DeviceNode, ...]:
     """The device nodes at these paths, readable and writable, each with its path on the host where that differs."""
     hosts = ((path, dev.on_host(path)) for path in paths)
     return tuple(
@@ -217,7 +224,7 @@ def edits_of(paths: Iterable[str], dev: Root) -> tuple[DeviceNode, ...]:
     )
 
 
-def driver_edits(configuration: Configuration, dev: Root) -> Edits:
+def driver_edits(configuration: Configuration, dev: HostRoot) -> Edits:
     """
     What every container with a GPU gets: shared device nodes, driver libraries and hooks. Raises ContainerUnready.
 
@@ -225,7 +232,7 @@ def driver_edits(configuration: Configuration, dev: Root) -> Edits:
     NVIDIA's runtime would obey on top of this.
     """
     root = driver_root(configuration.flags)
-    driver = find(root)
+    driver = find_driver_files(root)
     return Edits(
         env=("NVIDIA_VISIBLE_DEVICES=void",),
         device_nodes=edits_of(host_files.present(dev, host_files.SHARED), dev),
@@ -234,7 +241,7 @@ def driver_edits(configuration: Configuration, dev: Root) -> Edits:
     )
 
 
-def hook_path(configuration: Configuration, root: Root) -> str:
+def hook_path(configuration: Configuration, root: HostRoot) -> str:
     """
     The path on the host of the program that NVIDIA's hooks run.
 
@@ -272,7 +279,7 @@ def hooks(path: str, driver: DriverFiles) -> tuple[Hook, ...]:
     )
 
 
-def extra_edits(extra: Extra, dev: Root, root: Root) -> Edits:
+def extra_edits(extra: Extra, dev: HostRoot, root: HostRoot) -> Edits:
     """The device nodes and mounts of an extra that are on this node; without any node where it is not there."""
     nodes = [path for pattern in extra.nodes for path in matching(dev, pattern)]
     return Edits(
@@ -281,13 +288,13 @@ def extra_edits(extra: Extra, dev: Root, root: Root) -> Edits:
     )
 
 
-def matching(dev: Root, pattern: str) -> list[str]:
+def matching(dev: HostRoot, pattern: str) -> list[str]:
     """The device nodes that match a pattern (`*` in its last part), sorted, by their paths in a container."""
     directory, _, last = pattern.rpartition("/")
     return sorted(f"{directory}/{name}" for name in glob(last, root_dir=dev.below(directory)))
 
 
-def mounts(paths: Iterable[str], root: Root) -> tuple[Mount, ...]:
+def mounts(paths: Iterable[str], root: HostRoot) -> tuple[Mount, ...]:
     """A read-only bind mount for each path below the driver's root, at the same path in the container."""
     return tuple(Mount(host_path=root.on_host(path), container_path=path, options=READ_ONLY) for path in paths)
 
@@ -327,13 +334,13 @@ class SpecificationFiles:
             path = self.directory / f"{VENDOR}-{kind}.json"
             content = msgspec.json.format(msgspec.json.encode(specification), indent=2) + b"\n"
             try:
-                if not is_there(path, content):
+                if not has_content(path, content):
                     replace(path, content)
                     changed = True
                 self._written[path] = stamp(path)
             except OSError as error:
                 raise StateFault(
-                    f"cannot write the CDI specification {clean(str(path), 200)}: {error.strerror}", remedy(error)
+                    f"cannot write the CDI specification {clean(str(path), 200)}: {error.strerror}", write_remedy(error)
                 ) from error
         return changed
 
@@ -345,7 +352,7 @@ class SpecificationFiles:
             return False
 
 
-def is_there(path: Path, content: bytes) -> bool:
+def has_content(path: Path, content: bytes) -> bool:
     """Whether a file of this content stands there, readable for all."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -375,7 +382,7 @@ def stamp(path: Path) -> Stamp:
     return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
 
 
-def remedy(error: OSError) -> str:
+def write_remedy(error: OSError) -> str:
     """What an operator can do about a specification that cannot be written."""
     if isinstance(error, FileNotFoundError):
         return "make the directory on the node; in a container, mount the host's at the same path"

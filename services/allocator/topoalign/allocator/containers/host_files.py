@@ -28,7 +28,7 @@ class ContainerUnready(Unavailable):
     code = "ContainerUnready"
 
 
-class Root(NamedTuple):
+class HostRoot(NamedTuple):
     """A root directory on the host, and where this process sees it. Paths below it are given as if it were `/`."""
 
     host: str
@@ -47,13 +47,13 @@ class Root(NamedTuple):
         return os.path.exists(self.below(path))
 
 
-def driver_root(flags: Flags) -> Root:
+def driver_root(flags: Flags) -> HostRoot:
     """The root of the driver's libraries: `nvidiaDriverRoot`, seen at `containerDriverRoot` where that is there."""
     mounted = Path(flags.plugin.container_driver_root)
-    return Root(flags.nvidia_driver_root, mounted if os.path.isdir(mounted) else Path(flags.nvidia_driver_root))
+    return HostRoot(flags.nvidia_driver_root, mounted if os.path.isdir(mounted) else Path(flags.nvidia_driver_root))
 
 
-def dev_root(flags: Flags) -> Root:
+def dev_root(flags: Flags) -> HostRoot:
     """
     The root of /dev/nvidia*: `nvidiaDevRoot`, else the driver's.
 
@@ -64,7 +64,7 @@ def dev_root(flags: Flags) -> Root:
     places = [Path(host), Path("/")]
     if host == flags.nvidia_driver_root:
         places.insert(0, Path(flags.plugin.container_driver_root))
-    return Root(host, next((place for place in places if os.path.isdir(place / "dev")), Path("/")))
+    return HostRoot(host, next((place for place in places if os.path.isdir(place / "dev")), Path("/")))
 
 
 # What a container needs of the driver beside device nodes: its user-space libraries, in the version of the kernel
@@ -109,7 +109,7 @@ class DriverFiles(NamedTuple):
     programs: tuple[str, ...]
 
 
-def find(root: Root) -> DriverFiles:
+def find_driver_files(root: HostRoot) -> DriverFiles:
     """Finds the files of the one driver below the root. Raises ContainerUnready if there is none, or more than one."""
     for directory in LIBRARIES:
         here = root.below(directory)
@@ -174,12 +174,12 @@ Instance = tuple[int, int, int | None]
 """GPU minor, GPU instance, compute instance; None for the GPU instance itself."""
 
 
-def present(root: Root, paths: Iterable[str]) -> tuple[str, ...]:
+def present(root: HostRoot, paths: Iterable[str]) -> tuple[str, ...]:
     """Those of the paths that are there below the root."""
     return tuple(path for path in paths if root.has(path))
 
 
-def part_of(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
+def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
     """
     The GPU, or GPU and MIG instance, that a device id without its share (`base`) names; None for any other device.
     """
@@ -236,7 +236,7 @@ def of_channel(channel: int) -> str:
     return f"/dev/nvidia-caps-imex-channels/channel{channel}"
 
 
-def channels(root: Root, imex: Imex) -> tuple[int, ...]:
+def channels(root: HostRoot, imex: Imex) -> tuple[int, ...]:
     """The configured IMEX channels that are there. Raises ContainerUnready if one is missing that must be there."""
     found = tuple(channel for channel in imex.channel_ids if root.has(of_channel(channel)))
     missing = [channel for channel in imex.channel_ids if channel not in found]

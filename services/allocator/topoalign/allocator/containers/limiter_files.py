@@ -61,23 +61,23 @@ def digest_of(resource: ResourceName, devices: Collection[DeviceID]) -> str:
 def make_root(root: Path) -> None:
     """Has the root, for this process' user alone. Raises OSError."""
     root.mkdir(mode=CLOSED, parents=True, exist_ok=True)
-    with opened(root) as at:
+    with open_directory(root) as at:
         if (found := os.fstat(at)).st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != CLOSED:
             os.fchmod(at, CLOSED)
 
 
-def listed(root: Path, name: re.Pattern[str]) -> list[str]:
+def list_own_directories(root: Path, name: re.Pattern[str]) -> list[str]:
     """The directories of ours below the root that have such a name; none where there is no root. Raises OSError."""
     try:
-        with opened(root) as at:
-            return [each for each in entries(at) if name.fullmatch(each) and is_ours(at, each)]
+        with open_directory(root) as at:
+            return [each for each in list_entries(at) if name.fullmatch(each) and is_own_entry(at, each)]
     except FileNotFoundError:
         return []
 
 
-def remove(root: Path, name: str) -> None:
+def remove_own_directory(root: Path, name: str) -> None:
     """Takes a directory of ours away: its name is free then, and `remove_leftovers` does the rest. Raises OSError."""
-    with suppress(FileNotFoundError), opened(root) as at:
+    with suppress(FileNotFoundError), open_directory(root) as at:
         discard(at, name)
 
 
@@ -87,8 +87,8 @@ def remove_leftovers(root: Path) -> None:
     each an equal part. Raises OSError, once all have had their turn, where some are not gone yet.
     """
     failure: OSError | None = None
-    with suppress(FileNotFoundError), opened(root) as at:
-        names = [each for each in entries(at) if GONE.fullmatch(each)]
+    with suppress(FileNotFoundError), open_directory(root) as at:
+        names = [each for each in list_entries(at) if GONE.fullmatch(each)]
         left = MOST_REMOVED
         for place, each in enumerate(names):
             part = max(LEAST_REMOVED, left // (len(names) - place))
@@ -137,11 +137,11 @@ def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
     left = most
     names = (f"{token_hex(8)}-{number}" for number in range(most))
     unlock(at, name)
-    with opened(name, at) as top:
-        while left > 0 and (found := entries(top, left)):
+    with open_directory(name, at) as top:
+        while left > 0 and (found := list_entries(top, left)):
             for each in found:
                 left -= 1
-                if is_directory(top, each):
+                if is_real_directory(top, each):
                     left -= remove_level(top, each, names, left)
                 else:
                     os.unlink(each, dir_fd=top)
@@ -155,10 +155,10 @@ def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
     names. Returns how many they were. Raises OSError.
     """
     unlock(top, name)
-    with opened(name, top) as directory:
-        found = entries(directory, max(0, most))
+    with open_directory(name, top) as directory:
+        found = list_entries(directory, max(0, most))
         for each in found:
-            if is_directory(directory, each):
+            if is_real_directory(directory, each):
                 unlock(directory, each)
                 os.rename(each, next(names), src_dir_fd=directory, dst_dir_fd=top)
             else:
@@ -182,7 +182,7 @@ def unlock(at: int, name: str) -> None:
         os.close(directory)
 
 
-def is_ours(at: int, name: str) -> bool:
+def is_own_entry(at: int, name: str) -> bool:
     """Whether this is a directory of this process' user."""
     try:
         return is_own_directory(os.stat(name, dir_fd=at, follow_symlinks=False))
@@ -195,7 +195,7 @@ def is_own_directory(found: os.stat_result) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def is_directory(directory: int, name: str) -> bool:
+def is_real_directory(directory: int, name: str) -> bool:
     """Whether this is a directory, and no link to one. Raises OSError."""
     return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
 
@@ -206,7 +206,7 @@ def is_socket(directory: int, name: str) -> bool:
 
 
 @contextmanager
-def opened(path: Path | str, at: int | None = None) -> Iterator[int]:
+def open_directory(path: Path | str, at: int | None = None) -> Iterator[int]:
     """The descriptor of a directory; below another one no link is followed. Raises OSError."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if at is not None else 0)
     directory = os.open(path, flags, dir_fd=at)
@@ -216,7 +216,7 @@ def opened(path: Path | str, at: int | None = None) -> Iterator[int]:
         os.close(directory)
 
 
-def entries(directory: int, most: int = MOST_LISTED) -> list[str]:
+def list_entries(directory: int, most: int = MOST_LISTED) -> list[str]:
     """The names in it, so many at most. Raises OSError."""
     with os.scandir(directory) as found:
         return [entry.name for entry in islice(found, most)]

@@ -84,11 +84,13 @@ class MpsTeller(NamedTuple):
         ContainerUnready for a GPU that is not in slots any more.
         """
         if PIPE_VARIABLE in response.envs:
-            limits = limits_of(allocation.from_kubelet[resource], allocation.slots, hardware)
+            limits = client_limits(allocation.from_kubelet[resource], allocation.slots, hardware)
             response.envs = dict(sorted({**response.envs, **limits}.items()))
 
 
-def limits_of(devices: Sequence[DeviceID], amounts: Mapping[DeviceID, Amount], hardware: Topology) -> Mapping[str, str]:
+def client_limits(
+    devices: Sequence[DeviceID], amounts: Mapping[DeviceID, Amount], hardware: Topology
+) -> Mapping[str, str]:
     """
     The variables that limit a container with these units of one kind, or these slots, of which some amounts are known;
     nothing for shares. GPUs are counted as the container is told of them.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from topoalign.allocator.allocate.joint_devices import reported_co_allocated
 from topoalign.allocator.containers import cdi, host_files
-from topoalign.allocator.containers.host_files import ContainerUnready, Root
+from topoalign.allocator.containers.host_files import ContainerUnready, HostRoot
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import base_of
@@ -48,7 +48,7 @@ RDMA_CM = "/dev/infiniband/rdma_cm"
 CDI = frozenset({"cdi-annotations", "cdi-cri"})
 
 
-class Part(NamedTuple):
+class VisibleDevice(NamedTuple):
     """A GPU or one of its MIG instances that a container gets, with the name that the container sees."""
 
     base: DeviceID
@@ -58,7 +58,7 @@ class Part(NamedTuple):
     instance: MigDevice | None
 
 
-class Function(NamedTuple):
+class NicFunction(NamedTuple):
     """A NIC or a virtual function that a container gets: its RDMA name, PCI address and verbs device."""
 
     name: str
@@ -71,7 +71,7 @@ class ResponseWriter(NamedTuple):
     """Makes the answers to Allocate by one configuration and the state of the host at one moment."""
 
     configuration: Configuration = Configuration()
-    dev: Root = Root("/", Path("/"))
+    dev: HostRoot = HostRoot("/", Path("/"))
     shared: tuple[str, ...] = ()
     """The device nodes beside those of a GPU."""
     channels: tuple[int, ...] = ()
@@ -105,12 +105,12 @@ class ResponseWriter(NamedTuple):
 
         Raises ContainerUnready for a device that the node has no more, or that cannot be told in the configured way.
         """
-        parts: list[Part] = []
-        functions: list[Function] = []
+        parts: list[VisibleDevice] = []
+        functions: list[NicFunction] = []
         for base in bases_of(devices):
-            check_name(base)
-            if (found := host_files.part_of(topology, base)) is not None:
-                parts.append(Part(base, self.name_of(base, *found), *found))
+            check_device_name(base)
+            if (found := host_files.gpu_and_instance(topology, base)) is not None:
+                parts.append(VisibleDevice(base, self.name_of(base, *found), *found))
             elif (function := function_of(topology, base)) is not None:
                 functions.append(function)
             else:
@@ -141,11 +141,13 @@ class ResponseWriter(NamedTuple):
             nodes = [function_of(topology, each) for each in ids if each in co_allocated]
             add_functions(response, name, [f for f in nodes if f is not None])
             add_names(response, name, [f for each in ids if (f := function_of(topology, base_of(each))) is not None])
-        bases = sorted({base_of(each) for ids in named.values() for each in ids}, key=partial(place_of, topology))
+        bases = sorted(
+            {base_of(each) for ids in named.values() for each in ids}, key=partial(hardware_position, topology)
+        )
         if names := [f.name for base in bases if (f := function_of(topology, base)) is not None and f.name]:
             response.envs[NICS_VARIABLE] = ",".join(names)
         ways = frozenset(self.configuration.flags.plugin.device_list_strategy)
-        gpus = [(base, found) for base in bases if (found := host_files.part_of(topology, base)) is not None]
+        gpus = [(base, found) for base in bases if (found := host_files.gpu_and_instance(topology, base)) is not None]
         if gpus and "envvar" in ways and "volume-mounts" not in ways:  # mounts and CDI names add up
             response.envs[GPUS_VARIABLE] = ",".join(self.name_of(base, *found) for base, found in gpus)
         response.envs = dict(sorted(response.envs.items()))
@@ -159,7 +161,7 @@ class ResponseWriter(NamedTuple):
             raise ContainerUnready(f"the index of MIG instance {base} is not known", "use deviceIDStrategy uuid")
         return index
 
-    def add_parts(self, response: v1beta1.ContainerAllocateResponse, parts: Sequence[Part]) -> None:
+    def add_parts(self, response: v1beta1.ContainerAllocateResponse, parts: Sequence[VisibleDevice]) -> None:
         """
         Adds GPUs and MIG instances to an answer, in every way that `deviceListStrategy` names.
 
@@ -185,12 +187,12 @@ class ResponseWriter(NamedTuple):
         if flags.plugin.pass_device_specs:
             paths = [path for part in parts for path in host_files.of_part(part.gpu, part.instance, self.minors)]
             paths += [*self.shared, *map(host_files.of_channel, self.channels)]
-            response.devices += [node(path, self.dev.on_host(path)) for path in dict.fromkeys(paths)]
+            response.devices += [device_node(path, self.dev.on_host(path)) for path in dict.fromkeys(paths)]
         for name in cdi.extras(self.configuration):
             response.envs[f"NVIDIA_{name.upper()}"] = "enabled"
 
     def add_by_cdi(
-        self, response: v1beta1.ContainerAllocateResponse, parts: Sequence[Part], ways: Collection[str]
+        self, response: v1beta1.ContainerAllocateResponse, parts: Sequence[VisibleDevice], ways: Collection[str]
     ) -> None:
         """
         Adds the CDI names of these parts, the IMEX channels and the extras to an answer, as annotations or in the CDI field.
@@ -200,12 +202,12 @@ class ResponseWriter(NamedTuple):
         for part in parts:
             host_files.of_part(part.gpu, part.instance, self.minors)  # raises where the specification lacks it
         devices = [
-            *(cdi.qualified(cdi.GPUS, part.name) for part in parts),
-            *(cdi.qualified(cdi.CHANNELS, str(channel)) for channel in self.channels),
-            *(cdi.qualified(kind, cdi.ALL) for kind in self.extras),
+            *(cdi.qualified_cdi_name(cdi.GPUS, part.name) for part in parts),
+            *(cdi.qualified_cdi_name(cdi.CHANNELS, str(channel)) for channel in self.channels),
+            *(cdi.qualified_cdi_name(kind, cdi.ALL) for kind in self.extras),
         ]
         if "cdi-annotations" in ways:
-            response.annotations = cdi.annotation(self.configuration.flags.plugin.cdi_annotation_prefix, devices)
+            response.annotations = cdi.cdi_annotation(self.configuration.flags.plugin.cdi_annotation_prefix, devices)
         if "cdi-cri" in ways:
             response.cdi_devices = [v1beta1.CdiDevice(name=name) for name in devices]
 
@@ -216,7 +218,7 @@ def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:
 
 
 def add_functions(
-    response: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]
+    response: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[NicFunction]
 ) -> None:
     """
     Adds NICs and virtual functions to an answer: their names and PCI addresses as variables, their verbs devices and the
@@ -224,11 +226,11 @@ def add_functions(
     """
     add_names(response, resource, functions)
     paths = [f"/dev/infiniband/{function.verbs}" for function in functions if function.verbs is not None]
-    response.devices += [node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
+    response.devices += [device_node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
 
 
 def add_names(
-    response: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[Function]
+    response: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[NicFunction]
 ) -> None:
     """Sets the variables of an answer that name NICs and virtual functions."""
     if names := [function.name for function in functions if function.name]:
@@ -237,7 +239,7 @@ def add_names(
         response.envs[address_variable(resource)] = ",".join(addresses)
 
 
-def place_of(topology: Topology, base: DeviceID) -> tuple[int, int]:
+def hardware_position(topology: Topology, base: DeviceID) -> tuple[int, int]:
     """Sorts GPUs, NICs and their parts by the hardware's order; a GPU or NIC before its parts."""
     gpus = [(gpu.id, *(instance.uuid for instance in gpu.mig or ())) for gpu in topology.gpus]
     nics = [(nic.id, *(DeviceID(function.pci) for function in nic.virtual_functions)) for nic in topology.nics]
@@ -245,15 +247,15 @@ def place_of(topology: Topology, base: DeviceID) -> tuple[int, int]:
     return next(((place, card.index(base)) for place, card in enumerate(cards) if base in card), (len(cards), 0))
 
 
-def function_of(topology: Topology, base: DeviceID) -> Function | None:
+def function_of(topology: Topology, base: DeviceID) -> NicFunction | None:
     """The NIC or virtual function that a device id without its share (`base`) names; None for any other device."""
     nic: Nic | None = topology.nic_by_id.get(topology.card_of(base))
     if nic is None:
         return None
     if nic.id == base:
-        return Function(nic.id, nic.pci, nic.verbs)
+        return NicFunction(nic.id, nic.pci, nic.verbs)
     virtual: VirtualFunction = next(each for each in nic.virtual_functions if each.pci == base)
-    return Function(virtual.name, virtual.pci, virtual.verbs)
+    return NicFunction(virtual.name, virtual.pci, virtual.verbs)
 
 
 def address_variable(resource: ResourceName) -> str:
@@ -261,12 +263,12 @@ def address_variable(resource: ResourceName) -> str:
     return f"PCIDEVICE_{re.sub('[^A-Z0-9]', '_', resource.upper())}"
 
 
-def node(container_path: str, host_path: str) -> v1beta1.DeviceSpec:
+def device_node(container_path: str, host_path: str) -> v1beta1.DeviceSpec:
     """A device node of the host that the container may read and write at this path."""
     return v1beta1.DeviceSpec(container_path=container_path, host_path=host_path, permissions="rw")
 
 
-def check_name(base: DeviceID) -> None:
+def check_device_name(base: DeviceID) -> None:
     """Raises ContainerUnready for an id that could be read as two, as a path, or as another line of an environment."""
     if not cdi.NAME.fullmatch(base):
         raise ContainerUnready(

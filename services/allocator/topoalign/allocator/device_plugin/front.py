@@ -186,7 +186,7 @@ class KubeletFront:
             task_status.started()
             while True:
                 version = self._allocator.version
-                wanted = resources(self._allocator.state)
+                wanted = resources_to_serve(self._allocator.state)
                 for resource, plugin in self.plugins.items():
                     if plugin.wanted != (resource in wanted):
                         plugin.wanted = not plugin.wanted
@@ -208,7 +208,7 @@ class KubeletFront:
         return next((plugin.reason for plugin in self.plugins.values() if plugin.reason is not None), None)
 
 
-def resources(state: NodeState) -> set[ResourceName]:
+def resources_to_serve(state: NodeState) -> set[ResourceName]:
     """
     The resources to serve: those that are offered, and those that containers hold although they are offered no more.
 

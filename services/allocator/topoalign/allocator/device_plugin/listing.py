@@ -29,7 +29,7 @@ SLICE = 500
 """Devices that are judged and shares that are encoded before others get their turn: a millisecond or two of work."""
 
 
-class Listing:
+class DeviceListing:
     """Makes the ListAndWatch responses of a resource; it is the same object again while nothing has changed."""
 
     def __init__(self, resource: ResourceName, faults: Callable[[], Mapping[DeviceID, str]] = dict) -> None:
@@ -57,7 +57,7 @@ class Listing:
         done = 0
         for offer in state.hardware.offers_of.get(self.resource, ()):
             for base in offer.devices:
-                health = UNHEALTHY if base in faults else health_of(state, base)
+                health = UNHEALTHY if base in faults else api_health(state, base)
                 had = known.get(base)
                 done += 1
                 if base in differing and base not in faults:
@@ -72,7 +72,7 @@ class Listing:
                 if done >= SLICE:
                     await checkpoint()
                     done = 0
-        parts += [encoded(device, UNHEALTHY, None) for device in left_over(state, self.resource)]
+        parts += [encode_device(device, UNHEALTHY, None) for device in withdrawn_devices(state, self.resource)]
         if parts != self.response.parts:
             self.response = EncodedDevices(parts)
         self.response.parts = parts
@@ -96,7 +96,7 @@ class EncodedDevices(v1beta1.ListAndWatchResponse):
         return b"".join(self.parts)
 
 
-def health_of(state: NodeState, device: DeviceID) -> str:
+def api_health(state: NodeState, device: DeviceID) -> str:
     """
     The health of a device in the words of the API. What a container has beside its GPUs, without the kubelet's knowledge, is
     listed as unhealthy, so that the kubelet gives it to nobody else.
@@ -110,10 +110,10 @@ def health_of(state: NodeState, device: DeviceID) -> str:
 def shares_one_by_one(state: NodeState, offer: Offer, base: DeviceID) -> list[bytes]:
     """The encoded shares of a device, where the health of single shares is known and may differ."""
     listed = state.hardware.devices[offer.resource]
-    return [encoded(share, health_of(state, share), listed[share]) for share in offer.handed_out(base)]
+    return [encode_device(share, api_health(state, share), listed[share]) for share in offer.handed_out(base)]
 
 
-def left_over(state: NodeState, resource: ResourceName) -> list[DeviceID]:
+def withdrawn_devices(state: NodeState, resource: ResourceName) -> list[DeviceID]:
     """
     The ids that containers hold of a resource although they are offered no more: listed as unhealthy until it is
     released, so that the kubelet counts it and gives it to nobody else.
@@ -121,7 +121,7 @@ def left_over(state: NodeState, resource: ResourceName) -> list[DeviceID]:
     return state.ownership.unlisted(resource)
 
 
-def encoded(device: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
+def encode_device(device: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
     """
     Encodes a device. One whose NUMA node is unknown (None) is listed without a topology, because unknown is not node 0.
     """
@@ -129,9 +129,9 @@ def encoded(device: DeviceID, health: str, nodes: tuple[int, ...] | None) -> byt
 
 
 def encoded_by(offer: Offer, base: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
-    """Encodes a device of an offer, whole or as all its shares; otherwise as `encoded`."""
+    """Encodes a device of an offer, whole or as all its shares; otherwise as `encode_device`."""
     if not offer.shared:
-        return encoded(base, health, nodes)
+        return encode_device(base, health, nodes)
     after = health_and_nodes(health, nodes)
     shares = []
     for length, names in groupby((share.encode() for share in offer.handed_out(base)), key=len):

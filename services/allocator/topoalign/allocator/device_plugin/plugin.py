@@ -19,16 +19,16 @@ from random import SystemRandom
 import structlog
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.device_plugin.listing import health_of
+from topoalign.allocator.device_plugin.listing import api_health
 from topoalign.allocator.device_plugin.registration_states import (
     POLL_SECONDS,
     QUIET_SECONDS,
     SETTLE_SECONDS,
-    Event,
     Jitter,
     Registration,
+    RegistrationEvent,
+    RegistrationState,
     Sign,
-    State,
     register,
     socket_path,
 )
@@ -98,7 +98,7 @@ class Plugin:
                 is_told = self._changes.watch(self.path.parent)
                 self.settle(await self.poll() or self.missing_devices())
                 if is_told:
-                    period = QUIET_SECONDS if self._registration.state is State.LISTENING else POLL_SECONDS
+                    period = QUIET_SECONDS if self._registration.state is RegistrationState.LISTENING else POLL_SECONDS
                     await self._changes.wait(change, self._clock, until_tick(self._clock, period))
                     if change.is_set():
                         await self._clock.sleep(SETTLE_SECONDS)
@@ -112,7 +112,7 @@ class Plugin:
         if self._server is not None and not self._server.in_place:
             log.info("the socket has gone, made anew", socket=self.path.name)
             await self.stop()
-            self._registration.apply(Event.SOCKET_LOST, self._clock.monotonic())
+            self._registration.apply(RegistrationEvent.SOCKET_LOST, self._clock.monotonic())
         if self._server is None:
             server = Server(self.service, self.path, FIELD, self._load)
             try:
@@ -127,12 +127,12 @@ class Plugin:
         kubelet = sockets.identity(self._kubelet)
         now = self._clock.monotonic()
         if kubelet is None:
-            self._registration.apply(Event.KUBELET_AWAY, now)
+            self._registration.apply(RegistrationEvent.KUBELET_AWAY, now)
             there = f"no {KUBELET_SOCKET} in {self._kubelet.parent}"
             return f"the kubelet has {there}; see that it runs, and that {FIELD} is right"
         if self._registration.is_registered and self._judges_starts is not self.service.by_amounts:
             log.info("to be registered anew, its devices are shared in another way", resource=self.resource)
-            self._registration.apply(Event.LOST, now)
+            self._registration.apply(RegistrationEvent.LOST, now)
         if not self._registration.meet(kubelet, now):
             if self._registration.is_registered:
                 return self.listen(now)
@@ -145,7 +145,7 @@ class Plugin:
         await self.service.watches.end()
         if self.service.watches.open:
             await self.stop()
-            self._registration.apply(Event.SOCKET_LOST, self._clock.monotonic())
+            self._registration.apply(RegistrationEvent.SOCKET_LOST, self._clock.monotonic())
             return "the old stream to the kubelet does not end; its connection was closed"
         self._former = self.service.watch
         listener = sockets.server_of(self._kubelet)
@@ -154,9 +154,9 @@ class Plugin:
             with self.service.watches.registering(listener.pid if listener is not None else 0):
                 await register(self.path, self.resource, self._clock, by_amounts=self._judges_starts)
         except KubeletAway as away:
-            self._registration.apply(Event.REFUSED, self._clock.monotonic())
+            self._registration.apply(RegistrationEvent.REFUSED, self._clock.monotonic())
             return f"{away.finding}; {away.remedy}"
-        self._registration.apply(Event.ACCEPTED, self._clock.monotonic())
+        self._registration.apply(RegistrationEvent.ACCEPTED, self._clock.monotonic())
         return None
 
     def listen(self, now: float) -> str | None:
@@ -171,7 +171,7 @@ class Plugin:
         match self._registration.listen(is_open=watch.open, has_ended=has_ended, now=now):
             case None:
                 return self.reason
-            case Event.UNWATCHED:
+            case RegistrationEvent.UNWATCHED:
                 return f"the kubelet does not listen to {self.resource}"
             case _:
                 return None
@@ -200,7 +200,7 @@ class Plugin:
             return
         state = self._allocator.state
         listed = () if self.lists(shown) else state.hardware.devices.get(self.resource, ())
-        told = [device for device in listed if health_of(state, device) == HEALTHY]
+        told = [device for device in listed if api_health(state, device) == HEALTHY]
         if not told:
             if visibility.is_lost:
                 log.info("the kubelet shows our devices again", resource=self.resource)
@@ -212,7 +212,7 @@ class Plugin:
         visibility.apply(sign, now)
         if sign is Sign.HIDDEN_AGAIN:
             log.error("the kubelet has lost our devices: registering anew", resource=self.resource, devices=len(told))
-            self._registration.apply(Event.LOST, now)
+            self._registration.apply(RegistrationEvent.LOST, now)
             self._changes.tell()
 
     def settle(self, reason: str | None) -> None:
@@ -228,6 +228,6 @@ class Plugin:
         """Lets calls that have begun end, then closes and removes the socket."""
         server = self._server
         self._server = None
-        self._registration.apply(Event.STOPPED, self._clock.monotonic())
+        self._registration.apply(RegistrationEvent.STOPPED, self._clock.monotonic())
         if server is not None:
             await server.stop(self._drain_seconds)

@@ -1,9 +1,9 @@
 """
 Where one resource stands with the kubelet, as a state with a table of transitions. It does no I/O: the time is an argument.
 
-The rule: whatever happens to the registration is an `Event`, and `TRANSITIONS` says what follows from it in each state. An
-event that is not in the table of a state cannot happen there. What an event does to the counters and deadlines depends on
-the event alone (`Registration.apply`).
+The rule: whatever happens to the registration is an `RegistrationEvent`, and `TRANSITIONS` says what follows from it in
+each state. An event that is not in the table of a state cannot happen there. What an event does to the counters and
+deadlines depends on the event alone (`Registration.apply`).
 
 A kubelet that listens may have lost the devices all the same. That is judged apart from the registration, by what the
 kubelet shows as allocatable (`DeviceVisibility`): no device at one poll may be the moment before it has read a list, none
@@ -53,7 +53,7 @@ def digest_name(resource: str) -> str:
     return f"topoalign-{sha256(resource.encode()).hexdigest()[:12]}.sock"
 
 
-def options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
+def plugin_options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
     """
     What the kubelet asks of a plugin. PreStartContainer only for units and slots of GPUs: whether both halves of a share are
     of one GPU, and whether a container has the amounts that are reserved for it, can be told when the container is known.
@@ -70,7 +70,7 @@ async def register(path: Path, resource: ResourceName, clock: Clock, *, by_amoun
     Raises KubeletAway, after `REGISTER_SECONDS` at most.
     """
     request = v1beta1.RegisterRequest(
-        version=API_VERSION, endpoint=path.name, resource_name=resource, options=options(by_amounts=by_amounts)
+        version=API_VERSION, endpoint=path.name, resource_name=resource, options=plugin_options(by_amounts=by_amounts)
     )
     await ask(
         path.parent / KUBELET_SOCKET,
@@ -104,7 +104,7 @@ Jitter = Callable[[], float]
 """A number from 0 to 1."""
 
 
-class State(Enum):
+class RegistrationState(Enum):
     """What the kubelet knows of the resource."""
 
     UNREGISTERED = auto()
@@ -115,7 +115,7 @@ class State(Enum):
     """Its stream was open at the last poll."""
 
 
-class Event(Enum):
+class RegistrationEvent(Enum):
     """What may happen to the registration."""
 
     KUBELET_AWAY = auto()
@@ -140,9 +140,9 @@ class Event(Enum):
     """Our own socket was closed."""
 
 
-S = State
-E = Event
-TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+S = RegistrationState
+E = RegistrationEvent
+TRANSITIONS: Mapping[RegistrationState, Mapping[RegistrationEvent, RegistrationState]] = {
     S.UNREGISTERED: {
         E.KUBELET_AWAY: S.UNREGISTERED,
         E.KUBELET_CHANGED: S.UNREGISTERED,
@@ -277,7 +277,7 @@ class Registration:
     """Tracks the registration of one resource: its state, its failures, and when the kubelet is asked next."""
 
     def __init__(self, jitter: Jitter) -> None:
-        self.state = State.UNREGISTERED
+        self.state = RegistrationState.UNREGISTERED
         self.kubelet: Identity | None = None
         """The one that was asked last."""
         self.visibility = DeviceVisibility()
@@ -293,28 +293,28 @@ class Registration:
     @property
     def is_registered(self) -> bool:
         """Whether the kubelet has accepted the registration and has not been seen to drop it."""
-        return self.state is not State.UNREGISTERED
+        return self.state is not RegistrationState.UNREGISTERED
 
     def meet(self, kubelet: Identity, now: float) -> bool:
         """Takes note of the kubelet that serves the socket. Returns whether it is another one than before."""
         if kubelet == self.kubelet:
             return False
         self.kubelet = kubelet
-        self.apply(Event.KUBELET_CHANGED, now)
+        self.apply(RegistrationEvent.KUBELET_CHANGED, now)
         return True
 
-    def listen(self, *, is_open: bool, has_ended: bool, now: float) -> Event | None:
+    def listen(self, *, is_open: bool, has_ended: bool, now: float) -> RegistrationEvent | None:
         """What follows from the kubelet's stream as it is now; None: it is still waited for."""
         if is_open:
-            event = Event.STILL_WATCHED if now >= self._success_at else Event.WATCHED
+            event = RegistrationEvent.STILL_WATCHED if now >= self._success_at else RegistrationEvent.WATCHED
         elif has_ended or now >= self.listen_by:
-            event = Event.UNWATCHED
+            event = RegistrationEvent.UNWATCHED
         else:
             return None
         self.apply(event, now)
         return event
 
-    def apply(self, event: Event, now: float) -> None:
+    def apply(self, event: RegistrationEvent, now: float) -> None:
         """
         Moves to the state that follows from an event at monotonic second `now`, and sets counters and deadlines.
 
@@ -322,19 +322,19 @@ class Registration:
         """
         self.state = TRANSITIONS[self.state][event]
         match event:
-            case Event.KUBELET_CHANGED:
+            case RegistrationEvent.KUBELET_CHANGED:
                 self.failures = 0
                 self.visibility.apply(Sign.CHANGED, now)
-            case Event.ACCEPTED:
+            case RegistrationEvent.ACCEPTED:
                 self._success_at = self.listen_by = now + LISTEN_SECONDS
-            case Event.REFUSED | Event.UNWATCHED:
+            case RegistrationEvent.REFUSED | RegistrationEvent.UNWATCHED:
                 self.failures += 1
                 wait = backoff_seconds(self.failures, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS)
                 self.ask_at = now + wait * (0.5 + self._jitter() / 2)
-            case Event.WATCHED | Event.STILL_WATCHED:
+            case RegistrationEvent.WATCHED | RegistrationEvent.STILL_WATCHED:
                 self.listen_by = now + LISTEN_SECONDS
-                self.failures = 0 if event is Event.STILL_WATCHED else self.failures
-            case Event.LOST:
+                self.failures = 0 if event is RegistrationEvent.STILL_WATCHED else self.failures
+            case RegistrationEvent.LOST:
                 self.ask_at = now
-            case Event.SOCKET_LOST:
+            case RegistrationEvent.SOCKET_LOST:
                 self.ask_at = now + POLL_SECONDS

@@ -24,10 +24,10 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.device_plugin.listing import Listing
-from topoalign.allocator.device_plugin.registration_states import options
+from topoalign.allocator.device_plugin.listing import DeviceListing
+from topoalign.allocator.device_plugin.registration_states import plugin_options
 from topoalign.allocator.ports import AllocatorPort
-from topoalign.allocator.reconciliation.adoption import in_order
+from topoalign.allocator.reconciliation.adoption import in_offered_order
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
@@ -57,7 +57,7 @@ MOST_OTHERS = 3
 END_SECONDS = 1.0
 
 
-class Watch:
+class ListAndWatchStream:
     """The state of one ListAndWatch stream, for those who wait for it or end it."""
 
     def __init__(self, connection: Connection | None = None, likeness: tuple[bool, bool] = (False, False)) -> None:
@@ -85,11 +85,11 @@ class Watches:
     """The open ListAndWatch streams of a resource, and which of them is the kubelet's."""
 
     def __init__(self) -> None:
-        self.kubelet = Watch()
+        self.kubelet = ListAndWatchStream()
         """The kubelet's: open, or ended, or none yet. It drops its newest client when an old stream ends: there is one."""
         self.when_ended: Callable[[], None] | None = None
         """Is called when a stream has ended."""
-        self._others: set[Watch] = set()
+        self._others: set[ListAndWatchStream] = set()
         self._vacant = True
         """No stream has been taken for the kubelet's since the last registration began."""
         self._pid = 0
@@ -101,14 +101,16 @@ class Watches:
         """Whether any stream is open."""
         return any(watch.open for watch in self._all())
 
-    def _all(self) -> list[Watch]:
+    def _all(self) -> list[ListAndWatchStream]:
         return [self.kubelet, *self._others]
 
     @contextmanager
-    def opened(self, connection: Connection | None) -> Iterator[Watch]:
+    def opened(self, connection: Connection | None) -> Iterator[ListAndWatchStream]:
         """Registers a stream for as long as the context is open. Raises GRPCError (RESOURCE_EXHAUSTED) for one too many."""
         process = connection is not None and connection.peer.pid == self._pid != 0
-        watch = Watch(connection, (process, connection in self._dialled if connection is not None else False))
+        watch = ListAndWatchStream(
+            connection, (process, connection in self._dialled if connection is not None else False)
+        )
         if self._vacant or (self.kubelet.open and watch.likeness > self.kubelet.likeness):
             if self.kubelet.open:
                 self._others.add(self.kubelet)
@@ -172,11 +174,11 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         self.resource = resource
         self.allocator = allocator
         self.containers = containers or Containers()
-        self.listing = Listing(resource, lambda: allocator.faults)
+        self.listing = DeviceListing(resource, lambda: allocator.faults)
         self.watches = Watches()
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> ListAndWatchStream:
         """The kubelet's stream."""
         return self.watches.kubelet
 
@@ -187,7 +189,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
         """Answers GetDevicePluginOptions. The kubelet asks it while it registers the plugin, so the caller is noted."""
         self.watches.dialled(caller())
-        return options(by_amounts=self.by_amounts)
+        return plugin_options(by_amounts=self.by_amounts)
 
     @property
     def by_amounts(self) -> bool:
@@ -252,7 +254,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         listed = before.devices.get(self.resource, NO_DEVICES).listed
         sets = [listed(cast("list[DeviceID]", request.devices_ids)) for request in message.container_requests]
         printer = self.containers.now(before, self.resource)
-        ordered = [in_order(before, self.resource, devices) for devices in sets]
+        ordered = [in_offered_order(before, self.resource, devices) for devices in sets]
         if printer.hami_core is not None:
             printer.hami_core.check(ordered)
         responses = printer.responses(before, self.resource, sets)

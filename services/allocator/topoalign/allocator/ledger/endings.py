@@ -65,11 +65,13 @@ class Endings:
         gone = ending.allocation
         devices = ", ".join(sorted(gone.device_ids))
         uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""
-        ended = f"{titled(gone.owner)} had {devices} (allocation {gone.id}{uid}), and no longer holds it: "
+        ended = f"{container_title(gone.owner)} had {devices} (allocation {gone.id}{uid}), and no longer holds it: "
         ended += REASONS.get(ending.reason, ending.reason)
         successors = [live[name] for name in ending.successors if name in live]
         if successors and ending.reason in ("superseded", "displaced"):
-            ended += "; now " + " and ".join(f"{titled(new.owner)} has it (allocation {new.id})" for new in successors)
+            ended += "; now " + " and ".join(
+                f"{container_title(new.owner)} has it (allocation {new.id})" for new in successors
+            )
         return clean(ended, 500)
 
 
@@ -79,7 +81,7 @@ def names_of(allocation: Allocation) -> set[str]:
     return {allocation.id} if owner is None else {allocation.id, f"{owner.namespace}/{owner.pod}"}
 
 
-def titled(owner: Owner | None) -> str:
+def container_title(owner: Owner | None) -> str:
     """The text that names a container in logs, readiness and explanations: `NAMESPACE/POD CONTAINER`."""
     if owner is None:
         return "a container not known yet"

@@ -4,8 +4,8 @@ The record of a node's allocations on disk, and one in memory with the same prom
 The state directory holds `lock`, held by the one process that may write; `journal`, written as `record` says; `published`,
 how far the bus has received; and journals that were damaged. A damaged journal does not stop the node: it is set aside as
 `journal.corrupt-N`, for inspection, and what can be trusted of it goes on in a new one. Where something may be
-missing, the header of the new one says why (`Header.doubt`), and the record is unconfirmed until somebody confirms it.
-What is set aside is never written again; the newest few are kept.
+missing, the header of the new one says why (`JournalHeader.doubt`), and the record is unconfirmed until somebody
+confirms it. What is set aside is never written again; the newest few are kept.
 """
 
 import errno
@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from topoalign.allocator.ledger import record
-from topoalign.allocator.ledger.record import VERSION, Header, encoded
+from topoalign.allocator.ledger.record import VERSION, JournalHeader, encode_line
 from topoalign.allocator.ledger.state_dir import (
     check_file,
     faults,
@@ -87,7 +87,7 @@ class FileJournal:
                 self.cut(self._size - self.dropped)
         return [line.entry for line in found.lines]
 
-    def read(self) -> tuple[bytes | None, record.Record]:
+    def read(self) -> tuple[bytes | None, record.JournalContent]:
         """The bytes of the file, None if there is none, and the record in them. Raises StateFault if it may not be read."""
         published = self.published()
         try:
@@ -95,15 +95,17 @@ class FileJournal:
                 content = file.read()
         except FileNotFoundError:
             used = os.path.lexists(self.directory / "published")  # which is made after the journal
-            return None, record.lost("it is missing from a directory that was used") if used else record.Record()
+            return None, record.lost_journal(
+                "it is missing from a directory that was used"
+            ) if used else record.JournalContent()
         except OSError as error:
             if error.errno == errno.EIO:
-                return b"", record.lost("the disk cannot read it")
+                return b"", record.lost_journal("the disk cannot read it")
             with faults(self.path, "read the journal"):
                 raise
-        return content, record.read(content, self.node, published)
+        return content, record.read_journal(content, self.node, published)
 
-    def recover(self, found: record.Record, there: bool) -> None:
+    def recover(self, found: record.JournalContent, there: bool) -> None:
         """Sets a damaged file aside (`there`: there is one), begins a new one with what can be trusted, and logs that."""
         with faults(self.path, "set the damaged journal aside"):
             kept = self.put_aside() if there else None
@@ -142,7 +144,7 @@ class FileJournal:
 
     def append(self, entry: Entry) -> None:
         """Writes one entry and syncs it. Raises StateFault, and then the entry is not in the journal."""
-        line = encoded(entry)
+        line = encode_line(entry)
         with faults(self.path, "write the journal"):
             if self._suspect or not self.in_place:
                 self.replace(self._lines)
@@ -158,7 +160,7 @@ class FileJournal:
 
     def rewrite(self, entries: Sequence[Entry]) -> None:
         """Replaces all entries by these, at once or not at all. Raises StateFault."""
-        lines = [encoded(entry) for entry in entries]
+        lines = [encode_line(entry) for entry in entries]
         with faults(self.path, "rewrite the journal"):
             self.replace(lines)
         self._lines = lines
@@ -214,7 +216,7 @@ class FileJournal:
         Where the new one cannot be written the old one stays in use: a disk without room for both may have some for one
         more line. Where a later step fails, the next append repeats this, because the open file may be the replaced one.
         """
-        header = encoded(Header(version=VERSION, node=self.node, doubt=self._unconfirmed or ""))
+        header = encode_line(JournalHeader(version=VERSION, node=self.node, doubt=self._unconfirmed or ""))
         beside = self.directory / "journal.new"
         try:
             target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -105,7 +105,7 @@ def releases(allocations: Iterable[AllocationID], reasons: Mapping[AllocationID,
     return [partial(AllocationReleased, allocation=name, reason=reasons.get(name, otherwise)) for name in allocations]
 
 
-def refused(pod: PodRequest, refusal: Refusal) -> Draft:
+def refusal_fact(pod: PodRequest, refusal: Refusal) -> Draft:
     """The draft of `AllocationRefused` for this pod."""
     return partial(
         AllocationRefused,
@@ -291,7 +291,7 @@ class Ledger:
 
     def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
         """Records that a pod was refused, and why. Raises StateFault."""
-        self._record(refused(pod, refusal))
+        self._record(refusal_fact(pod, refusal))
 
     def announce(self) -> tuple[int, int]:
         """

@@ -31,7 +31,7 @@ Place = tuple[int, int]
 """Epoch and seq of a fact."""
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="topoalign.journal"):
+class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="topoalign.journal"):
     """The first line: whose journal this is, and how it is written."""
 
     version: int
@@ -40,7 +40,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Why entries may be missing; empty: none is."""
 
 
-class Line(NamedTuple):
+class JournalLine(NamedTuple):
     """One line that is whole."""
 
     entry: Entry
@@ -48,10 +48,10 @@ class Line(NamedTuple):
     """As it is on disk."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What `read` finds in a journal."""
+class JournalContent(msgspec.Struct, frozen=True, kw_only=True):
+    """What `read_journal` finds in a journal."""
 
-    lines: Sequence[Line] = ()
+    lines: Sequence[JournalLine] = ()
     """What can be trusted: all, or lines with a snapshot among them, or none."""
     unfinished: int = 0
     """Bytes of a last line that was never finished."""
@@ -63,17 +63,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 T = TypeVar("T")
 
-_headers = msgspec.json.Decoder(Header)
+_headers = msgspec.json.Decoder(JournalHeader)
 _entries = msgspec.json.Decoder(Entry)
 
 
-def encoded(record: Entry | Header) -> bytes:
+def encode_line(record: Entry | JournalHeader) -> bytes:
     """The line for a header or an entry: CRC-32 in hexadecimal, a blank, JSON, a line feed."""
     payload = msgspec.json.encode(record)
     return b"%08x %s\n" % (crc32(payload), payload)
 
 
-def read(content: bytes, node: NodeName, published: Place | None) -> Record:
+def read_journal(content: bytes, node: NodeName, published: Place | None) -> JournalContent:
     """
     Reads the bytes of a journal of this node: what can be trusted of it, and what is damaged. Never raises.
 
@@ -81,18 +81,18 @@ def read(content: bytes, node: NodeName, published: Place | None) -> Record:
     """
     whole, _, unfinished = content.rpartition(b"\n")
     if not whole:
-        return lost("it has no header" if content else "it is empty")
+        return lost_journal("it has no header" if content else "it is empty")
     first, *others = whole.split(b"\n")
     damages: list[str] = []
     try:
-        header = decoded("the header", first, _headers)
+        header = decode_line("the header", first, _headers)
     except Undecodable as error:
         damages.append(error.finding)
-        header = Header(version=VERSION, node=node, doubt=error.finding)
+        header = JournalHeader(version=VERSION, node=node, doubt=error.finding)
     if header.version > VERSION:
-        return lost(f"it is of version {header.version}, and this program reads up to version {VERSION}")
+        return lost_journal(f"it is of version {header.version}, and this program reads up to version {VERSION}")
     if header.node != node:
-        return lost(f"it is the journal of node {quoted([header.node])}, and this is node {quoted([node])}")
+        return lost_journal(f"it is the journal of node {quoted([header.node])}, and this is node {quoted([node])}")
     runs, found = runs_of(others, node)
     damages += found
     if unfinished and is_whole(unfinished[:-1]):
@@ -101,56 +101,56 @@ def read(content: bytes, node: NodeName, published: Place | None) -> Record:
     if not header.doubt:
         damages += ending(runs[-1], published)
     if not damages:
-        return Record(lines=runs[-1], unfinished=len(unfinished), unconfirmed=header.doubt or None)
+        return JournalContent(lines=runs[-1], unfinished=len(unfinished), unconfirmed=header.doubt or None)
     damage = damages[0] if len(damages) == 1 else f"{damages[0]}, and {len(damages) - 1} more"
     trusted = next((run for run in reversed(runs) if has_snapshot(run)), [])
     is_all = trusted is runs[-1] and has_snapshot(trusted) and not ending(trusted, published)
-    return Record(lines=trusted, damage=damage, unconfirmed=header.doubt or (None if is_all else damage))
+    return JournalContent(lines=trusted, damage=damage, unconfirmed=header.doubt or (None if is_all else damage))
 
 
-def lost(damage: str) -> Record:
+def lost_journal(damage: str) -> JournalContent:
     """The record of a journal of which nothing can be trusted, for this reason."""
-    return Record(damage=damage, unconfirmed=damage)
+    return JournalContent(damage=damage, unconfirmed=damage)
 
 
-def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[Line]], list[str]]:
+def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[JournalLine]], list[str]]:
     """The lines that are whole, as one list for each run without a gap or damage; and what is wrong between the runs."""
-    runs: list[list[Line]] = [[]]
+    runs: list[list[JournalLine]] = [[]]
     damages: list[str] = []
     for number, line in enumerate(lines, 2):
         try:
-            entry = entry_of(number, line, node)
+            entry = decode_entry(number, line, node)
         except Undecodable as error:
             damages.append(error.finding)
             runs.append([])
             continue
-        if not all(follows(*pair) for pair in pairwise([*facts(runs[-1][-1:]), *entry.events])):
+        if not all(follows(*pair) for pair in pairwise([*facts_of_lines(runs[-1][-1:]), *entry.events])):
             damages.append(f"facts before line {number} are missing")
             runs.append([])
-        runs[-1].append(Line(entry, line + b"\n"))
+        runs[-1].append(JournalLine(entry, line + b"\n"))
     return runs, damages
 
 
-def ending(run: Sequence[Line], published: Place | None) -> list[str]:
+def ending(run: Sequence[JournalLine], published: Place | None) -> list[str]:
     """What is missing at the end of a journal whose last run is this; empty: nothing, as far as can be told."""
-    said = facts(run)
+    said = facts_of_lines(run)
     if said and not has_snapshot(run) and said[0].seq != 1:
         return ["the snapshot at its end is missing"]
-    if published is not None and published > (place(said[-1]) if said else (0, 0)):
+    if published is not None and published > (fact_position(said[-1]) if said else (0, 0)):
         return ["facts at its end are missing, which were published"]
     return []
 
 
-def entry_of(number: int, line: bytes, node: NodeName) -> Entry:
+def decode_entry(number: int, line: bytes, node: NodeName) -> Entry:
     """Decodes line `number` (from 1). Raises Undecodable, also for facts of another node."""
-    entry = decoded(f"line {number}", line, _entries)
+    entry = decode_line(f"line {number}", line, _entries)
     for event in entry.events:
         if event.node != node:
             raise Undecodable(f"line {number}", f"it is about node {quoted([event.node])}")
     return entry
 
 
-def decoded(what: str, line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+def decode_line(what: str, line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     """Checks a line against its checksum and decodes its JSON. `what` names it in the error. Raises Undecodable."""
     if not is_whole(line):
         raise Undecodable(what, "it does not match its checksum")
@@ -166,14 +166,14 @@ def is_whole(line: bytes) -> bool:
     return checksum == b"%08x" % crc32(payload)
 
 
-def facts(lines: Sequence[Line]) -> list[LedgerEvent]:
+def facts_of_lines(lines: Sequence[JournalLine]) -> list[LedgerEvent]:
     """The facts of all these lines, in order."""
     return [event for line in lines for event in line.entry.events]
 
 
-def has_snapshot(lines: Sequence[Line]) -> bool:
+def has_snapshot(lines: Sequence[JournalLine]) -> bool:
     """Whether a snapshot of all allocations is among the facts of these lines."""
-    return any(isinstance(event, AllocationsSnapshot) for event in facts(lines))
+    return any(isinstance(event, AllocationsSnapshot) for event in facts_of_lines(lines))
 
 
 def follows(before: LedgerEvent, event: LedgerEvent) -> bool:
@@ -183,7 +183,7 @@ def follows(before: LedgerEvent, event: LedgerEvent) -> bool:
     return event.epoch > before.epoch and isinstance(event, AllocationsSnapshot)
 
 
-def place(event: LedgerEvent) -> Place:
+def fact_position(event: LedgerEvent) -> Place:
     """Epoch and seq of a fact; greater for a later one."""
     return event.epoch, event.seq
 

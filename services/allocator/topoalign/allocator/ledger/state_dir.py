@@ -52,17 +52,17 @@ def locked(directory: Path) -> Iterator[None]:
     with usable():
         with faults(directory, "use the state directory"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check(directory)
+        check_state_dir(directory)
         with faults(directory, "use the state directory"):
             lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        take_lock(lock, directory)
+        take_state_lock(lock, directory)
         yield
     finally:
         os.close(lock)
 
 
-def check(directory: Path) -> None:
+def check_state_dir(directory: Path) -> None:
     """Raises StateFault for a directory in which others may write, or in which this process may not."""
     with faults(directory, "use the state directory"):
         found = directory.lstat()
@@ -82,7 +82,7 @@ def check(directory: Path) -> None:
         )
 
 
-def take_lock(lock: int, directory: Path) -> None:
+def take_state_lock(lock: int, directory: Path) -> None:
     """Takes the lock on an open lock file and writes this pid into it. Raises StateInUse with the pid of the holder."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -70,7 +70,7 @@ class Display(Servicer, display.GpuDisplayBase):
 
         async def metric() -> Answer:
             shares = await self._shares()
-            return Answer(use_families.text(use_families.gaia(shares, self._state().hardware)), PROMETHEUS)
+            return Answer(use_families.render_families(use_families.gaia(shares, self._state().hardware)), PROMETHEUS)
 
         return {"/graph": graph, "/usage": usage, "/version": version, "/metric": metric}
 

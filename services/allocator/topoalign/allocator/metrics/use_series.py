@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.endings import container_title
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
@@ -24,7 +24,7 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.figures import header, line
 
 if TYPE_CHECKING:  # nobody scrapes at the start
-    from topoalign.allocator.metrics.use_families import Row
+    from topoalign.allocator.metrics.use_families import GpuUsage
     from topoalign.core.model.processes import LibraryReading
     from topoalign.core.state.fold import NodeState
     from topoalign.core.usage.attribution import Excess, ExcessWatch, NodeShares
@@ -63,7 +63,7 @@ class UseSeries:
         """Device and allocations -> as it was when it began: so it is announced once."""
         self._failing = False
         """Whether the newest measurement of our own failed."""
-        self._rows: tuple[NodeState, Sequence[Row]] | None = None
+        self._rows: tuple[NodeState, Sequence[GpuUsage]] | None = None
         """How GPUs were divided when that was counted last, and of which state that is."""
 
     async def keep_watch(self, clock: Clock) -> None:
@@ -95,9 +95,9 @@ class UseSeries:
         from topoalign.allocator.metrics import use_families  # as above
 
         rows = self._divided()
-        yield use_families.text(use_families.own_partition_families(rows))
+        yield use_families.render_families(use_families.own_partition_families(rows))
         if "hami" in self._also:
-            yield use_families.text(use_families.hami_partition_families(rows, self._ledger.node))
+            yield use_families.render_families(use_families.hami_partition_families(rows, self._ledger.node))
         try:
             shares = await self.shares()
         except TopoalignError:
@@ -106,26 +106,26 @@ class UseSeries:
         yield line("topoalign_gpu_use_measured", shares is not None)
         if shares is None:
             return
-        yield use_families.text(use_families.own_use_families(shares, self._lasting(shares)))
+        yield use_families.render_families(use_families.own_use_families(shares, self._lasting(shares)))
         hardware = self._ledger.state.hardware
         there = tuple(each for each in shares.devices if each.card in hardware.gpu_by_id)  # one may have gone meanwhile
         shares = msgspec.structs.replace(shares, devices=there)
         if "gaia" in self._also:
-            yield use_families.text(use_families.gaia(shares, hardware))
+            yield use_families.render_families(use_families.gaia(shares, hardware))
         if "hami" in self._also:
-            yield use_families.text(use_families.hami_use_families(shares, hardware))
+            yield use_families.render_families(use_families.hami_use_families(shares, hardware))
 
-    def _divided(self) -> "Sequence[Row]":
+    def _divided(self) -> "Sequence[GpuUsage]":
         """
         How each GPU is divided. Counted anew when what is there, held or healthy has changed, and nothing else of the state:
         a node may hold 20,000 units.
         """
-        from topoalign.allocator.metrics.use_families import rows_of
+        from topoalign.allocator.metrics.use_families import gpu_usages
         from topoalign.core.state.divisions import divisions
 
         state = self._ledger.state
         if self._rows is None or not has_same_devices(self._rows[0], state):
-            self._rows = state, rows_of(divisions(state), state.hardware)
+            self._rows = state, gpu_usages(divisions(state), state.hardware)
         return self._rows[1]
 
     async def shares(self) -> "NodeShares":
@@ -157,7 +157,7 @@ class UseSeries:
         for excess in self._watch.begun:
             log.warning(
                 "a container uses more memory of a GPU than it was given",
-                container=titled(excess.holder.owner),
+                container=container_title(excess.holder.owner),
                 device=excess.device,
                 given=excess.holder.memory,
                 used=excess.holder.use.memory,

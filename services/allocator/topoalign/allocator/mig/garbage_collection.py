@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.endings import container_title
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instance_log import OwnInstance
 from topoalign.allocator.mig.instances import Instances
@@ -109,7 +109,7 @@ def missing_of(state: NodeState, own: Iterable[OwnInstance]) -> list[OwnInstance
 
 def lost_note(state: NodeState) -> str | None:
     """Names the containers whose MIG instances are gone, at most `MOST_NAMED`, for /readyz; None: there are none."""
-    lost = [titled(each.owner) for each in state.allocations.values() if lost_instances(each, state.hardware)]
+    lost = [container_title(each.owner) for each in state.allocations.values() if lost_instances(each, state.hardware)]
     more = f", and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
     names = ", ".join(lost[:MOST_NAMED])
     return f"containers whose MIG instances are gone: {names}{more}; delete their pods" if lost else None

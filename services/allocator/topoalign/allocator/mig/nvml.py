@@ -31,7 +31,7 @@ REMEDY = "see that the agent is root and has CAP_SYS_ADMIN, and what the kernel 
 T = TypeVar("T")
 
 
-class Slices(Structure):
+class PlacementSlices(Structure):
     """nvmlGpuInstancePlacement_t."""
 
     _fields_ = (("start", c_uint), ("size", c_uint))
@@ -46,29 +46,29 @@ class NvmlInstances:
 
     async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
         """All GPU instances of a GPU. Raises DriverFault."""
-        return await self._run(gpu, Gpu.there)
+        return await self._run(gpu, MigGpu.there)
 
     async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
         """
         Makes a GPU instance of this profile at this place, and one compute instance of all of it. Raises DriverFault, and
         PlaceTaken.
         """
-        return await self._run(gpu, partial(Gpu.make, profile=profile, placement=placement))
+        return await self._run(gpu, partial(MigGpu.make, profile=profile, placement=placement))
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
         """Destroys the GPU instance with this id and all in it; nothing where there is none. Raises DriverFault."""
-        await self._run(gpu, partial(Gpu.destroy, instance=instance))
+        await self._run(gpu, partial(MigGpu.destroy, instance=instance))
 
-    async def _run(self, gpu: DeviceID, work: "Callable[[Gpu], T]") -> T:
+    async def _run(self, gpu: DeviceID, work: "Callable[[MigGpu], T]") -> T:
         def done(steps: Steps) -> T:
-            with opened(gpu, steps) as found:
+            with open_mig_gpu(gpu, steps) as found:
                 return work(found)
 
         return await self._thread.run(done)
 
 
 @contextmanager
-def opened(gpu: DeviceID, steps: Steps) -> "Iterator[Gpu]":
+def open_mig_gpu(gpu: DeviceID, steps: Steps) -> "Iterator[MigGpu]":
     """A GPU, with NVML open in the block. Raises DriverFault, also for an error of NVML's in the block."""
     steps("import pynvml")
     try:
@@ -79,7 +79,7 @@ def opened(gpu: DeviceID, steps: Steps) -> "Iterator[Gpu]":
         steps("nvmlInitWithFlags")
         pynvml.nvmlInitWithFlags(INIT_WITHOUT_GPUS)
         try:
-            yield Gpu(gpu, pynvml, steps)
+            yield MigGpu(gpu, pynvml, steps)
         finally:
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
@@ -92,7 +92,7 @@ def fault_of(gpu: DeviceID, call: str, error: Exception) -> DriverFault:
     return DriverFault(f"{gpu}: {call}: {clean(str(error), 200)}", REMEDY)
 
 
-class Gpu:
+class MigGpu:
     """One GPU in MIG mode, while NVML is open."""
 
     def __init__(self, gpu: DeviceID, pynvml: ModuleType, steps: Steps) -> None:
@@ -113,17 +113,17 @@ class Gpu:
                 info = self._ask("nvmlGpuInstanceGetInfo", handle)
                 place = MigPlacement(start=int(info.placement.start), size=int(info.placement.size))
                 of = frozenset(uuids.get(int(info.id), ()))
-                found[int(info.id)] = GpuInstance(int(info.id), profile_name(profile), place, of)
+                found[int(info.id)] = GpuInstance(int(info.id), strip_profile_prefix(profile), place, of)
         return tuple(found.values())
 
     def make(self, profile: str, placement: MigPlacement) -> MigDevice:
         """As `NvmlInstances.make`: both instances, or neither."""
-        kind = next((each for each in self._profiles() if profile_name(each) == profile), None)
+        kind = next((each for each in self._profiles() if strip_profile_prefix(each) == profile), None)
         if kind is None:
             raise DriverFault(
                 f"{self.id} has no MIG profile {profile} any more", "see whether its MIG mode was changed"
             )
-        slices = Slices(placement.start, placement.size)
+        slices = PlacementSlices(placement.start, placement.size)
         try:
             handle = self._ask("nvmlDeviceCreateGpuInstanceWithPlacement", self._device, kind.id, byref(slices))
         except self._pynvml.NVMLError_InsufficientResources as error:
@@ -205,6 +205,6 @@ class Gpu:
         return getattr(self._pynvml, function)(*arguments)
 
 
-def profile_name(profile: Any) -> str:
+def strip_profile_prefix(profile: Any) -> str:
     """The name of a profile as NVIDIA prints it, without what NVML says before it: `MIG 1g.10gb` is `1g.10gb`."""
     return "".join(str(profile.name).split()[-1:])

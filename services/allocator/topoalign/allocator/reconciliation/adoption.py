@@ -6,9 +6,9 @@ import msgspec
 
 from topoalign.allocator.hardware_watch import is_confirmed
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, Part
-from topoalign.allocator.reconciliation.liveness import is_before, places, shown_of, still_displaced
-from topoalign.allocator.reconciliation.usage import is_ours
+from topoalign.allocator.ports import KubeletListing, ResourceEntry
+from topoalign.allocator.reconciliation.liveness import is_before, kubelet_places, shown_of, still_displaced
+from topoalign.allocator.reconciliation.usage import is_recorded_here
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.holdings import HoldingSet
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -19,7 +19,7 @@ from topoalign.core.state.fold import NodeState
 # Sorts devices in the hardware's order: a container sees them in it, in whatever order the kubelet named them.
 
 
-def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
+def in_offered_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
     """The devices in the order in which the resource offers them; those that it does not offer come last, by name."""
     offered = hardware.devices.get(resource, NO_DEVICES)
     if isinstance(devices, DeviceSet) and devices.devices is offered:
@@ -31,8 +31,8 @@ def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[Devic
     return tuple(sorted(named, key=lambda device: (places.get(device, len(places)), device)))
 
 
-def unrecorded(
-    ledger: Ledger, listing: Listing, contradicted: Sequence[Allocation], late: Collection[str]
+def adopt_unrecorded(
+    ledger: Ledger, listing: KubeletListing, contradicted: Sequence[Allocation], late: Collection[str]
 ) -> list[Allocation]:
     """
     Makes allocations for containers that the kubelet shows with devices of ours which no record holds: they were there
@@ -42,7 +42,7 @@ def unrecorded(
     the kubelet's checkpoint has of them, or all where it cannot be read. Of the pods `late` (UIDs), what the
     checkpoint has given to containers not shown; of all while the record is unconfirmed, once the hardware is confirmed.
     """
-    state = without(ledger.state, contradicted)
+    state = without_allocations(ledger.state, contradicted)
     found: list[Allocation] = []
     ownership = state.ownership
     taken = HoldingSet()
@@ -70,8 +70,8 @@ def unrecorded(
         ours = ordered(state, holding.resource, holding.devices)
         if ours and all(map(is_free, ours)):
             take_in(holding.owner, holding.resource, ours, holding.pod_uid)
-    left = {place for each in contradicted for place in places(each)} - shown_of(listing)
-    unread = tuple(Part(resource, frozenset({device})) for resource, device in sorted(left))
+    left = {place for each in contradicted for place in kubelet_places(each)} - shown_of(listing)
+    unread = tuple(ResourceEntry(resource, frozenset({device})) for resource, device in sorted(left))
     is_doubted = ledger.unconfirmed is not None and is_confirmed(ledger.state.health)
     for part in listing.parts if listing.checkpoint is not None else unread:
         whole = is_doubted or part.pod_uid in late
@@ -82,7 +82,7 @@ def unrecorded(
 
 
 def returned(
-    ledger: Ledger, ended: Sequence[Allocation], listing: Listing | None, granted: Sequence[Allocation] = ()
+    ledger: Ledger, ended: Sequence[Allocation], listing: KubeletListing | None, granted: Sequence[Allocation] = ()
 ) -> list[Allocation]:
     """
     Makes allocations for containers that the `ended` ones displaced and that run on, as far as nobody else has their
@@ -93,7 +93,7 @@ def returned(
     now = [each for each in ended if each.displaced and not is_before(each, ledger.boot)]
     if not now:
         return found
-    state = without(ledger.state, ended)
+    state = without_allocations(ledger.state, ended)
     for each in granted:
         state = state.holding(each)
     formers = [former for each in now for former in still_displaced(each.displaced, listing)]
@@ -128,7 +128,7 @@ def others_of(state: NodeState, returning: Allocation, displaced: Sequence[Displ
     return tuple(each for name, each in found.items() if name != (returning.owner, returning.pod_uid))
 
 
-def without(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
+def without_allocations(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
     """The state as if these allocations were not live."""
     for each in allocations:
         state = state.without(each.id)
@@ -147,6 +147,8 @@ def of_devices(
 
 
 def ordered(state: NodeState, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:
-    """Those of the devices that this allocator keeps the record of (`is_ours`), in the hardware's order."""
+    """Those of the devices that this allocator keeps the record of (`is_recorded_here`), in the hardware's order."""
     hardware = state.hardware
-    return in_order(hardware, resource, (device for device in devices if is_ours(hardware, resource, device)))
+    return in_offered_order(
+        hardware, resource, (device for device in devices if is_recorded_here(hardware, resource, device))
+    )

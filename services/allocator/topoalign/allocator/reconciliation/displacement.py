@@ -8,15 +8,15 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.endings import container_title
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, Place
+from topoalign.allocator.ports import KubeletListing, Place
 from topoalign.allocator.reconciliation.adoption import of_devices
 from topoalign.allocator.reconciliation.liveness import (
-    Liveness,
+    LivenessCheck,
     has_other_devices,
     is_before,
-    places,
+    kubelet_places,
     shown_of,
     still_displaced,
 )
@@ -31,15 +31,17 @@ log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
 def touching(ownership: Ownership, record: Allocation, devices: Iterable[DeviceID]) -> list[Place]:
     """The devices of a record that overlap these: the same ones, parts of them, or what they are parts of."""
     wanted = ownership.set_of(devices)
-    return [(resource, device) for resource, device in places(record) if wanted.overlaps(ownership.holding(device))]
+    return [
+        (resource, device) for resource, device in kubelet_places(record) if wanted.overlaps(ownership.holding(device))
+    ]
 
 
 def displaced_by(
-    liveness: Liveness,
+    liveness: LivenessCheck,
     ledger: Ledger,
     records: Sequence[Allocation],
     asked: Collection[DeviceID],
-    listing: Listing | None,
+    listing: KubeletListing | None,
 ) -> tuple[Displaced, ...]:
     """
     The containers that may run on although the devices `asked` are given to another one: those of the `records` that make
@@ -54,7 +56,7 @@ def displaced_by(
                     allocation=record.id,
                     owner=record.owner,
                     pod_uid=record.pod_uid,
-                    devices=by_resource(both),
+                    devices=group_by_resource(both),
                     slots={device: record.slots[device] for _, device in both if device in record.slots},
                     instances={device: record.instances[device] for _, device in both if device in record.instances},
                 )
@@ -72,17 +74,17 @@ def tell_displaced(granted: Iterable[Allocation]) -> None:
                 "the kubelet gives devices to a new container, and the one that has them was not seen to end",
                 allocation=each.id,
                 devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
-                held_by=[f"{titled(former.owner)} ({former.allocation})" for former in each.displaced],
+                held_by=[f"{container_title(former.owner)} ({former.allocation})" for former in each.displaced],
             )
 
 
-def tell_readmitted(gone: Iterable[Allocation], listing: Listing) -> None:
+def tell_readmitted(gone: Iterable[Allocation], listing: KubeletListing) -> None:
     """Logs each container whose record goes because the kubelet has given it other devices."""
     for each in gone:
         if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
             log.error(
                 "a container was admitted once more, with other devices: see that it does not use its former ones",
-                container=titled(each.owner),
+                container=container_title(each.owner),
                 devices=sorted(each.device_ids),
             )
 
@@ -92,7 +94,7 @@ def tell_forgotten(forgotten: Iterable[Allocation]) -> None:
     if found := [*forgotten]:
         log.error(
             "the kubelet has lost which devices these containers have, and may give them to others: drain the node",
-            containers=[titled(each.owner) for each in found],
+            containers=[container_title(each.owner) for each in found],
             devices=sorted(device for each in found for device in each.device_ids),
         )
 
@@ -108,7 +110,7 @@ def remainders(
     ledger: Ledger,
     replaced: Collection[Allocation],
     containers: Sequence[Collection[DeviceID]],
-    listing: Listing | None,
+    listing: KubeletListing | None,
     granted: Sequence[Allocation],
 ) -> list[Rest]:
     """
@@ -127,13 +129,13 @@ def remainders(
     for record in replaced:
         whole = unread or record.id in displaced
         given = touching(ledger.state.ownership, record, asked)
-        kept = [place for place in places(record) if (whole or place in held) and place not in given]
+        kept = [place for place in kubelet_places(record) if (whole or place in held) and place not in given]
         beside = [each for each in co_allocated_of(record) if each[1] not in new] if kept or whole else []
         if kept or beside:
             rest = msgspec.structs.replace(
                 record,
                 id=ledger.next_id(len(granted) + len(rests)),
-                devices=by_resource([*kept, *beside]),
+                devices=group_by_resource([*kept, *beside]),
                 virtual_functions={
                     nic: some
                     for nic, some in record.virtual_functions.items()
@@ -166,7 +168,7 @@ def co_allocated_of(record: Allocation) -> list[Place]:
     return [(resource, each) for resource, ids in record.devices.items() for each in ids if each in record.co_allocated]
 
 
-def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
+def group_by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
     """Resource -> its devices, in their order."""
     held: dict[ResourceName, tuple[DeviceID, ...]] = {}
     for resource, device in devices:
@@ -175,7 +177,7 @@ def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, 
 
 
 def denied_pod(
-    gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: Listing | None
+    gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: KubeletListing | None
 ) -> str:
     """
     UID of the pod that took slots which were reserved for others, by an init container whose record makes way: a later
@@ -190,7 +192,7 @@ def denied_pod(
     return ""
 
 
-def kept_of(record: Allocation, listing: Listing) -> Allocation:
+def kept_of(record: Allocation, listing: KubeletListing) -> Allocation:
     """What of a record stays when it makes way: what the kubelet has still given out (`remainders`)."""
     if listing.checkpoint is None:
         return record

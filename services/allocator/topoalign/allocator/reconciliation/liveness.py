@@ -13,7 +13,7 @@ is over from its memory before it asks for the next devices, and from the file o
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
-from topoalign.allocator.ports import Listing, Part, Place, ShownDevices
+from topoalign.allocator.ports import KubeletListing, Place, ResourceEntry, ShownDevices
 from topoalign.allocator.reconciliation.memory import Evidence, Grant, Kubelet, Rest
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
@@ -24,7 +24,7 @@ UNWRITTEN_SECONDS = 5.0
 """The kubelet writes its checkpoint as soon as a container has the devices of all its resources."""
 
 
-class Liveness:
+class LivenessCheck:
     """Judges by what the kubelet lists whether allocations have ended. What it remembers is not in the record."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Liveness:
         """Whether this run of the kubelet is the last that has shown the allocation."""
         return self._evidence[allocation].shown_by == kubelet
 
-    def note_written(self, allocations: Iterable[Allocation], listing: Listing) -> None:
+    def note_written(self, allocations: Iterable[Allocation], listing: KubeletListing) -> None:
         """
         Remembers for which allocations this kubelet wrote entries of their pods: what it drops of them later has ended.
         """
@@ -65,7 +65,7 @@ class Liveness:
             return
         entries = {(part.pod_uid, part.resource, device) for part in listing.parts for device in part.devices}
         for each in new:
-            if any((each.pod_uid, *place) in entries for place in places(each)):
+            if any((each.pod_uid, *place) in entries for place in kubelet_places(each)):
                 self._evidence[each.id] = self._evidence[each.id].write(listing.kubelet)
 
     def forget_all_but(self, live: Collection[AllocationID]) -> None:
@@ -73,25 +73,25 @@ class Liveness:
         for name in self._evidence.keys() - live:
             del self._evidence[name]
 
-    def uid_of(self, allocation: Allocation, holdings: Sequence[ShownDevices | None], listing: Listing) -> str:
+    def uid_of(self, allocation: Allocation, holdings: Sequence[ShownDevices | None], listing: KubeletListing) -> str:
         """The UID of the one pod that is shown with all devices of an allocation; empty: not known."""
         uids = {holding.pod_uid if holding is not None else "" for holding in holdings}
         return uids.pop() if len(uids) == 1 and self.is_written_since(allocation, listing) else ""
 
-    def is_kept(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_kept(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
         Whether the checkpoint gives a device of the allocation to a pod that is not gone; True where it cannot be read.
         """
-        held = places(allocation)
+        held = kubelet_places(allocation)
         if listing.checkpoint is None:
             return True
         if listing.checkpoint.isdisjoint(held):
             return False
-        entries = entries_of(held, listing)
+        entries = checkpoint_entries_of(held, listing)
         directories = listing.directories
         return directories is None or not entries or not all(directories.is_gone(part.pod_uid) for part in entries)
 
-    def is_kept_in_part(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_kept_in_part(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
         Whether the checkpoint gives some devices of the allocation to pods that are not gone, and others of the same
         resource to none: the kubelet lost count, and then refused the pod. False where the checkpoint cannot be read.
@@ -111,7 +111,7 @@ class Liveness:
             for resource, devices in allocation.from_kubelet.items()
         )
 
-    def is_gone(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_gone(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """Whether the allocation's pod is known, and gone by its directory. False where the directories cannot be read."""
         directories = listing.directories
         if directories is None:
@@ -120,10 +120,10 @@ class Liveness:
             return directories.is_gone(allocation.pod_uid)
         if self._evidence[allocation.id].grant is None or not self.is_written_since(allocation, listing):
             return False
-        entries = entries_of(places(allocation), listing)
+        entries = checkpoint_entries_of(kubelet_places(allocation), listing)
         return bool(entries) and all(directories.is_gone(part.pod_uid) for part in entries)
 
-    def has_ended(self, allocation: Allocation, listing: Listing, at: float) -> bool:
+    def has_ended(self, allocation: Allocation, listing: KubeletListing, at: float) -> bool:
         """
         Whether a container, not shown by this listing of monotonic second `at`, has certainly ended: the same kubelet has
         shown it before, its pod is gone, or the checkpoint has given it to nobody and was written since the grant, or was
@@ -163,7 +163,7 @@ class Liveness:
             or not offered.isdisjoint(each.device_ids)
         ]
 
-    def is_forgotten(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+    def is_forgotten(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
         """
         Whether the kubelet has lost what it gave to a container that is bound and was not seen to end.
 
@@ -175,7 +175,7 @@ class Liveness:
             return False
         return self._is_unknown(allocation, listing, boot) and not listing.directories.is_gone(allocation.pod_uid)
 
-    def has_returned(self, allocation: Allocation, listing: Listing) -> bool:
+    def has_returned(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
         Whether a container, also one of a former boot, has its devices in this one, and the kubelet has lost them since. To
         be asked of a kubelet that has settled, and so has admitted all pods that it lists.
@@ -190,7 +190,7 @@ class Liveness:
         )
         return names_it and self.is_forgotten(allocation, listing, "")
 
-    def is_waited_for(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_waited_for(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
         Whether this kubelet has not listed a pod yet for which its checkpoint keeps the devices, and a volume of the pod is
         mounted: so it is while the API server is away, however long. The kubelet gives these devices to nobody else.
@@ -199,10 +199,10 @@ class Liveness:
         directories = listing.directories
         if not uid or directories is None or self._evidence[allocation.id].shown_by == listing.kubelet:
             return False
-        is_listed = any(part.pod_uid == uid for part in entries_of(places(allocation), listing))
+        is_listed = any(part.pod_uid == uid for part in checkpoint_entries_of(kubelet_places(allocation), listing))
         return is_listed and not directories.is_gone(uid) and uid not in directories.unreadable
 
-    def is_displaced(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_displaced(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
         Whether a container that is bound, and not shown, may run on although the kubelet gives its devices to another one.
 
@@ -214,22 +214,22 @@ class Liveness:
             return False
         return runs(owner, allocation.pod_uid, allocation.from_kubelet, listing)
 
-    def _is_unknown(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+    def _is_unknown(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
         """Whether the kubelet that answers has never told of an allocation of this boot, and its checkpoint does not."""
         evidence = self._evidence[allocation.id]
         if listing.kubelet in (evidence.shown_by, evidence.written_by) or is_before(allocation, boot):
             return False
         if has_other_devices(allocation.owner, allocation.pod_uid, allocation.from_kubelet, listing):
             return False
-        held = places(allocation)
+        held = kubelet_places(allocation)
         if listing.checkpoint is None or listing.checkpoint.isdisjoint(held):
             return True
-        entries = entries_of(held, listing)
+        entries = checkpoint_entries_of(held, listing)
         return bool(entries and allocation.pod_uid) and all(
             part.pod_uid not in ("", allocation.pod_uid) for part in entries
         )
 
-    def is_written_since(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_written_since(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """Whether entries of the checkpoint can be the allocation's."""
         grant = self._evidence[allocation.id].grant
         return grant is None or grant.written != listing.written
@@ -241,7 +241,7 @@ def is_before(allocation: Allocation, boot: str) -> bool:
 
 
 def has_other_devices(
-    owner: Owner | None, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: Listing
+    owner: Owner | None, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: KubeletListing
 ) -> bool:
     """
     Whether the kubelet shows this very container with none of these devices, and with others of their resources.
@@ -257,7 +257,9 @@ def has_other_devices(
     )
 
 
-def runs(owner: Owner, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: Listing) -> bool:
+def runs(
+    owner: Owner, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: KubeletListing
+) -> bool:
     """
     Whether a container may run with these devices: its pod is there by its directory, or, where that is not known, by the
     names that the kubelet lists, and it is not shown with others.
@@ -270,7 +272,7 @@ def runs(owner: Owner, pod_uid: str, devices: Mapping[ResourceName, tuple[Device
 
 
 def still_displaced(
-    displaced: Iterable[Displaced], listing: Listing | None, owner: Owner | None = None, pod_uid: str = ""
+    displaced: Iterable[Displaced], listing: KubeletListing | None, owner: Owner | None = None, pod_uid: str = ""
 ) -> tuple[Displaced, ...]:
     """
     Those of the displaced containers that may run, and all where the kubelet cannot be asked (None). One of the name
@@ -286,17 +288,17 @@ def still_displaced(
     )
 
 
-def entries_of(held: Collection[Place], listing: Listing) -> list[Part]:
+def checkpoint_entries_of(held: Collection[Place], listing: KubeletListing) -> list[ResourceEntry]:
     """The entries of the checkpoint that have any of these devices, each once."""
     entries = listing.parts_by_place
     return [*dict.fromkeys(part for place in held for part in entries.get(place, ()))]
 
 
-def places(allocation: Allocation) -> list[Place]:
+def kubelet_places(allocation: Allocation) -> list[Place]:
     """Resource and device of everything that the kubelet gave an allocation, which its companions are not."""
     return [(resource, device) for resource, ids in allocation.from_kubelet.items() for device in ids]
 
 
-def shown_of(listing: Listing | None) -> Set[Place]:
+def shown_of(listing: KubeletListing | None) -> Set[Place]:
     """Resource and device of everything that PodResources shows with a container."""
     return listing.shown.keys() if listing is not None else frozenset()

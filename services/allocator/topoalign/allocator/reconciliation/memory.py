@@ -25,7 +25,7 @@ Kubelet = tuple[int, ...]
 """Tells one run of the kubelet from another (`Listing.kubelet`)."""
 
 
-class Finding(Enum):
+class PollFinding(Enum):
     """What a poll finds of an allocation."""
 
     NOTHING = auto()
@@ -50,7 +50,7 @@ class Presence(NamedTuple):
     """Live at our start, and not shown since: should it have ended, then while no allocator ran."""
     missing_since: float | None = None
     """Monotonic seconds of the first poll at which it was missing; None: it is not missing."""
-    finding: Finding = Finding.NOTHING
+    finding: PollFinding = PollFinding.NOTHING
     """What the last poll found."""
     apart_since: float | None = None
     """Monotonic seconds of the first of the last polls that found it APART; None: the last did not."""
@@ -73,10 +73,10 @@ class Presence(NamedTuple):
         """The presence after a change of the kubelet: what the former one did not show means nothing."""
         return self._replace(missing_since=None)
 
-    def find(self, finding: Finding, at: float) -> "Presence":
+    def find(self, finding: PollFinding, at: float) -> "Presence":
         """The presence with this as the finding of the last poll, of monotonic second `at`."""
         since = at if self.apart_since is None else self.apart_since
-        return self._replace(finding=finding, apart_since=since if finding is Finding.APART else None)
+        return self._replace(finding=finding, apart_since=since if finding is PollFinding.APART else None)
 
     def is_contradicted(self, at: float, seconds: float) -> bool:
         """Whether a poll of monotonic second `at` finds it APART, and those before it did for so many `seconds`."""

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.ports import Listing, Part, Place, ShownDevices
+from topoalign.allocator.ports import KubeletListing, Place, ResourceEntry, ShownDevices
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
@@ -44,15 +44,15 @@ T = TypeVar("T")
 log = structlog.get_logger("topoalign.allocator.podresources")
 
 
-class Given(NamedTuple):
+class CheckpointDevices(NamedTuple):
     """What a checkpoint has given away."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ResourceEntry, ...] = ()
     places: frozenset[Place] | None = None
     """The devices in them. None: there is no checkpoint, or it cannot be read."""
 
 
-UNREAD = Given()
+UNREAD = CheckpointDevices()
 
 
 class PodResourcesClient:
@@ -71,9 +71,9 @@ class PodResourcesClient:
         self._clock = clock or SystemClock()
         self.channel = KeptChannel(socket, self._clock)
         """Shared with whoever else asks this kubelet."""
-        self._checkpoint: tuple[tuple[int, ...], Given] = ((), UNREAD)
+        self._checkpoint: tuple[tuple[int, ...], CheckpointDevices] = ((), UNREAD)
         """Of which file (inode, time of change, size), and what it says: it is read, and its checksum made, once."""
-        self._checkpoints: Reader[Given] = Reader()
+        self._checkpoints: Reader[CheckpointDevices] = Reader()
         self._directories: Reader[PodDirectories | None] = Reader()
         self._listed: tuple[Fields | None, Listed] = (None, {})
         """The devices of all plugins as they were listed last, and the fields of that answer."""
@@ -90,7 +90,7 @@ class PodResourcesClient:
         self.channel.close()
         self._complaints.end()
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
         Asks what every container holds, and reads the checkpoint and the pod directories. Raises KubeletAway, after so many
         seconds at most, `LIST_SECONDS` where None. A checkpoint, or pod directories, that take longer than
@@ -102,7 +102,9 @@ class PodResourcesClient:
         listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within, codec)
         shown = ((pod, container) for pod in listed.pod_resources for container in pod.containers)
         try:
-            usage = tuple(usage_of(*each, devices) for each, devices in zip(shown, codec.devices, strict=True))
+            usage = tuple(
+                read_container_usage(*each, devices) for each, devices in zip(shown, codec.devices, strict=True)
+            )
         except ValueError as error:
             raise KubeletAway(f"PodResources says what cannot be: {clean(str(error), 200)}") from error
         holdings = tuple(
@@ -112,11 +114,11 @@ class PodResourcesClient:
         )
         written, given = await self._given_out()
         directories = await self._pod_directories(bool(listed.pod_resources))
-        return Listing(
+        return KubeletListing(
             kubelet=tuple(kubelet or ()),
             since=kubelet[-1] / 1e9 if kubelet else self._clock.wall(),
             pods=len(listed.pod_resources),
-            holdings=identified(holdings, given.parts, directories),
+            holdings=add_pod_uids(holdings, given.parts, directories),
             checkpoint=given.places,
             parts=given.parts,
             written=written,
@@ -154,7 +156,7 @@ class PodResourcesClient:
             return ()
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    async def _given_out(self) -> tuple[tuple[int, ...], Given]:
+    async def _given_out(self) -> tuple[tuple[int, ...], CheckpointDevices]:
         file = self._checkpoint_dir / device_checkpoint.NAME
         version = self.written()
         if not version:
@@ -245,7 +247,7 @@ def by_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[ListedDevices
     return tuple(ListedDevices(nodes=nodes or None, ids=tuple(ids[nodes])) for nodes in sorted(ids))
 
 
-def usage_of(pod: v1.PodResources, container: v1.ContainerResources, devices: Devices) -> ContainerUsage:
+def read_container_usage(pod: v1.PodResources, container: v1.ContainerResources, devices: Devices) -> ContainerUsage:
     """
     The CPUs, memory and `devices` that PodResources shows of a container; a device that is listed under several NUMA nodes
     counts once. Raises ValueError for what cannot be.
@@ -253,12 +255,12 @@ def usage_of(pod: v1.PodResources, container: v1.ContainerResources, devices: De
     return ContainerUsage(
         owner=Owner(namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)),
         cpus=format_cpuset(container.cpu_ids),
-        memory=tuple(map(block, container.memory)),
+        memory=tuple(map(read_memory_block, container.memory)),
         devices={resource: tuple(sorted(ids)) for resource, ids in devices.items()},
     )
 
 
-def block(memory: v1.ContainerMemory) -> MemoryBlock:
+def read_memory_block(memory: v1.ContainerMemory) -> MemoryBlock:
     """
     One block of memory of a container, `size` in bytes. How it is spread over its NUMA nodes is not shown: here all of it
     counts on the first. Raises ValueError for NUMA nodes that cannot be.
@@ -269,7 +271,7 @@ def block(memory: v1.ContainerMemory) -> MemoryBlock:
     return MemoryBlock(resource=ResourceName(memory.memory_type), nodes=nodes, size=memory.size, taken=taken)
 
 
-def given_out(file: Path) -> Given:
+def given_out(file: Path) -> CheckpointDevices:
     """Reads the entries of the kubelet's device checkpoint; UNREAD where there is none, or none that can be trusted."""
     try:
         content = checkpoint.read(file)
@@ -277,7 +279,7 @@ def given_out(file: Path) -> Given:
     except StateFault:
         return UNREAD
     parts = tuple(
-        Part(
+        ResourceEntry(
             ResourceName(entry.resource_name),
             frozenset(DeviceID(d) for ids in entry.device_ids.values() for d in ids),
             entry.pod_uid,
@@ -285,11 +287,11 @@ def given_out(file: Path) -> Given:
         )
         for entry in entries or ()
     )
-    return Given(parts, frozenset((part.resource, device) for part in parts for device in part.devices))
+    return CheckpointDevices(parts, frozenset((part.resource, device) for part in parts for device in part.devices))
 
 
-def identified(
-    holdings: Sequence[ShownDevices], given: Iterable[Part], directories: PodDirectories | None
+def add_pod_uids(
+    holdings: Sequence[ShownDevices], given: Iterable[ResourceEntry], directories: PodDirectories | None
 ) -> tuple[ShownDevices, ...]:
     """
     The holdings with the UIDs of their pods, where the checkpoint tells: of the one pod that has an entry for a container of

@@ -16,7 +16,7 @@ not missing.
 
 A container whose devices the kubelet has lost keeps its record as long as its pod is there. If the kubelet gave the devices
 to another container meanwhile (`Allocation.displaced`), the record returns when that one has ended. A record from before a
-reboot is kept so if a kubelet that has settled lists its container without devices (`Liveness.has_returned`).
+reboot is kept so if a kubelet that has settled lists its container without devices (`LivenessCheck.has_returned`).
 
 A record without an owner of whose devices the checkpoint has some, and nobody has the others, makes way for the former.
 
@@ -30,20 +30,20 @@ from collections.abc import Sequence
 import structlog
 
 from topoalign.allocator.hardware_watch import is_confirmed
-from topoalign.allocator.ledger.endings import titled
+from topoalign.allocator.ledger.endings import container_title
 from topoalign.allocator.ledger.ledger import Binding, Ledger
-from topoalign.allocator.ports import Listing, Place, Poll, ShownDevices
-from topoalign.allocator.reconciliation.adoption import returned, unrecorded
+from topoalign.allocator.ports import KubeletListing, Place, Poll, ShownDevices
+from topoalign.allocator.reconciliation.adoption import adopt_unrecorded, returned
 from topoalign.allocator.reconciliation.displacement import tell_forgotten, tell_readmitted
 from topoalign.allocator.reconciliation.liveness import (
-    Liveness,
-    entries_of,
+    LivenessCheck,
+    checkpoint_entries_of,
     is_before,
-    places,
+    kubelet_places,
     still_displaced,
 )
-from topoalign.allocator.reconciliation.memory import APART_SECONDS, Finding, Presence, Settling
-from topoalign.allocator.reconciliation.usage import is_ours, usage_of_others
+from topoalign.allocator.reconciliation.memory import APART_SECONDS, PollFinding, Presence, Settling
+from topoalign.allocator.reconciliation.usage import is_recorded_here, usage_of_others
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock
@@ -65,7 +65,7 @@ class Reconciliation:
         devices either (one that was never shown and whose checkpoint cannot be read is kept), `gone_seconds` if its pod is
         known to be gone; `settle_seconds` while a kubelet that was seen to restart settles, or lists no pod at all.
         """
-        self.liveness = Liveness()
+        self.liveness = LivenessCheck()
         self._ledger = ledger
         self._clock = clock
         self._gone_seconds = gone_seconds
@@ -93,7 +93,7 @@ class Reconciliation:
             return
         bound: list[Binding] = []
         gone: list[Allocation] = []
-        findings: dict[AllocationID, Finding] = {}
+        findings: dict[AllocationID, PollFinding] = {}
         for allocation in self._ledger.state.allocations.values():
             if allocation.id not in poll.live:
                 continue
@@ -101,23 +101,23 @@ class Reconciliation:
             findings[allocation.id] = finding
             if binding is not None:
                 bound.append(binding)
-            if finding is Finding.FORGOTTEN:
+            if finding is PollFinding.FORGOTTEN:
                 self._presence[allocation.id] = self._presence[allocation.id].explain()
-            if finding is Finding.MISSING and self._is_gone(allocation, poll):
+            if finding is PollFinding.MISSING and self._is_gone(allocation, poll):
                 gone.append(allocation)
         self._ledger.bind(bound)
         self._release(gone, listing)
         forgotten = [
-            self._ledger.state.allocations[name] for name, found in findings.items() if found is Finding.FORGOTTEN
+            self._ledger.state.allocations[name] for name, found in findings.items() if found is PollFinding.FORGOTTEN
         ]
-        tell_forgotten(each for each in forgotten if self._presence[each.id].finding is not Finding.FORGOTTEN)
+        tell_forgotten(each for each in forgotten if self._presence[each.id].finding is not PollFinding.FORGOTTEN)
         live = self._ledger.state.allocations
         if poll.live >= live.keys():  # else the answer is older than the record
-            apart = [live[name] for name, finding in sorted(findings.items()) if finding is Finding.APART]
+            apart = [live[name] for name, finding in sorted(findings.items()) if finding is PollFinding.APART]
             contradicted = [each for each in apart if self._is_contradicted(each, poll)]
             directories = listing.directories
             late = {uid for uid in self._early if directories is not None and not directories.is_gone(uid)}
-            found = unrecorded(self._ledger, listing, contradicted, late)
+            found = adopt_unrecorded(self._ledger, listing, contradicted, late)
             self._ledger.grant(found, instead_of=[record.id for record in contradicted])
             if found:
                 log.warning("containers with devices that were not in the record are taken in", containers=len(found))
@@ -126,7 +126,7 @@ class Reconciliation:
         for name in self._presence.keys() - live.keys():
             del self._presence[name]
         for name, presence in self._presence.items():
-            self._presence[name] = presence.find(findings.get(name, Finding.NOTHING), poll.at)
+            self._presence[name] = presence.find(findings.get(name, PollFinding.NOTHING), poll.at)
         self._early &= {part.pod_uid for part in listing.parts}
         self.liveness.forget_all_but(live.keys())
         self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
@@ -173,14 +173,14 @@ class Reconciliation:
                 self.seen(each.id, listing)
         self.liveness.note_written(known, listing)
 
-    def seen(self, allocation: AllocationID, listing: Listing) -> None:
+    def seen(self, allocation: AllocationID, listing: KubeletListing) -> None:
         """Notes that the kubelet has just shown an allocation, or named it as held: an older answer does not change that."""
         self._presence[allocation] = self._presence[allocation].show()
         self.liveness.shown(allocation, listing.kubelet)
 
-    def _find(self, allocation: Allocation, poll: Poll) -> tuple[Finding, Binding | None]:
+    def _find(self, allocation: Allocation, poll: Poll) -> tuple[PollFinding, Binding | None]:
         """Where the kubelet shows an allocation, and what there is to record of its owner."""
-        held = places(allocation)
+        held = kubelet_places(allocation)
         listing = poll.listing
         boot = self._ledger.boot
         holdings = [listing.shown.get(place) for place in held]
@@ -189,17 +189,17 @@ class Reconciliation:
             owner = self._owner(held, holdings)
             uid = self.liveness.uid_of(allocation, holdings, listing)
             if owner is None or (uid and allocation.pod_uid not in ("", uid)):
-                return Finding.APART, None
-            return Finding.SHOWN, self._binding(allocation, owner, uid, listing)
+                return PollFinding.APART, None
+            return PollFinding.SHOWN, self._binding(allocation, owner, uid, listing)
         if self.liveness.is_forgotten(allocation, listing, boot):
-            return Finding.FORGOTTEN, None
+            return PollFinding.FORGOTTEN, None
         if self._is_settled(poll) and self.liveness.has_returned(allocation, listing):
             assert allocation.owner is not None
-            return Finding.FORGOTTEN, Binding(allocation.id, allocation.owner, allocation.pod_uid)
+            return PollFinding.FORGOTTEN, Binding(allocation.id, allocation.owner, allocation.pod_uid)
         is_part = allocation.owner is None and self.liveness.is_kept_in_part(allocation, listing)
-        return Finding.APART if is_part else Finding.MISSING, None
+        return PollFinding.APART if is_part else PollFinding.MISSING, None
 
-    def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: Listing) -> Binding | None:
+    def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: KubeletListing) -> Binding | None:
         """What there is to say of an allocation that is shown with this owner; None: nothing new."""
         known = allocation.pod_uid if owner == allocation.owner else ""
         before = is_before(allocation, self._ledger.boot)
@@ -209,14 +209,14 @@ class Reconciliation:
             log.error(
                 "two containers have the same devices: delete one of the two pods",
                 devices=sorted(device for each in displaced for ids in each.devices.values() for device in ids),
-                owners=[titled(owner), *(titled(each.owner) for each in displaced)],
+                owners=[container_title(owner), *(container_title(each.owner) for each in displaced)],
             )
         boot = self._ledger.boot
         said = Binding(allocation.id, allocation.owner or owner, allocation.pod_uid, allocation.displaced)
         is_said = allocation.owner is not None and binding == said and (not boot or boot == allocation.boot)
         return None if is_said else binding
 
-    def _release(self, gone: Sequence[Allocation], listing: Listing) -> None:
+    def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
         """Records that these have ended, and in the same entry of the journal what returns in their place."""
         tell_readmitted(gone, listing)
         for word, ended in (
@@ -232,7 +232,9 @@ class Reconciliation:
                 self._ledger.release([each.id for each in ended], word)
         if directories := listing.directories:
             without_owner = [each for each in gone if each.owner is None]
-            uids = {part.pod_uid for each in without_owner for part in entries_of(places(each), listing)}
+            uids = {
+                part.pod_uid for each in without_owner for part in checkpoint_entries_of(kubelet_places(each), listing)
+            }
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[ShownDevices | None]) -> Owner | None:
@@ -244,7 +246,7 @@ class Reconciliation:
         each_once = {id(holding): holding for holding in holdings}.values()  # a share may be hundreds of units
         owners = {holding.owner if holding is not None else None for holding in each_once}
         shown = {(holding.resource, device) for holding in filter(None, each_once) for device in holding.devices}
-        has_more = any(is_ours(hardware, *place) for place in shown.difference(held))
+        has_more = any(is_recorded_here(hardware, *place) for place in shown.difference(held))
         return owners.pop() if len(owners) == 1 and not has_more else None
 
     def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
@@ -290,6 +292,6 @@ class Reconciliation:
             self._ledger.confirm("the kubelet")
 
 
-def is_unread(listing: Listing) -> bool:
+def is_unread(listing: KubeletListing) -> bool:
     """Whether the checkpoint or the directories of pods could not be read."""
     return None in (listing.checkpoint, listing.directories)

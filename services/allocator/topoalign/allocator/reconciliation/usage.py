@@ -163,7 +163,7 @@ def without_details(usage: UsageObserved, size: int) -> UsageObserved:
     return msgspec.structs.replace(usage, kubelet=kubelet)
 
 
-def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
+def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
     """
     Whether a device id is of a card that this allocator keeps the record of: under a resource that is offered
     now, or, if it is a GPU, under any, for it may have been offered under another name before.
@@ -191,12 +191,12 @@ def by_owner(shown: Iterable[ContainerUsage]) -> list[ContainerUsage]:
     for each in shown:
         found.setdefault(each.owner, []).append(each)
     return [
-        together(owner, found[owner])
+        join_usages(owner, found[owner])
         for owner in sorted(found, key=lambda owner: (owner.namespace, owner.pod, owner.container))
     ]
 
 
-def together(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage:
+def join_usages(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage:
     """Joins several entries of one owner: all CPUs and devices of any of them, and all memory blocks."""
     devices: dict[ResourceName, set[DeviceID]] = {}
     for part in parts:
@@ -214,6 +214,6 @@ def together(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage:
 def foreign(
     devices: dict[ResourceName, tuple[DeviceID, ...]], hardware: Topology
 ) -> dict[ResourceName, tuple[DeviceID, ...]]:
-    """Those of the devices that are not ours (`is_ours`), by resource; resources without any are left out."""
-    others = {name: tuple(d for d in ids if not is_ours(hardware, name, d)) for name, ids in devices.items()}
+    """Those of the devices that are not ours (`is_recorded_here`), by resource; resources without any are left out."""
+    others = {name: tuple(d for d in ids if not is_recorded_here(hardware, name, d)) for name, ids in devices.items()}
     return {name: ids for name, ids in others.items() if ids}

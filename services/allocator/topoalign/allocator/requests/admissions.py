@@ -72,7 +72,7 @@ from topoalign.runtime.answers import answering
 # What a pod holds already, and whether it asks for just that again: then it gets the same answer.
 
 
-def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
+def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
     """
     Whether these allocations are what the pod asks for: one for each container, with as many of each device, CPU and byte.
     Of NICs that are decided together there may be more (`core.deviceshare.nearest`).
@@ -158,7 +158,7 @@ class Deadlines:
 CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
 
 
-def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+def check_rule_changes(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
     """
     Returns the changes of rules in a request for an allocation, if all are in `CHOICES`.
 
@@ -250,7 +250,7 @@ class Admissions:
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         pod = validate_pod(request.pod)
-        rules = overridden(self._rules, allowed(request.rules))
+        rules = overridden(self._rules, check_rule_changes(request.rules))
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         check_discovered(self._ledger)
@@ -261,7 +261,7 @@ class Admissions:
         async with self._turn:
             self.deadlines.check(request.deadline, f"the allocation for pod {name}")
             if held := held_by_pod(self._ledger.state, demand):
-                if not holds(held, demand, self._ledger.state):
+                if not has_requested(held, demand, self._ledger.state):
                     raise PodAlreadyAllocated(name)
                 return self._again(name, held)
             self._check_confirmed()

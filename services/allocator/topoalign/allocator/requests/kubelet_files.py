@@ -131,7 +131,7 @@ class KubeletFiles:
             async with self._turn:
                 if not self._reading:  # else a thread that nobody waits for any more hangs in there: one is enough
                     found = await anyio.to_thread.run_sync(self._read, state, tuple(ended), abandon_on_cancel=True)
-        self._tell(missing(found))
+        self._tell(unreadable_files(found))
         return found
 
     def stamp(self) -> tuple[object, ...]:
@@ -140,7 +140,7 @@ class KubeletFiles:
         it, and none is asked for outside the kubelet's root directory, as its configuration may be: that file system may
         hang alone, and a kubelet that has read it anew was started.
         """
-        return tuple(map(version_of, self._stamped))
+        return tuple(map(file_version, self._stamped))
 
     def _tell(self, notes: tuple[str, ...]) -> None:
         """Logs once per change, not once per question."""
@@ -169,16 +169,16 @@ class KubeletFiles:
         except TopoalignError as error:
             unknown = f"{OWN_SETTINGS}: {error.finding}"
         pods = ListedPods(self._root, self._ended_pods_of(state, ended))
-        cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
-        memory = given("memory", lambda: held_memory(self._root, hardware, rules, pods))
-        devices = given("resources", lambda: held_devices(self._root, hardware, pods))
+        cpus = read_or_explain("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
+        memory = read_or_explain("memory", lambda: held_memory(self._root, hardware, rules, pods))
+        devices = read_or_explain("resources", lambda: held_devices(self._root, hardware, pods))
         held = Held(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
         self._ended_pods = pods.ended & pods.uids
         return KubeletObserved(
             version=self._version,
             rules=kubelet_rules(rules, clean(unknown, LONGEST)),
             registered=tuple(sorted(devices.registered)) if devices.registered is not None else None,
-            entries=entries_of(held, pods.is_known_to_run),
+            entries=held_entries(held, pods.is_known_to_run),
             dropped=dropped_of(state.allocations, devices.dropped),
             ended=ended,
             memory=dict(memory.memory),
@@ -199,7 +199,7 @@ class KubeletFiles:
         return (self._ended_pods | over) - running - {""}
 
 
-def given(what: str, read: Callable[[], Held]) -> Held:
+def read_or_explain(what: str, read: Callable[[], Held]) -> Held:
     """The result of `read`; an empty one with the reason where that fails. `what` names it in the reason."""
     try:
         return read()
@@ -207,7 +207,7 @@ def given(what: str, read: Callable[[], Held]) -> Held:
         return Held(finding=f"which {what} the kubelet has is not known: {error.finding}")
 
 
-def entries_of(held: Held, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
+def held_entries(held: Held, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
     """
     One entry for each container that holds something, sorted by pod UID and name.
 
@@ -226,7 +226,7 @@ def entries_of(held: Held, is_mounted: Callable[[str], bool]) -> tuple[Checkpoin
     )
 
 
-def missing(kubelet: KubeletObserved) -> tuple[str, ...]:
+def unreadable_files(kubelet: KubeletObserved) -> tuple[str, ...]:
     """The reasons for everything that could not be read; empty: all was."""
     found = (
         kubelet.unknown,
@@ -239,7 +239,7 @@ def missing(kubelet: KubeletObserved) -> tuple[str, ...]:
     return tuple(each for each in found if each)
 
 
-def version_of(path: Path) -> tuple[int, ...]:
+def file_version(path: Path) -> tuple[int, ...]:
     """Differs after every write; empty where there is no such file."""
     try:
         status = os.stat(path)

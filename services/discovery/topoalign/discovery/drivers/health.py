@@ -11,7 +11,7 @@ def unhealthy(*reasons: str) -> DeviceHealth:
     return DeviceHealth(state=HealthState.UNHEALTHY, reason="; ".join(dict.fromkeys(reasons)))
 
 
-def unknown(reason: str) -> DeviceHealth:
+def unknown_health(reason: str) -> DeviceHealth:
     """The health of a device that cannot be judged, with the reason."""
     return DeviceHealth(state=HealthState.UNKNOWN, reason=reason)
 

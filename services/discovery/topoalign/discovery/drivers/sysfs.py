@@ -14,7 +14,7 @@ import msgspec
 from topoalign.core.model.errors import DriverFault, InvalidMachine
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, Inventory, Listener
-from topoalign.discovery.drivers.health import nic_health, unknown
+from topoalign.discovery.drivers.health import nic_health, unknown_health
 from topoalign.machines.sysfs import is_named_by_address, read_sysfs
 from topoalign.runtime.driver_thread import DriverThread, Steps
 
@@ -35,7 +35,7 @@ class SysfsDriver:
     async def read(self) -> Inventory:
         """Read /sys and /proc; the health of GPUs is unknown. Raises DriverFault."""
         topology, findings = await self._thread.run(self._read)
-        unjudged = unknown("only its driver can tell, and /sys is all that is read")
+        unjudged = unknown_health("only its driver can tell, and /sys is all that is read")
         return Inventory(
             topology=topology,
             health={gpu.id: unjudged for gpu in topology.gpus} | {nic.id: nic_health(nic) for nic in topology.nics},

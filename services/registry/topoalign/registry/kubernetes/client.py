@@ -20,14 +20,14 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.kubernetes import objects
 from topoalign.registry.kubernetes.requests import CALL_SECONDS, Credentials, Requests
-from topoalign.registry.kubernetes.watching import SILENT_SECONDS, Kind, Watch
+from topoalign.registry.kubernetes.watching import SILENT_SECONDS, ObjectWatch, WatchedKind
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,
     GoneNode,
     GonePod,
     GoneQuota,
-    Report,
+    PodEvent,
     SeenNode,
     SeenPod,
     SeenQuota,
@@ -54,10 +54,14 @@ class HttpKubernetes:
         self._requests = requests
         self._clock = clock
         self._instance = instance
-        self._pods = Watch(self._requests, clock, Kind("/api/v1/pods", objects.read_pod), silent_seconds)
-        self._nodes = Watch(self._requests, clock, Kind("/api/v1/nodes", objects.read_node), silent_seconds)
-        quotas = Kind("/api/v1/resourcequotas", objects.read_quota)
-        self._quotas = Watch(self._requests, clock, quotas, silent_seconds)
+        self._pods = ObjectWatch(
+            self._requests, clock, WatchedKind("/api/v1/pods", objects.decode_seen_pod), silent_seconds
+        )
+        self._nodes = ObjectWatch(
+            self._requests, clock, WatchedKind("/api/v1/nodes", objects.read_node), silent_seconds
+        )
+        quotas = WatchedKind("/api/v1/resourcequotas", objects.read_quota)
+        self._quotas = ObjectWatch(self._requests, clock, quotas, silent_seconds)
 
     @property
     def trouble(self) -> str | None:
@@ -79,7 +83,7 @@ class HttpKubernetes:
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """As the port says."""
         try:
-            return objects.read_pod(await self._requests.get(pod_path(namespace, name)))[0]
+            return objects.decode_seen_pod(await self._requests.get(pod_path(namespace, name)))[0]
         except ApiNotFound:
             return None
 
@@ -93,7 +97,7 @@ class HttpKubernetes:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         await self._requests.send("DELETE", pod_path(namespace, name), options)
 
-    async def report(self, report: Report) -> None:
+    async def report(self, report: PodEvent) -> None:
         """As the port says."""
         now = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = objects.event(report, self._instance, now)
@@ -112,7 +116,7 @@ class HttpKubernetes:
 
     async def version(self) -> tuple[int, int]:
         """As the port says."""
-        found = objects.decoded(await self._requests.get("/version"), Version)
+        found = objects.decode_object(await self._requests.get("/version"), Version)
         return int(found.major.rstrip("+")), int(found.minor.rstrip("+"))
 
 
@@ -136,7 +140,7 @@ async def connect_kubernetes(
     Raises InvalidField for a configuration that cannot be used.
     """
     try:
-        config = config_of(where)
+        config = read_kubeconfig(where)
         assert config.user is not None, "config_of names one"
         tls = verify_cluster(config.cluster, config.user, config.abs_file, trust_env=False)
         credentials = Credentials(user_auth(config.user))
@@ -155,7 +159,7 @@ async def connect_kubernetes(
         yield HttpKubernetes(requests, clock, instance, silent_seconds)
 
 
-def config_of(where: str) -> SingleConfig:
+def read_kubeconfig(where: str) -> SingleConfig:
     """Raises ConfigError, and whatever a wrong file makes lightkube and yarl raise."""
     config = (KubeConfig.from_service_account() if where == IN_CLUSTER else KubeConfig.from_file(Path(where))).get()
     if config is None:

@@ -118,7 +118,7 @@ class Requests:
             async with self._answered(method, path, parameters, headers, content) as response:
                 answer = await response.read()
         if not is_success(response):
-            raise refusal(response.status, answer)
+            raise answer_error(response.status, answer)
         return answer
 
     @asynccontextmanager
@@ -132,8 +132,8 @@ class Requests:
         with failures(f"GET {path}"):
             async with self._answered("GET", path, parameters, silent_seconds=silent_seconds) as response:
                 if not is_success(response):
-                    raise refusal(response.status, await response.read())
-                yield split(response)
+                    raise answer_error(response.status, await response.read())
+                yield split_lines(response)
 
     @asynccontextmanager
     async def _answered(
@@ -167,7 +167,7 @@ def is_success(response: aiohttp.ClientResponse) -> bool:
     return response.status // 100 == 2
 
 
-async def split(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+async def split_lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
     """The lines of an answer. Raises ApiUnavailable for one without end."""
     rest = b""
     async for chunk in response.content.iter_any():
@@ -189,14 +189,14 @@ def failures(what: str) -> Iterator[None]:
         raise ApiUnavailable(f"{what}: {clean(str(error) or type(error).__name__, 200)}") from error
 
 
-def refusal(code: int, body: bytes | msgspec.Raw) -> Exception:
+def answer_error(code: int, body: bytes | msgspec.Raw) -> Exception:
     """The error that an answer with this HTTP status, or the Status in it, tells of."""
     try:
-        status = objects.decoded(body, objects.Status)
+        status = objects.decode_object(body, objects.ApiStatus)
     except Undecodable:
-        status = objects.Status()
+        status = objects.ApiStatus()
     if 410 in (code, status.code):
         return Expired()
-    return objects.failure(
+    return objects.error_for_status(
         code or status.code or 500, clean(status.message or status.reason or "no reason was given", 300)
     )

@@ -20,7 +20,7 @@ import structlog
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.ports import Clock
 from topoalign.registry.kubernetes import objects
-from topoalign.registry.kubernetes.requests import Expired, Requests, refusal
+from topoalign.registry.kubernetes.requests import Expired, Requests, answer_error
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, Synced
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.request_turns import Turns
@@ -55,7 +55,7 @@ class WatchEvent(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Kind(Generic[S, G]):
+class WatchedKind(Generic[S, G]):
     """What is followed."""
 
     path: str
@@ -63,11 +63,11 @@ class Kind(Generic[S, G]):
     """From the JSON of an object what it is, and what it will be when it is gone. Raises Undecodable."""
 
 
-class Watch(Generic[S, G]):
+class ObjectWatch(Generic[S, G]):
     """One kind that is followed, by one follower."""
 
     def __init__(
-        self, requests: Requests, clock: Clock, kind: Kind[S, G], silent_seconds: float = SILENT_SECONDS
+        self, requests: Requests, clock: Clock, kind: WatchedKind[S, G], silent_seconds: float = SILENT_SECONDS
     ) -> None:
         self._requests = requests
         self._clock = clock
@@ -98,7 +98,7 @@ class Watch(Generic[S, G]):
         here: set[G] = set()
         parameters = {"limit": str(PAGE)}
         while True:
-            page = objects.decoded(await self._requests.page(self._kind.path, parameters), Listed)
+            page = objects.decode_object(await self._requests.page(self._kind.path, parameters), Listed)
             for raw in page.items:
                 if (read := self._read(raw)) is not None:
                     here.add(read[1])
@@ -123,15 +123,15 @@ class Watch(Generic[S, G]):
         }
         async with self._requests.lines(self._kind.path, parameters, self._silent) as lines:
             async for line in lines:
-                event = objects.decoded(line, WatchEvent)
+                event = objects.decode_object(line, WatchEvent)
                 self._well()
                 if event.type == "ERROR":
-                    raise refusal(0, event.object)
+                    raise answer_error(0, event.object)
                 if event.type != "BOOKMARK" and (read := self._read(event.object)) is not None:
                     seen, gone = read
                     (self._known.discard if event.type == "DELETED" else self._known.add)(gone)
                     yield gone if event.type == "DELETED" else seen
-                self._version = objects.version_of(event.object)
+                self._version = objects.object_version(event.object)
 
     def _read(self, raw: msgspec.Raw) -> tuple[S, G] | None:
         try:

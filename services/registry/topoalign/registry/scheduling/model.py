@@ -72,7 +72,7 @@ class Victims(msgspec.Struct, frozen=True, kw_only=True):
     """PodDisruptionBudgets that would be violated, as the scheduler counts them."""
 
 
-class Scheduling(Protocol):
+class SchedulingApi(Protocol):
     """What the scheduler's protocol asks of the registry."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
@@ -147,7 +147,7 @@ def with_counting(request: PodRequest) -> PodRequest:
     return msgspec.structs.replace(request, annotations=kept)
 
 
-def read_pod(uid: str, pod: manifest.Pod) -> PodToSchedule:
+def pod_to_schedule(uid: str, pod: manifest.Pod) -> PodToSchedule:
     """A pod, of its annotations those that count. Raises InvalidField for one that cannot be meant."""
     request = with_counting(manifest.request_of(pod))
     nominated = pod.status and pod.status.nominated_node_name

@@ -22,9 +22,9 @@ from topoalign.core.sharing.slot_defaults import FilledIn
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.foreign import HAMI, ForeignNodes, serve_foreign
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding.binding import BindChecks, Binder, check_placement
+from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder, check_scheduler_and_node
 from topoalign.registry.scheduling.binding.gangs import Gangs
-from topoalign.registry.scheduling.binding.reservations import Reservations
+from topoalign.registry.scheduling.binding.reservations import ClusterReservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -35,7 +35,7 @@ from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
-from topoalign.registry.scheduling.kubernetes.watch import KubernetesWatch, understood
+from topoalign.registry.scheduling.kubernetes.watch import KubernetesWatch, read_scheduled_pod
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
@@ -65,9 +65,9 @@ class Figures(Collector):
         """The counters as they are now."""
         refused = self._watch.refused
         reports = self._watch.reports
-        yield counted("binds", "Binds, by how they ended.", "outcome", self._binds)
-        yield counted("reservations", "What this registry wrote of reservations.", "what", self._reservations)
-        yield counted("reports", "Events of Kubernetes, by what became of them.", "outcome", reports.counts)
+        yield counter_family("binds", "Binds, by how they ended.", "outcome", self._binds)
+        yield counter_family("reservations", "What this registry wrote of reservations.", "what", self._reservations)
+        yield counter_family("reports", "Events of Kubernetes, by what became of them.", "outcome", reports.counts)
         family = CounterMetricFamily(
             "topoalign_registry_refused_pods",
             "Pods that a node refused after they were bound to it.",
@@ -77,12 +77,12 @@ class Figures(Collector):
             family.add_metric([reason, "true" if reserved else "false"], number)
         yield family
         yield CounterMetricFamily("topoalign_registry_deleted_pods", "Refused pods that were deleted.", refused.deleted)
-        yield from foreign_nodes(self._foreign)
+        yield from foreign_node_families(self._foreign)
         woken = self._watch.wake_ups.done
         yield CounterMetricFamily("topoalign_registry_wake_ups", "Times that waiting pods were woken.", woken)
 
 
-def foreign_nodes(foreign: ForeignNodes) -> Iterator[Metric]:
+def foreign_node_families(foreign: ForeignNodes) -> Iterator[Metric]:
     """Nodes that HAMi runs, and those of them for which topoalign speaks as well."""
     codes = Counter(foreign.refusals.values())
     nodes = GaugeMetricFamily(
@@ -95,7 +95,7 @@ def foreign_nodes(foreign: ForeignNodes) -> Iterator[Metric]:
     yield nodes
 
 
-def counted(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+def counter_family(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
     """A counter for each of these."""
     family = CounterMetricFamily(f"topoalign_registry_{name}", meaning, labels=[label])
     for each, number in counts.items():
@@ -108,7 +108,7 @@ NATS_AWAY_SECONDS = 5.0
 some seconds."""
 
 
-class Scheduling:
+class SchedulingService:
     """All that answers a scheduler, for one registry."""
 
     def __init__(
@@ -141,13 +141,13 @@ class Scheduling:
             cluster, lambda: client.unsettled, clock, scorer_of(settings.scoring, settings.scoring_packing)
         )
         self.scheduler = Scheduler(self.view, self.behind)
-        self.reservations = Reservations(
+        self.reservations = ClusterReservations(
             context.bus, clock, replica, self.view.facts, self._hold, self._freed, self._has_gone
         )
         self._reserved = KeptNodes(partial(self.reservations.forget, although_reserved=True), self._let_go)
         cluster.listeners.append(self._observe)
         self.watch: KubernetesWatch | None = None
-        self.binder: Binder | None = None
+        self.binder: PodBinder | None = None
         self.topologies: TopologyObjects | None = None
         self.quotas: Quotas | None = None
         self.unmanaged: UnmanagedNodes | None = None
@@ -183,9 +183,9 @@ class Scheduling:
         self.scheduler.planned = gangs.node_of
         self.scheduler.allows = self.watch.allows
         self.scheduler.requested = self._requested
-        may_be = partial(check_placement, allows=self.watch.allows, scheduler=self._settings.scheduler_name)
+        may_be = partial(check_scheduler_and_node, allows=self.watch.allows, scheduler=self._settings.scheduler_name)
         checks = BindChecks(self.scheduler, self.behind, foreign.refusal, quotas)
-        self.binder = Binder(context.bus, clock, api, self.reservations, checks, gangs.plan, shown, may_be)
+        self.binder = PodBinder(context.bus, clock, api, self.reservations, checks, gangs.plan, shown, may_be)
         self.scheduler.passes = self._passes
         context.notes["managed"] = self.unmanaged.finding
         self.bypassed = self.watch.bypassed = BypassedPods(
@@ -326,7 +326,7 @@ class Scheduling:
         waiting = self.watch.pods.waiting.get(reserved.pod_uid) if self.watch is not None else None
         if own is not None or waiting is None:
             return own
-        asked = understood(waiting)
+        asked = read_scheduled_pod(waiting)
         return asked.request if asked is not None else None
 
     def _observe(self, node: NodeName) -> None:

@@ -21,7 +21,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from topoalign.allocator.containers.hami_core.directories import CACHE, LOCKS, Owner, make_locks, name_of, prepare
+from topoalign.allocator.containers.hami_core.directories import (
+    CACHE,
+    LOCKS,
+    DirectoryOwner,
+    make_locks,
+    prepare_slots_directory,
+    slots_directory_name,
+)
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import amount_of_slot
 from topoalign.core.model.allocations import Allocation
@@ -75,14 +82,14 @@ class HamiCoreTeller(NamedTuple):
         container has by other resources, and sees. Raises StateFault.
         """
         slots = allocation.from_kubelet[resource]
-        name = name_of(resource, slots)
+        name = slots_directory_name(resource, slots)
         try:
-            prepare(Path(self.root), name, Owner(allocation.id, allocation.pod_uid))
+            prepare_slots_directory(Path(self.root), name, DirectoryOwner(allocation.id, allocation.pod_uid))
         except OSError as error:
             finding = f"the directory of a container cannot be made below {clean(self.root)}: {error.strerror}"
             raise StateFault(finding, "make room there, and see that it belongs to the agent's user") from error
         file = f"{CONTAINER_ROOT}/{secrets.token_hex(16)}.cache"
-        limits = {**limits_of(held_in_order(slots, allocation.slots, hardware, others)), SHARED_FILE: file}
+        limits = {**limit_variables(held_in_order(slots, allocation.slots, hardware, others)), SHARED_FILE: file}
         response.envs = dict(sorted({**response.envs, **limits}.items()))
         response.mounts += [
             mount(CONTAINER_ROOT, f"{self.root}/{name}/{CACHE}"),
@@ -115,7 +122,7 @@ def held_in_order(
     return [found[index] for index in sorted(found)]
 
 
-def limits_of(held: Sequence[Amount | None]) -> dict[str, str]:
+def limit_variables(held: Sequence[Amount | None]) -> dict[str, str]:
     """The variables that limit a container to these amounts of the GPUs that it sees, in their order; None: no limit."""
     response = {f"{MEMORY_LIMIT}_{place}": f"{max(1, each.memory // MIB)}m" for place, each in enumerate(held) if each}
     cores = [each.cores if each is not None and each.cores < CORES else 0 for each in held]

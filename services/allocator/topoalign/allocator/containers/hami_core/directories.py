@@ -36,7 +36,7 @@ from topoalign.allocator.containers.limiter_files import (
     digest_of,
     discard,
     make_root,
-    opened,
+    open_directory,
     put_aside,
     read_file,
     write_file,
@@ -58,7 +58,7 @@ OPEN = 0o777
 """Of directories in which users of all containers write."""
 
 
-class Owner(NamedTuple):
+class DirectoryOwner(NamedTuple):
     """Whose a directory is."""
 
     allocation: AllocationID
@@ -66,30 +66,30 @@ class Owner(NamedTuple):
     """Empty: not known yet."""
 
 
-def name_of(resource: ResourceName, slots: Collection[DeviceID]) -> str:
+def slots_directory_name(resource: ResourceName, slots: Collection[DeviceID]) -> str:
     """The name of the directory of these slots, in whatever order they are."""
     return f"slots-{digest_of(resource, slots)}"
 
 
-def listed(root: Path) -> list[str]:
+def list_slots_directories(root: Path) -> list[str]:
     """The names of the directories below the root that are ours; none where there is no root. Raises OSError."""
-    return limiter_files.listed(root, NAME)
+    return limiter_files.list_own_directories(root, NAME)
 
 
-def owner_of(root: Path, name: str) -> Owner | None:
+def read_directory_owner(root: Path, name: str) -> DirectoryOwner | None:
     """Whose a directory is; None where that is not written."""
     try:
-        with opened(root) as at, opened(name, at) as directory:
+        with open_directory(root) as at, open_directory(name, at) as directory:
             allocation, _, pod_uid = read_file(directory, OWNER).decode("utf-8", "replace").partition("\n")
     except OSError:
         return None
-    return Owner(AllocationID(allocation), pod_uid.strip()) if allocation else None
+    return DirectoryOwner(AllocationID(allocation), pod_uid.strip()) if allocation else None
 
 
 def make_locks(root: Path) -> None:
     """Has the root, for this process' user alone, and the directory of locks. Raises OSError."""
     make_root(root)
-    with opened(root) as at:
+    with open_directory(root) as at:
         if is_taken(at, LOCKS):
             put_aside(at, LOCKS, at)
         make_open(at, LOCKS)
@@ -104,28 +104,28 @@ def is_taken(at: int, name: str) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid != os.geteuid()
 
 
-def prepare(root: Path, name: str, owner: Owner) -> None:
+def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> None:
     """
     Has the directory of this record, with nothing of a former one in it; what its own container has written stays. Raises
     OSError; then it can be repeated.
     """
-    with opened(root) as at:
-        former = owner_of(root, name)
+    with open_directory(root) as at:
+        former = read_directory_owner(root, name)
         if former is not None and former.allocation == owner.allocation:
-            with opened(name, at) as directory:
+            with open_directory(name, at) as directory:
                 make_open(directory, CACHE)
             return
         discard(at, name)
         os.mkdir(name, MODE, dir_fd=at)
-        with opened(name, at) as directory:
+        with open_directory(name, at) as directory:
             os.fchmod(directory, MODE)
             make_open(directory, CACHE)
             write_file(directory, OWNER, "\n".join(owner).encode())
 
 
-def write_owner(root: Path, name: str, owner: Owner) -> None:
+def write_owner(root: Path, name: str, owner: DirectoryOwner) -> None:
     """Notes whose a directory is; its content stays. Raises OSError."""
-    with opened(root) as at, opened(name, at) as directory:
+    with open_directory(root) as at, open_directory(name, at) as directory:
         write_file(directory, OWNER, "\n".join(owner).encode())
 
 
@@ -153,14 +153,14 @@ def make_open(at: int, name: str) -> None:
 
 
 SWEEP_SECONDS = 5.0
-NOBODY = Owner(AllocationID(""))
+NOBODY = DirectoryOwner(AllocationID(""))
 """Of a directory of slots that the checkpoint has and the record has not: an init container's, which may run once more."""
 
 log = structlog.get_logger("topoalign.allocator.containers.hami_core")
 Held = tuple[ResourceName, frozenset[DeviceID]]
 
 
-class Allocations(Protocol):
+class LedgerView(Protocol):
     """What a sweep asks of the allocator."""
 
     @property
@@ -178,11 +178,11 @@ class Sweeps:
     def __init__(self, root: Callable[[], str]) -> None:
         """`root`: `flags.hamiRoot` of the newest configuration, empty: there is none."""
         self._root = root
-        self._owners: dict[str, Owner | None] = {}
+        self._owners: dict[str, DirectoryOwner | None] = {}
         """Directory -> whose it is, by what is written in it."""
         self._names: dict[Held, str] = {}
 
-    async def run(self, allocations: Allocations, clock: Clock) -> None:
+    async def run(self, allocations: LedgerView, clock: Clock) -> None:
         """Sweeps every `SWEEP_SECONDS` until cancelled. Logs once why it fails."""
         failing = None
         while True:
@@ -210,8 +210,8 @@ class Sweeps:
         shown = self._shown(poll)
         limited = [name for (resource, _), name in self._names.items() if is_limited(state, resource)]
         limited += [name for name, resource in shown.items() if is_limited(state, resource)]
-        present = listed(root)
-        self._owners = {name: self._owners.get(name) or owner_of(root, name) for name in present}
+        present = list_slots_directories(root)
+        self._owners = {name: self._owners.get(name) or read_directory_owner(root, name) for name in present}
         for name in present:
             owner = self._owners[name]
             try:
@@ -219,15 +219,15 @@ class Sweeps:
                     if (now := held[name]) is not None and now != owner:
                         write_owner(root, name, now)
                         self._owners[name] = now
-                elif poll is not None and name not in shown and not has_pod(owner, poll):
-                    limiter_files.remove(root, name)
+                elif poll is not None and name not in shown and not is_owner_present(owner, poll):
+                    limiter_files.remove_own_directory(root, name)
             except OSError as error:
                 failure = error
         try:
             for name in {*limited} - self._owners.keys():
                 if (owner := held.get(name, NOBODY)) is not None:
                     make_locks(root)
-                    prepare(root, name, owner)
+                    prepare_slots_directory(root, name, owner)
         except OSError as error:
             failure = error
         if failure is not None:
@@ -242,9 +242,12 @@ class Sweeps:
                 if error.errno != errno.ENOTEMPTY:  # the next one goes on
                     raise
 
-    def _held(self, state: NodeState) -> dict[str, Owner | None]:
+    def _held(self, state: NodeState) -> dict[str, DirectoryOwner | None]:
         """Directory of slots that are held, by the record -> whose it is. None: of a container that was displaced."""
-        pairs = {pair: Owner(each.id, each.pod_uid) if each is not None else None for each, pair in held_slots(state)}
+        pairs = {
+            pair: DirectoryOwner(each.id, each.pod_uid) if each is not None else None
+            for each, pair in held_slots(state)
+        }
         self._names = {pair: self._name(pair) for pair in pairs}
         return {self._names[pair]: owner for pair, owner in pairs.items()}
 
@@ -260,8 +263,8 @@ class Sweeps:
         }
 
     def _name(self, pair: Held) -> str:
-        """`name_of`, remembered for slots in the record."""
-        return self._names.get(pair) or name_of(*pair)
+        """`slots_directory_name`, remembered for slots in the record."""
+        return self._names.get(pair) or slots_directory_name(*pair)
 
 
 def is_limited(state: NodeState, resource: ResourceName) -> bool:
@@ -283,7 +286,7 @@ def are_slots(devices: Collection[DeviceID]) -> bool:
     return any(base_of(each) != each and unit_kind(each) is None for each in devices)
 
 
-def has_pod(owner: Owner | None, poll: Poll) -> bool:
+def is_owner_present(owner: DirectoryOwner | None, poll: Poll) -> bool:
     """Whether the pod of a directory's owner is there still."""
     pods = poll.listing.directories
     return owner is not None and bool(owner.pod_uid) and pods is not None and not pods.is_gone(owner.pod_uid)

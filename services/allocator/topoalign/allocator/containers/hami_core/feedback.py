@@ -97,7 +97,7 @@ def tell_launches(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[s
     found: list[tuple[str, Launches]] = []
     unusable: dict[str, str] = {}
     with suppress(OSError):
-        for name in directories.listed(root)[:MOST_CONTAINERS]:
+        for name in directories.list_slots_directories(root)[:MOST_CONTAINERS]:
             try:
                 tail = tail_in(root, name)
             except Unusable as error:
@@ -119,7 +119,7 @@ def tail_in(root: Path, name: str) -> shared_files.Tail | None:
     return None
 
 
-def checked_tail(file: int, layout: shared_files.Layout) -> shared_files.Tail | None:
+def checked_tail(file: int, layout: shared_files.RegionLayout) -> shared_files.Tail | None:
     """What stands at the end of a region that is ready; None: it is not ready. Raises Unusable and OSError."""
     head = os.pread(file, layout.processes_at, 0)
     if not shared_files.is_written(head):

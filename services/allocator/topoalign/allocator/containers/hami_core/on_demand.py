@@ -17,7 +17,7 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.figures import Figure
 
 if TYPE_CHECKING:
-    from topoalign.allocator.containers.hami_core.directories import Allocations
+    from topoalign.allocator.containers.hami_core.directories import LedgerView
     from topoalign.allocator.containers.hami_core.shared_files import SharedFiles
     from topoalign.core.model.processes import LibraryReading
 
@@ -25,7 +25,7 @@ LOOK_SECONDS = 5.0
 """Between two looks at the configuration."""
 
 
-async def keep_directories(root: Callable[[], str], allocations: "Allocations", clock: Clock) -> None:
+async def keep_directories(root: Callable[[], str], allocations: "LedgerView", clock: Clock) -> None:
     """`Sweeps.run`, from when there is a root."""
     while not root():
         await clock.sleep(until_tick(clock, LOOK_SECONDS))

@@ -23,8 +23,13 @@ from typing import NamedTuple
 import structlog
 from anyio import Lock, move_on_after, to_thread
 
-from topoalign.allocator.containers.hami_core.directories import CACHE, held_slots, name_of, owner_of
-from topoalign.allocator.containers.limiter_files import entries, open_regular, opened
+from topoalign.allocator.containers.hami_core.directories import (
+    CACHE,
+    held_slots,
+    read_directory_owner,
+    slots_directory_name,
+)
+from topoalign.allocator.containers.limiter_files import list_entries, open_directory, open_regular
 from topoalign.core.model.errors import clean
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import AllocationID, DeviceID
@@ -124,7 +129,7 @@ def tail_of(tail: bytes) -> Tail:
     return found
 
 
-class Layout(NamedTuple):
+class RegionLayout(NamedTuple):
     """Where the parts of a region are, and which versions have them there."""
 
     minors: tuple[int, ...]
@@ -219,11 +224,11 @@ class Layout(NamedTuple):
             )
 
 
-LAYOUTS = (Layout((1, 2)), Layout((1,), shift=32, process_shift=8))
+LAYOUTS = (RegionLayout((1, 2)), RegionLayout((1,), shift=32, process_shift=8))
 """The second is that of HAMi v2.8.1 alone."""
 
 
-def layout_of(size: int) -> Layout:
+def layout_of(size: int) -> RegionLayout:
     """The layout of a file of so many bytes. Raises Unusable for a size that no version read has."""
     for layout in LAYOUTS:
         if size in (layout.size, layout.size + 1):
@@ -309,7 +314,7 @@ class SharedFiles:
                 if done and self._clock.monotonic() - began >= WORK_SECONDS:
                     turns = turns[:done]
                     break
-                if (use := read_use(root, each)) is not None:
+                if (use := read_library_use(root, each)) is not None:
                     found.append(use)
             self._first = first + len(turns) if len(turns) < len(limited) else 0
             return found, len(limited) - len(turns)
@@ -336,12 +341,12 @@ def all_limited(state: NodeState) -> Iterator[Limited]:
     for allocation, (resource, slots) in held_slots(state):
         limiters = {each.limiter for each in offers.get(resource, ())}
         if allocation is not None and "hami-core" in limiters:
-            yield Limited(allocation.id, name_of(resource, slots), frozenset(map(base_of, slots)))
+            yield Limited(allocation.id, slots_directory_name(resource, slots), frozenset(map(base_of, slots)))
 
 
-def read_use(root: Path, limited: Limited) -> LibraryUse | None:
+def read_library_use(root: Path, limited: Limited) -> LibraryUse | None:
     """What the file of one container says, or why it cannot be used. None: there is none, as before it uses CUDA."""
-    owner = owner_of(root, limited.directory)
+    owner = read_directory_owner(root, limited.directory)
     if owner is None or owner.allocation != limited.allocation:
         return None  # the slots were another container's, and Allocate is about to make the directory anew
     try:
@@ -364,13 +369,13 @@ def read_use(root: Path, limited: Limited) -> LibraryUse | None:
 
 
 @contextmanager
-def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, Layout] | None]:
+def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, RegionLayout] | None]:
     """
     The descriptor of the file in a container's directory, and the layout that a region of its size has; None: there is none,
     or it is empty still. Raises Unusable and OSError.
     """
-    with opened(root) as at, opened(name, at) as directory, opened(CACHE, directory) as cache:
-        found = entries(cache, MOST_ENTRIES + 1)
+    with open_directory(root) as at, open_directory(name, at) as directory, open_directory(CACHE, directory) as cache:
+        found = list_entries(cache, MOST_ENTRIES + 1)
         if len(found) > MOST_ENTRIES:
             raise Unusable(f"there is more than {MOST_ENTRIES} of what the container has written beside it")
         names = [each for each in found if FILE.fullmatch(each)]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import make_root
-from topoalign.allocator.containers.vcuda.directories import name_of
+from topoalign.allocator.containers.vcuda.directories import units_directory_name
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES, sees_all_processes
 from topoalign.kubelet.grpc.api import v1beta1
@@ -37,7 +37,9 @@ class VcudaTeller(NamedTuple):
         """Adds the mounts for a container that was given these units, and where its libraries are."""
         response.mounts.append(
             v1beta1.Mount(
-                container_path=CONTAINER_DIRECTORY, host_path=f"{self.root}/{name_of(resource, units)}", read_only=True
+                container_path=CONTAINER_DIRECTORY,
+                host_path=f"{self.root}/{units_directory_name(resource, units)}",
+                read_only=True,
             )
         )
         if self.libraries:

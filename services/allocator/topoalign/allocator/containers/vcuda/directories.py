@@ -39,11 +39,11 @@ from topoalign.allocator.containers.limiter_files import (
     MODE,
     digest_of,
     discard,
-    entries,
-    is_directory,
+    is_real_directory,
     is_socket,
+    list_entries,
     make_root,
-    opened,
+    open_directory,
     put_aside,
     read_file,
     remove_tree,
@@ -101,13 +101,13 @@ class Limits(NamedTuple):
         return self.cores or CORES
 
 
-def config_of(limits: Limits) -> bytes:
+def encode_config(limits: Limits) -> bytes:
     """The content of `vcuda.config`."""
     return CONFIG.pack(
-        text(limits.pod_uid, 48),
+        c_string(limits.pod_uid, 48),
         0,
-        text(limits.container, 4096),
-        text(limits.bus_id, 16),
+        c_string(limits.container, 4096),
+        c_string(limits.bus_id, 16),
         limits.memory,
         limits.utilization,
         1,
@@ -136,7 +136,7 @@ def pids_of(pids: Iterable[int]) -> bytes:
     return struct.pack(f"={len(kept)}i", *kept)
 
 
-def text(value: str, size: int) -> bytes:
+def c_string(value: str, size: int) -> bytes:
     """A string of C in so many bytes, its zero byte included."""
     return value.encode()[: size - 1]
 
@@ -147,51 +147,51 @@ MOST_KEPT = 64
 """Entries of a directory that is used again: the agent makes four, and a draft."""
 
 
-def name_of(resource: ResourceName, units: Collection[DeviceID]) -> str:
+def units_directory_name(resource: ResourceName, units: Collection[DeviceID]) -> str:
     """The name of the directory of these units, in whatever order they are."""
     return f"units-{digest_of(resource, units)}"
 
 
-def listed(root: Path) -> list[str]:
+def list_units_directories(root: Path) -> list[str]:
     """The names of the directories below the root that are ours; none where there is no root. Raises OSError."""
-    return limiter_files.listed(root, NAME)
+    return limiter_files.list_own_directories(root, NAME)
 
 
 def config_in(root: Path, name: str) -> bytes:
     """The `vcuda.config` of a directory; empty where there is none."""
     try:
-        with opened(root) as at, opened(name, at) as directory:
+        with open_directory(root) as at, open_directory(name, at) as directory:
             return read_file(directory, CONFIG_FILE)
     except OSError:
         return b""
 
 
-def owner_of(root: Path, name: str) -> tuple[str, str] | None:
+def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
     """Pod UID and container whose directory this is; None where it is nobody's yet."""
     return owner_in(config_in(root, name))
 
 
-def prepare(root: Path, name: str, limits: Limits) -> None:
+def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
     """
     Has the directory in place for a container with these limits that is about to start. What a former container of that name
     registered goes; the directory of another one is made anew. Raises OSError; then no half file is there, and it can be
     repeated.
     """
     make_root(root)
-    with opened(root) as at:
-        if owner_of(root, name) != (limits.pod_uid, limits.container) or is_crowded(at, name):
+    with open_directory(root) as at:
+        if read_config_owner(root, name) != (limits.pod_uid, limits.container) or is_crowded(at, name):
             if gone := discard(at, name):
                 with suppress(OSError):  # its former container, if that runs still, finds it empty at once
                     remove_tree(at, gone)
             os.mkdir(name, MODE, dir_fd=at)
-        with opened(name, at) as directory:
+        with open_directory(name, at) as directory:
             os.fchmod(directory, MODE)
-            for each in entries(directory):
-                if is_directory(directory, each):
+            for each in list_entries(directory):
+                if is_real_directory(directory, each):
                     put_aside(directory, each, at)
                 elif each != CONFIG_FILE and not (each == SOCKET and is_socket(directory, each)):
                     os.unlink(each, dir_fd=directory)
-            if read_file(directory, CONFIG_FILE) != (config := config_of(limits)):
+            if read_file(directory, CONFIG_FILE) != (config := encode_config(limits)):
                 write_file(directory, CONFIG_FILE, config, durable=True)
 
 
@@ -200,10 +200,10 @@ def write_registered(root: Path, name: str, container_id: str, files: dict[str, 
     Writes the files of a container that has registered into the directory of its id, and that called `pids` beside it: where
     they are that already, nothing. Raises OSError, also where the directory is not there any more.
     """
-    with opened(root) as at, opened(name, at) as directory:
+    with open_directory(root) as at, open_directory(name, at) as directory:
         with suppress(FileExistsError):
             os.mkdir(container_id, MODE, dir_fd=directory)
-        with opened(container_id, directory) as own:
+        with open_directory(container_id, directory) as own:
             os.fchmod(own, MODE)
             for file, content in files.items():
                 if read_file(own, file) != content:
@@ -214,5 +214,5 @@ def write_registered(root: Path, name: str, container_id: str, files: dict[str, 
 
 def is_crowded(at: int, name: str) -> bool:
     """Whether a directory has more in it than `MOST_KEPT`. Raises OSError where there is none."""
-    with opened(name, at) as directory:
-        return len(entries(directory, MOST_KEPT + 1)) > MOST_KEPT
+    with open_directory(name, at) as directory:
+        return len(list_entries(directory, MOST_KEPT + 1)) > MOST_KEPT

@@ -25,11 +25,18 @@ from anyio import to_thread
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from topoalign.allocator.allocate.pre_start import limits_of, live_parts, of
+from topoalign.allocator.allocate.pre_start import entries_of_holder, limit_keys_by_kind, live_parts
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.directories import CONFIG_FILE, PIDS_FILE, SOCKET, Limits, config_of, pids_of
-from topoalign.allocator.ports import Part, Poll
+from topoalign.allocator.containers.vcuda.directories import (
+    CONFIG_FILE,
+    PIDS_FILE,
+    SOCKET,
+    Limits,
+    encode_config,
+    pids_of,
+)
+from topoalign.allocator.ports import Poll, ResourceEntry
 from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.errors import StateFault, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -62,7 +69,7 @@ TOLD_SECONDS = 5.0
 """Between the calls for two halves of a container, at most: each takes milliseconds, and seconds on a busy node."""
 
 
-def holders(resource: ResourceName, units: frozenset[DeviceID], parts: Iterable[Part]) -> list[Holder]:
+def holders(resource: ResourceName, units: frozenset[DeviceID], parts: Iterable[ResourceEntry]) -> list[Holder]:
     """The containers that have exactly these units, in the order of their names."""
     return sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
 
@@ -78,7 +85,7 @@ class Calls:
         self,
         resource: ResourceName,
         units: frozenset[DeviceID],
-        parts: Sequence[Part],
+        parts: Sequence[ResourceEntry],
         written: tuple[str, str] | None,
         at: float,
     ) -> Holder:
@@ -101,16 +108,16 @@ class Calls:
         told, _ = self._told.pop(pod, (None, at))
         if told in found:
             return told
-        alone = [each for each in found if len([*of(each, parts)]) == 1]
+        alone = [each for each in found if len([*entries_of_holder(each, parts)]) == 1]
         return next((each for each in alone or found if each == written), (alone or found)[0])
 
 
-def limits_for(holder: Holder, parts: Collection[Part], hardware: Topology) -> Limits:
+def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
     """
     What a container is limited to: of equal parts of several GPUs to one, as the library looks at its first GPU alone. Of
     whole GPUs it has all memory, whatever it has asked for.
     """
-    amounts = amounts_of(unit for part in of(holder, parts) for unit in part.devices)
+    amounts = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
     cores = sum(each.cores for each in amounts.values())
     memory = sum(each.memory for each in amounts.values())
@@ -137,7 +144,7 @@ MOST_TOGETHER = 128
 """Connections of all these sockets. A client needs one for milliseconds."""
 
 
-class Refused(Exception):
+class RegistrationRefused(Exception):
     """Why a caller is not registered."""
 
 
@@ -154,7 +161,7 @@ class Registrations(Servicer, vcuda.VcudaServiceBase):
         await connection.server.turns.turn(connection)  # milliseconds each, more where processes are many
         try:
             self._register(connection.peer.pid)
-        except Refused as refused:
+        except RegistrationRefused as refused:
             connection.server.complain("registration refused", str(refused), pid=connection.peer.pid)
             raise GRPCError(Status.PERMISSION_DENIED, clean(str(refused), LONGEST_MESSAGE)) from refused
         return vcuda.VDeviceResponse()
@@ -220,7 +227,7 @@ DRAIN_SECONDS = 0.5
 log = structlog.get_logger("topoalign.allocator.containers.vcuda")
 
 
-class Allocations(Protocol):
+class RecordView(Protocol):
     """What a sweep asks of the allocator."""
 
     @property
@@ -249,7 +256,7 @@ class VcudaLimiter:
         self._load = Load()
         self._turn = anyio.Lock()
         self._servers: dict[Path, RegistrationServer] = {}
-        self._parts: Sequence[Part] = ()
+        self._parts: Sequence[ResourceEntry] = ()
         """What the checkpoint has of units, as the kubelet answered last."""
         self._names: dict[tuple[ResourceName, frozenset[DeviceID]], str] = {}
         self._calls = Calls()
@@ -271,7 +278,7 @@ class VcudaLimiter:
         asked = frozenset(units)
         offers = self._hardware().offers_of.get(resource, ())
         name = self._name(resource, asked)
-        if not any(each.limiter == "vcuda" for each in offers) and directories.owner_of(root, name) is None:
+        if not any(each.limiter == "vcuda" for each in offers) and directories.read_config_owner(root, name) is None:
             return
         await shield(self._start(root, resource, asked, poll))  # half of it would leave a socket that nobody knows of
 
@@ -283,12 +290,14 @@ class VcudaLimiter:
         who = caller_of(self._proc, pid)
         try:
             if who is None:
-                raise Refused(
+                raise RegistrationRefused(
                     "the caller's container is not known: it has ended, or the agent does not see its process"
                 )
             if (who.pod_uid, who.container) not in self._owners(root, name):
-                raise Refused(f"the units of this directory are not of container {who.container} of pod {who.pod_uid}")
-        except Refused:
+                raise RegistrationRefused(
+                    f"the units of this directory are not of container {who.container} of pod {who.pod_uid}"
+                )
+        except RegistrationRefused:
             self.refused += 1
             raise
         group = self._groups.get(who.container_id)
@@ -299,8 +308,8 @@ class VcudaLimiter:
             remedy = f"see that the host's control groups are mounted at {self._cgroups}"
             raise StateFault(f"no process is found in the control group {who.group}", remedy)
         holder = Holder(who.pod_uid, who.container)
-        if any(of(holder, self._parts)):
-            config = config_of(limits_for(holder, self._parts, self._hardware()))
+        if any(entries_of_holder(holder, self._parts)):
+            config = encode_config(limits_for(holder, self._parts, self._hardware()))
         else:
             config = directories.config_in(root, name)
         files = {CONFIG_FILE: config, PIDS_FILE: pids_of(pids)}
@@ -311,7 +320,7 @@ class VcudaLimiter:
                 f"the processes of the container cannot be written: {error.strerror}", "make room on the node's disk"
             ) from error
 
-    async def run(self, allocations: Allocations, clock: Clock) -> None:
+    async def run(self, allocations: RecordView, clock: Clock) -> None:
         """
         Sweeps every `SWEEP_SECONDS` until cancelled, and sooner where that fails: a predecessor may have the sockets still.
         Logs once why it fails.
@@ -351,17 +360,17 @@ class VcudaLimiter:
             root = Path(configured)
             if configured and poll is not None:
                 self._parts = live_parts(poll.listing)
-            present = directories.listed(root) if configured else []
+            present = directories.list_units_directories(root) if configured else []
             needed = self._needed(state) if configured else set()
             self._groups.clear()
             failure: Exception | None = None
             for name in present:
-                owner = directories.owner_of(root, name)
-                is_needed = name in needed or poll is None or has_pod(owner, poll)
+                owner = directories.read_config_owner(root, name)
+                is_needed = name in needed or poll is None or is_pod_present(owner, poll)
                 try:
                     if not is_needed:
                         await self._stop(root / name)
-                        limiter_files.remove(root, name)
+                        limiter_files.remove_own_directory(root, name)
                     elif owner is not None:
                         await self._serve(root, name)
                 except (OSError, StateFault) as error:
@@ -378,14 +387,14 @@ class VcudaLimiter:
             if self._is_closed:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
             parts = self._parts = live_parts(poll.listing)
-            written = directories.owner_of(root, self._name(resource, asked))
+            written = directories.read_config_owner(root, self._name(resource, asked))
             holder = self._calls.starting(resource, asked, parts, written, poll.at)
             limits = limits_for(holder, parts, self._hardware())
             try:
-                for part in of(holder, parts):
+                for part in entries_of_holder(holder, parts):
                     await self._prepare(root, self._name(part.resource, part.devices), limits)
             except OSError as error:
-                told = " and ".join(each for named in limits_of(holder, parts) for each in named)
+                told = " and ".join(each for named in limit_keys_by_kind(holder, parts) for each in named)
                 raise StateFault(
                     f"the limits of container {holder.container} ({told}) cannot be written below {clean(str(root))}: "
                     f"{error.strerror}",
@@ -394,9 +403,9 @@ class VcudaLimiter:
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
         """Has one directory and its socket in place. Raises OSError and StateFault."""
-        if directories.owner_of(root, name) != (limits.pod_uid, limits.container):
+        if directories.read_config_owner(root, name) != (limits.pod_uid, limits.container):
             await self._stop(root / name)
-        directories.prepare(root, name, limits)
+        directories.prepare_units_directory(root, name, limits)
         await self._serve(root, name)
 
     async def _serve(self, root: Path, name: str) -> None:
@@ -424,7 +433,7 @@ class VcudaLimiter:
     def _owners(self, root: Path, name: str) -> set[tuple[str, str]]:
         """The containers whose directory this is: by the checkpoint; where that has lost them, by what is written in it."""
         told = {(each.pod_uid, each.container) for each in self._parts if self._name(*each[:2]) == name}
-        written = directories.owner_of(root, name)
+        written = directories.read_config_owner(root, name)
         return told or ({written} if written is not None else set())
 
     def _needed(self, state: NodeState) -> set[str]:
@@ -436,7 +445,7 @@ class VcudaLimiter:
     def _name(self, resource: ResourceName, units: frozenset[DeviceID]) -> str:
         """`name_of`, remembered until the next sweep, and longer of units that are held."""
         if (name := self._names.get((resource, units))) is None:
-            name = self._names[resource, units] = directories.name_of(resource, units)
+            name = self._names[resource, units] = directories.units_directory_name(resource, units)
         return name
 
 
@@ -448,7 +457,7 @@ def held_units(state: NodeState) -> Iterator[tuple[ResourceName, frozenset[Devic
                 yield from ((resource, frozenset(ids)) for resource, ids in devices.items())
 
 
-def has_pod(owner: tuple[str, str] | None, poll: Poll) -> bool:
+def is_pod_present(owner: tuple[str, str] | None, poll: Poll) -> bool:
     """Whether the pod of a directory's owner is there still."""
     directories_of_pods = poll.listing.directories
     return owner is not None and directories_of_pods is not None and not directories_of_pods.is_gone(owner[0])

@@ -14,7 +14,7 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.figures import Figure
 
 if TYPE_CHECKING:
-    from topoalign.allocator.containers.vcuda.limiter import Allocations, VcudaLimiter
+    from topoalign.allocator.containers.vcuda.limiter import RecordView, VcudaLimiter
 
 LOOK_SECONDS = 5.0
 """Between two looks at the configuration."""
@@ -39,7 +39,7 @@ class LimiterOnDemand:
         if self._root():
             await self._limiter.starting(resource, units, poll)
 
-    async def run(self, allocations: "Allocations", clock: Clock) -> None:
+    async def run(self, allocations: "RecordView", clock: Clock) -> None:
         """As `VcudaLimiter.run`, from when there is a directory."""
         while not self._root():
             await clock.sleep(until_tick(clock, LOOK_SECONDS))

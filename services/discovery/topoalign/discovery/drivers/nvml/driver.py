@@ -28,7 +28,7 @@ from topoalign.core.model.topology.validate import validate
 from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.discovery.drivers.health import nic_health, unhealthy
 from topoalign.discovery.drivers.nvml.events import NvmlEvents
-from topoalign.discovery.drivers.nvml.gpus import End, Judged, NvLinks, Profiles, paired, read_ends, read_gpu
+from topoalign.discovery.drivers.nvml.gpus import End, Judged, NvLinkTable, Profiles, paired, read_ends, read_gpu
 from topoalign.discovery.drivers.nvml.library import (
     GPU_IS_LOST,
     NO_PERMISSION,
@@ -70,7 +70,7 @@ class Connections:
     of: tuple[tuple[DeviceID, int, str | None], ...] = ()
     """The GPUs this was read of: uuid, index, PCI address."""
     levels: Mapping[Pair, PcieClass | None] = field(default_factory=dict)
-    nvlinks: NvLinks = field(default_factory=lambda: NvLinks({}, {}, ()))
+    nvlinks: NvLinkTable = field(default_factory=lambda: NvLinkTable({}, {}, ()))
     whole: bool = False
     """False: a GPU failed meanwhile, so ask again next time."""
     since: float = 0.0
@@ -135,7 +135,7 @@ class NvmlDriver:
         await self._events.run(listener)
 
     def _measure(self, steps: Steps) -> "tuple[DeviceUse, ...]":
-        from topoalign.discovery.drivers.nvml.use import read_use  # as above
+        from topoalign.discovery.drivers.nvml.use import read_gpu_use  # as above
 
         try:
             if self._nvml.open(steps):
@@ -143,7 +143,7 @@ class NvmlDriver:
             devices, _ = self._devices()
             now = self._clock.wall()
             return tuple(
-                use for uuid, (_, device) in devices.items() for use in read_use(self._nvml, device, uuid, now)
+                use for uuid, (_, device) in devices.items() for use in read_gpu_use(self._nvml, device, uuid, now)
             )
         except CallFailed as error:
             raise does_not_work(error) from error

@@ -34,9 +34,9 @@ from topoalign.discovery.drivers.nvml.library import (
     NOT_SUPPORTED,
     OF_THE_LIBRARY,
     CallFailed,
-    Event,
     Handle,
     Library,
+    NvmlEvent,
     address_of,
 )
 from topoalign.runtime.clock import backoff_seconds
@@ -100,7 +100,7 @@ class NvmlEvents:
 
     async def run(self, listener: Listener) -> None:
         """Until cancelled."""
-        report = Report(listener)
+        report = EventReport(listener)
         loop = asyncio.get_running_loop()
 
         def tell(event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
@@ -222,7 +222,7 @@ class Ears:
         event = self._nvml.wait(self._set, int(WAIT_SECONDS * 1000))
         return self._known(event) if event is not None else None
 
-    def _known(self, event: Event) -> HardwareEvent | None:
+    def _known(self, event: NvmlEvent) -> HardwareEvent | None:
         """What it is; None for a kind that nobody asked for."""
         kind = KINDS.get(event.kind)
         if kind is None:
@@ -235,7 +235,7 @@ class Ears:
             compute_instance=event.compute_instance,
         )
 
-    def _name(self, event: Event) -> DeviceID | None:
+    def _name(self, event: NvmlEvent) -> DeviceID | None:
         try:
             return DeviceID(self._nvml.uuid(event.device))
         except CallFailed:
@@ -252,7 +252,7 @@ class Ears:
         self.silent = frozenset()
 
 
-class Report:
+class EventReport:
     """Tells the listener what is received, and once when nothing is."""
 
     def __init__(self, listener: Listener) -> None:

@@ -68,7 +68,7 @@ DOWN = End(None, None, up=False)
 
 
 @dataclass(frozen=True)
-class NvLinks:
+class NvLinkTable:
     """The NVLinks of a machine."""
 
     pairs: Mapping[tuple[DeviceID, DeviceID], int]
@@ -98,7 +98,7 @@ def read_ends(nvml: Library, device: Handle) -> list[End]:
     return ends
 
 
-def paired(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, str]) -> NvLinks:
+def paired(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, str]) -> NvLinkTable:
     """The NVLinks of GPUs, from what each of them says, and their PCI addresses as far as known."""
     at = {address: gpu for gpu, address in addresses.items()}
     direct: Counter[tuple[DeviceID, DeviceID]] = Counter()
@@ -121,7 +121,7 @@ def paired(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, 
         count = min(there, back) if there or back else min(to_switch[a], to_switch[b])
         if count:
             pairs[a, b] = count
-    return NvLinks(pairs=pairs, to_switch=dict(to_switch), findings=tuple(findings), down=down)
+    return NvLinkTable(pairs=pairs, to_switch=dict(to_switch), findings=tuple(findings), down=down)
 
 
 # What a GPU in MIG mode can be divided into, and where its instances are.
@@ -142,7 +142,7 @@ NAMED = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:[+-][a-z.]+)*")
 """The profile in the name of an instance, or in that of a profile: `1g.10gb+me`."""
 
 
-class Slices(Structure):
+class InstanceSlices(Structure):
     """nvmlGpuInstancePlacement_t."""
 
     _fields_ = (("start", c_uint), ("size", c_uint))
@@ -161,7 +161,7 @@ def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[Mig
         memory = int(info.memorySizeMB) << 20
         slices = int(info.sliceCount)
         named = NAMED.search(info.name)
-        name = named[0] if named else profile_name(slices, slices, memory, total)
+        name = named[0] if named else make_profile_name(slices, slices, memory, total)
         if not places or name in found:
             continue
         cores = -(-int(info.multiprocessorCount) * 100 // whole) if whole else 0
@@ -171,7 +171,7 @@ def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[Mig
 
 def read_placements(nvml: Library, device: Handle, profile: int) -> tuple[MigPlacement, ...]:
     """Where an instance of the profile with this id of NVML can be; empty: the driver does not tell. Raises CallFailed."""
-    places = (Slices * MOST_PLACEMENTS)()
+    places = (InstanceSlices * MOST_PLACEMENTS)()
     count = c_uint(MOST_PLACEMENTS)
     call = "nvmlDeviceGetGpuInstancePossiblePlacements"
     if nvml.maybe(call, device, profile, places, byref(count)) is None:
@@ -191,7 +191,7 @@ def read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlace
     return None if info is None else MigPlacement(start=info.placement.start, size=info.placement.size)
 
 
-def profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
+def make_profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
     """
     `1g.10gb`, or `1c.2g.20gb` for a part of a GPU instance, where the driver does not name it. `memory`, `total`: bytes of
     the instance and of the GPU.
@@ -294,8 +294,9 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
         pci=address,
         bridge=seen.bridge,
         memory=memory if memory is not None and memory <= LARGEST_MEMORY else seen.memory,
-        cpu_affinity=among(cpus, nvml.cpu_affinity(device, max(cpus, default=0))) or seen.cpu_affinity,
-        numa_affinity=seen.numa_affinity or among(nodes, nvml.memory_affinity(device, max(nodes, default=0))),
+        cpu_affinity=known_numa_nodes(cpus, nvml.cpu_affinity(device, max(cpus, default=0))) or seen.cpu_affinity,
+        numa_affinity=seen.numa_affinity
+        or known_numa_nodes(nodes, nvml.memory_affinity(device, max(nodes, default=0))),
         memory_node=memory_node if memory_node in nodes else seen.memory_node,
         fabric=joined_fabric(fabric),
         fabric_state=fabric_state(fabric),
@@ -306,7 +307,7 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
     return Judged(gpu, health, (*odd, *findings), awaits_reset)
 
 
-def among(known: Collection[int], ids: tuple[int, ...]) -> tuple[int, ...]:
+def known_numa_nodes(known: Collection[int], ids: tuple[int, ...]) -> tuple[int, ...]:
     """Those of these NUMA node ids that the machine has."""
     return tuple(i for i in ids if i in known)
 
@@ -385,7 +386,7 @@ def read_instance(nvml: Library, device: Handle, index: int, handle: Handle, tot
     named = NAMED.search(size.name)
     return MigDevice(
         uuid=DeviceID(nvml.uuid(handle)),
-        profile=named[0] if named else profile_name(size.gpu_slices, size.compute_slices, size.memory, total),
+        profile=named[0] if named else make_profile_name(size.gpu_slices, size.compute_slices, size.memory, total),
         gpu_instance=gpu_instance,
         compute_instance=compute_instance,
         memory=size.memory,

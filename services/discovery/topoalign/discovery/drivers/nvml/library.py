@@ -96,7 +96,7 @@ class MigInstance(NamedTuple):
     """Bytes."""
 
 
-class Event(NamedTuple):
+class NvmlEvent(NamedTuple):
     """What an event set has to tell."""
 
     device: Handle
@@ -270,7 +270,7 @@ class Library:
             raise
         return True
 
-    def wait(self, events: Handle, milliseconds: int) -> Event | None:
+    def wait(self, events: Handle, milliseconds: int) -> NvmlEvent | None:
         """The next event of a set, None if there is none for so long. Raises CallFailed."""
         try:
             data = self.ask("nvmlEventSetWait_v2", events, milliseconds)
@@ -279,7 +279,7 @@ class Library:
                 return None
             raise
         gpu, compute = (None if i == WHOLE_GPU else int(i) for i in (data.gpuInstanceId, data.computeInstanceId))
-        return Event(data.device, int(data.eventType), int(data.eventData), gpu, compute)
+        return NvmlEvent(data.device, int(data.eventType), int(data.eventData), gpu, compute)
 
     def free(self, events: Handle) -> None:
         """Ends a set. Never fails: NVML may be past answering."""

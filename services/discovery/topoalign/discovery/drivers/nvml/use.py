@@ -30,7 +30,7 @@ NO_SAMPLES = {0, NOT_FOUND}
 """Codes of an answer without any: pynvml raises the first, success, as well."""
 
 
-def read_use(nvml: Library, device: Handle, uuid: DeviceID, now: float) -> tuple[DeviceUse, ...]:
+def read_gpu_use(nvml: Library, device: Handle, uuid: DeviceID, now: float) -> tuple[DeviceUse, ...]:
     """
     The use of a GPU, followed by that of its MIG instances. `now`: wall seconds, as the driver stamps its samples.
 
@@ -40,14 +40,21 @@ def read_use(nvml: Library, device: Handle, uuid: DeviceID, now: float) -> tuple
         if not nvml.mig_enabled(device):
             return (device_use(nvml, device, uuid, utilization_by_pid(nvml, device, now)),)
         card = device_use(nvml, device, uuid, None, has_processes=False)
-        return (card, *(use for _, instance in sorted(nvml.mig_handles(device).items()) for use in of(nvml, instance)))
+        return (
+            card,
+            *(
+                use
+                for _, instance in sorted(nvml.mig_handles(device).items())
+                for use in read_instance_use(nvml, instance)
+            ),
+        )
     except CallFailed as error:
         if error.code in OF_THE_LIBRARY:
             raise
         return (DeviceUse(device=uuid, failure=clean(str(error), 200)),)
 
 
-def of(nvml: Library, instance: Handle) -> tuple[DeviceUse, ...]:
+def read_instance_use(nvml: Library, instance: Handle) -> tuple[DeviceUse, ...]:
     """The use of a MIG instance; nothing where it has been destroyed meanwhile. Raises CallFailed."""
     try:
         return (device_use(nvml, instance, DeviceID(nvml.uuid(instance)), None),)
@@ -77,7 +84,7 @@ def processes(nvml: Library, device: Handle, utilization: dict[int, int] | None)
     """The processes in any of the lists, ascending by pid; None where there is no list. Raises CallFailed."""
     kinds: defaultdict[int, list[ProcessKind]] = defaultdict(list)
     memory: dict[int, int | None] = {}
-    lists = {kind: listed(nvml, name, device) for kind, name in LISTS.items()}
+    lists = {kind: list_processes(nvml, name, device) for kind, name in LISTS.items()}
     if lists["compute"] is None:
         return None
     for kind, listing in lists.items():
@@ -96,7 +103,7 @@ def processes(nvml: Library, device: Handle, utilization: dict[int, int] | None)
     )
 
 
-def listed(nvml: Library, name: str, device: Handle) -> Any:
+def list_processes(nvml: Library, name: str, device: Handle) -> Any:
     """One list of processes, in the newest version that the driver has; None for none. Raises CallFailed."""
     for version in VERSIONS:
         found = nvml.maybe(name + version, device)

@@ -40,7 +40,11 @@ from topoalign.core.model.requests import ConfirmRequest, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
-from topoalign.registry.scheduling.binding.reservations import Change, Reservations, are_mistakable
+from topoalign.registry.scheduling.binding.reservations import (
+    ClusterReservations,
+    ReservationChange,
+    are_ambiguous_reservations,
+)
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.cluster_state.nodes import NOT_KNOWN
 from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
@@ -60,7 +64,7 @@ Allows = Callable[[PodToSchedule, NodeName], bool]
 """Whether Kubernetes has the node, and its filters leave it to the pod."""
 
 
-class NodeNotAllowed(NoFit):
+class NodeForbidden(NoFit):
     """Raised for a pod that Kubernetes keeps off the node."""
 
     code = "NodeNotAllowed"
@@ -82,7 +86,7 @@ class OtherScheduler(NoFit):
         super().__init__(f"the pod names scheduler {clean(scheduler)}", "leave it to that one")
 
 
-def check_placement(pod: SeenPod, node: NodeName, allows: Allows, scheduler: str) -> None:
+def check_scheduler_and_node(pod: SeenPod, node: NodeName, allows: Allows, scheduler: str) -> None:
     """
     Raises NodeNotAllowed and OtherScheduler. `scheduler`: the name of ours; empty where none is set, as the extender then
     serves whichever profiles it is configured for. Kubernetes' default scheduler may have it in any case.
@@ -91,7 +95,7 @@ def check_placement(pod: SeenPod, node: NodeName, allows: Allows, scheduler: str
     if scheduler and named not in (scheduler, DEFAULT_SCHEDULER):
         raise OtherScheduler(named)
     if not allows(pod.to_schedule(), node):
-        raise NodeNotAllowed(node)
+        raise NodeForbidden(node)
 
 
 BIND_SECONDS = 4.0
@@ -211,7 +215,7 @@ async def no_gangs(pod: PodToSchedule, node: NodeName) -> str:
     return ""
 
 
-class Binder:
+class PodBinder:
     """Binds pods for the scheduler."""
 
     def __init__(
@@ -219,7 +223,7 @@ class Binder:
         bus: Bus,
         clock: Clock,
         api: KubernetesApi,
-        reservations: Reservations,
+        reservations: ClusterReservations,
         checks: NodeChecks,
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
         shown: ShownPods | None = None,
@@ -369,16 +373,16 @@ class Binder:
             made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
             if not made.containers:
                 return None
-            if any(are_mistakable(made, each) for each in self._left_over(pod.uid, node)):
+            if any(are_ambiguous_reservations(made, each) for each in self._left_over(pod.uid, node)):
                 return PodsPending(node)
-            if devices_of(made) & self._reserved_for_others(pod.uid, node):
+            if reserved_device_set(made) & self._reserved_for_others(pod.uid, node):
                 await self._clock.sleep(PAUSE)  # the node has given another pod its devices, which is not known yet
                 continue
             self.requests[pod.uid] = pod.request
             while len(self.requests) > REMEMBERED:
                 self.requests.popitem(last=False)
             with suppress(BusConflict):
-                await self._reservations.write([Change(node=node, position=position, made=(made,))])
+                await self._reservations.write([ReservationChange(node=node, position=position, made=(made,))])
                 return None
 
     async def _judged(self, pod: PodToSchedule, node: NodeName) -> Admission:
@@ -395,7 +399,7 @@ class Binder:
 
     def _reserved_for_others(self, uid: str, node: NodeName) -> frozenset[DeviceID]:
         held = (each for each in self._reservations.held(node) if each.pod_uid != uid)
-        return frozenset[DeviceID]().union(*map(devices_of, held))
+        return frozenset[DeviceID]().union(*map(reserved_device_set, held))
 
     def _left_over(self, uid: str, node: NodeName) -> list[Reservation]:
         """What is reserved on the node for pods that are gone: unknown to `fits`, and known to the node until it ends."""
@@ -418,7 +422,7 @@ class Binder:
         return decision
 
 
-def devices_of(reservation: Reservation) -> frozenset[DeviceID]:
+def reserved_device_set(reservation: Reservation) -> frozenset[DeviceID]:
     """All whole devices of a reservation; of NICs that are shared, their virtual functions."""
     return frozenset(
         DeviceID(part)

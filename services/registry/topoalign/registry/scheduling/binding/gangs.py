@@ -33,7 +33,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
-from topoalign.registry.scheduling.binding.reservations import Change, Reservations
+from topoalign.registry.scheduling.binding.reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.runtime.request_turns import Turns
@@ -92,7 +92,7 @@ class Gangs:
 
     def __init__(
         self,
-        reservations: Reservations,
+        reservations: ClusterReservations,
         clock: Clock,
         nodes: Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]],
         hardware: Callable[[NodeName], Topology],
@@ -180,7 +180,7 @@ class Gangs:
                 break
             try:
                 await self._reservations.write(
-                    [Change(node=name, position=positions[name], made=made) for name, made in plan.items()]
+                    [ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()]
                 )
             except BusConflict:
                 continue
@@ -231,12 +231,12 @@ class Gangs:
             positions[name] = self._reservations.of(name).position
             return self._candidate(name)
 
-        fitting = {kind_of(pod): await self._nodes(pod, node)}
+        fitting = {pod_class(pod): await self._nodes(pod, node)}
         for each in waiting:
-            if kind_of(each) not in fitting:
-                fitting[kind_of(each)] = await self._nodes(each, None)
+            if pod_class(each) not in fitting:
+                fitting[pod_class(each)] = await self._nodes(each, None)
         kinds = {kind: frozenset(names) for kind, names in fitting.items()}
-        members = [Member(each.uid, each.request, kinds[kind_of(each)]) for each in waiting]
+        members = [Member(each.uid, each.request, kinds[pod_class(each)]) for each in waiting]
         nodes = dict.fromkeys(name for names in fitting.values() for name in names)
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
         for fixed in ((pod.uid, node), None):
@@ -255,7 +255,7 @@ class Gangs:
         return None, positions
 
 
-def kind_of(pod: PodToSchedule) -> tuple[bytes, bytes]:
+def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
     """Equal for pods that ask for the same and may go to the same nodes."""
     return key_of(pod.request), msgspec.json.encode(pod.constraints, order="deterministic")
 

@@ -74,7 +74,7 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
 # reserved for it, with which the node answers its kubelet until that has ended.
 
 
-def are_mistakable(one: Reservation, other: Reservation) -> bool:
+def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
     """
     Whether the node may answer its kubelet's question for one of the pods with the GPUs of the other, and that matters: NICs
     come with them, or as many slots are reserved for both and one must have its own, or holds other amounts by them, or as
@@ -98,12 +98,12 @@ def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
 
 def are_other_units(one: ReservedContainer, other: ReservedContainer) -> bool:
     """Whether two containers have as many units of one kind, and not of the other, or they are of more GPUs."""
-    counts = units_of(one)
-    others = units_of(other)
+    counts = unit_counts(one)
+    others = unit_counts(other)
     return counts != others and any(name in others and others[name][0] == n for name, (n, _) in counts.items())
 
 
-def units_of(container: ReservedContainer) -> dict[str, tuple[int, int]]:
+def unit_counts(container: ReservedContainer) -> dict[str, tuple[int, int]]:
     """Resource -> how many units of it are reserved for a container, and of how many GPUs these are."""
     gpus = {name: len(amounts_of(ids)) for name, ids in container.devices.items()}
     return {name: (len(ids), gpus[name]) for name, ids in container.devices.items() if gpus[name]}
@@ -119,7 +119,7 @@ PAUSE = 0.05
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class ReservationChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the reservations of one node."""
 
     node: NodeName
@@ -131,7 +131,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """UIDs of pods whose reservations end."""
 
 
-class Reservations:
+class ClusterReservations:
     """What is reserved on all nodes, as this registry knows it; `run` keeps it up to date."""
 
     def __init__(
@@ -219,7 +219,7 @@ class Reservations:
         if although_reserved or not self.of(node).reservations:
             self._known.drop(node)
 
-    async def write(self, changes: Sequence[Change]) -> None:
+    async def write(self, changes: Sequence[ReservationChange]) -> None:
         """
         Publishes these changes, all or none, until it is known that they are stored.
 
@@ -251,7 +251,10 @@ class Reservations:
         while reserved := [node for node in self.of_pod(uid) if nodes is None or node in nodes]:
             with suppress(BusConflict):
                 await self.write(
-                    [Change(node=node, position=self.of(node).position, cancelled=(uid,)) for node in reserved]
+                    [
+                        ReservationChange(node=node, position=self.of(node).position, cancelled=(uid,))
+                        for node in reserved
+                    ]
                 )
 
     async def refresh(self, node: NodeName) -> None:
@@ -290,7 +293,7 @@ class Reservations:
                 mark = token_hex(8)
                 batch = [(wire.renamed(message, mark), expected) for message, expected in batch]
 
-    def _event(self, change: Change) -> ReservationsChanged:
+    def _event(self, change: ReservationChange) -> ReservationsChanged:
         """What the node's reservations are after a change."""
         known = self.of(change.node)
         now = self._clock.monotonic()
@@ -387,4 +390,4 @@ class Reservations:
             self._changed(node)
         own = known.newest is not None and known.newest.writer == self.writer
         if own or now >= self._ended[node] + OTHERS_SECONDS:
-            await self.write([Change(node=node, position=known.position)])
+            await self.write([ReservationChange(node=node, position=known.position)])

@@ -12,7 +12,7 @@ from topoalign.core.admission.kinds import Kind
 from topoalign.core.admission.prediction import KubeletUnknown
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.model import Topology
-from topoalign.registry.cluster import Member
+from topoalign.registry.cluster import ClusterNode
 
 # Whether a node is offered to the scheduler at all: it has to be whole, to answer, to have one writer, and to tell by
 # which rules its kubelet decides. Where it is not, every pod is refused with one of the codes below.
@@ -32,7 +32,7 @@ NOT_KNOWN = frozenset({UNKNOWN_NODE, DUPLICATE_AGENT, NODE_NOT_WHOLE, NODE_STALE
 """What one registry cannot judge now, and another one perhaps can."""
 
 
-def obstacle(member: Member, unsettled: Unsettled) -> str:
+def obstacle(member: ClusterNode, unsettled: Unsettled) -> str:
     """The code of the refusal for every pod, as far as that depends on no kubelet; empty where there is none."""
     state = member.state
     if state.node in unsettled.twins:

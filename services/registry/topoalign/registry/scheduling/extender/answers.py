@@ -16,7 +16,7 @@ from msgspec import field
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.extender.arguments import Asked, MetaPod, MetaVictims
+from topoalign.registry.scheduling.extender.arguments import ExtenderCall, MetaPod, MetaVictims
 from topoalign.registry.scheduling.model import Filtered, Victims
 
 # The text of each refusal, as it stands in a pod's events and in its condition PodScheduled.
@@ -129,7 +129,7 @@ CAUSES: Mapping[Resolvability, str] = {
 
 
 @lru_cache(maxsize=512)
-def text_of(code: str, resolvability: Resolvability | None = None) -> str:
+def refusal_text(code: str, resolvability: Resolvability | None = None) -> str:
     """The text of a refusal with this code and `NodeRefusal.resolvability`: always the same."""
     finding, _, remedy = FINDINGS.get(code, OTHER).partition("; ")
     cause = CAUSES.get(resolvability) if resolvability is not None else None
@@ -145,7 +145,7 @@ def text_of_pod(error: TopoalignError) -> str:
     itself, which the pod carries back in its condition.
     """
     if not error.finding.startswith(FIELDS):
-        return text_of(error.code)
+        return refusal_text(error.code)
     return f"{error.code}: {clean(error.finding, LONGEST)}; {clean(error.remedy, LONGEST)}"
 
 
@@ -164,7 +164,7 @@ RENDERED_KEPT = 16
 """Answers of which the bytes are kept: of 1,000 nodes one has 0.1 MB."""
 
 
-class NodeList(msgspec.Struct, frozen=True, kw_only=True):
+class NodeListAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Whole nodes, as they came."""
 
     metadata: dict[str, str] = {}
@@ -174,7 +174,7 @@ class NodeList(msgspec.Struct, frozen=True, kw_only=True):
 class FilterAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to filter: nodes in the form in which they were asked about, and a text for each that is refused."""
 
-    nodes: NodeList | None = field(name="Nodes", default=None)
+    nodes: NodeListAnswer | None = field(name="Nodes", default=None)
     node_names: Sequence[NodeName] | None = field(name="NodeNames", default=None)
     failed: Mapping[NodeName, str] = field(name="FailedNodes", default={})
     unresolvable: Mapping[NodeName, str] = field(name="FailedAndUnresolvableNodes", default={})
@@ -200,18 +200,18 @@ class BindAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error: str = field(name="Error")
 
 
-def filter_answer(asked: Asked, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
+def filter_answer(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
     """Which nodes pass, and for each other why not; `kubernetes`: the scheduler's version, major and minor."""
     helps = kubernetes >= VICTIMS_COUNT_FROM
     failed: dict[NodeName, str] = {}
     unresolvable: dict[NodeName, str] = {}
     for node, refusal in filtered.refused.items():
-        (failed if helps and refusal.helped_by_victims else unresolvable)[node] = text_of(
+        (failed if helps and refusal.helped_by_victims else unresolvable)[node] = refusal_text(
             refusal.code, refusal.resolvability
         )
     if asked.whole is None:
         return encoded(FilterAnswer(node_names=filtered.passed, failed=failed, unresolvable=unresolvable))
-    whole = NodeList(items=[asked.whole[node] for node in filtered.passed])
+    whole = NodeListAnswer(items=[asked.whole[node] for node in filtered.passed])
     return encoded(FilterAnswer(nodes=whole, failed=failed, unresolvable=unresolvable))
 
 
@@ -222,7 +222,7 @@ class RenderedRefusals:
         self._rendered: OrderedDict[int, tuple[Filtered, bool, tuple[int, int], bytes]] = OrderedDict()
         """By the identity of an answer, with the answer, so that no other one gets it."""
 
-    def answer(self, asked: Asked, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
+    def answer(self, asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
         """As `filter_answer`; rendered once for an answer that is the very same object."""
         known = self._rendered.get(id(filtered))
         named = asked.whole is None
@@ -235,7 +235,7 @@ class RenderedRefusals:
         return answer
 
 
-def refuse_all(asked: Asked, error: TopoalignError) -> bytes:
+def refuse_all(asked: ExtenderCall, error: TopoalignError) -> bytes:
     """
     The answer to filter about a pod that cannot be meant: no node takes it, and trying again is no help. Its text names the
     field: it is that of one pod, and the same for as long as the pod is.
@@ -243,7 +243,7 @@ def refuse_all(asked: Asked, error: TopoalignError) -> bytes:
     texts = dict.fromkeys(asked.nodes, text_of_pod(error))
     if asked.whole is None:
         return encoded(FilterAnswer(node_names=[], unresolvable=texts))
-    return encoded(FilterAnswer(nodes=NodeList(items=[]), unresolvable=texts))
+    return encoded(FilterAnswer(nodes=NodeListAnswer(items=[]), unresolvable=texts))
 
 
 def filter_failed(code: str) -> bytes:

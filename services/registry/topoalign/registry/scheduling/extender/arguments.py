@@ -47,7 +47,7 @@ class TooManyNodes(InvalidField):
         super().__init__(field, f"more than {MOST_NODES} nodes", "send those of the cluster, as kube-scheduler does")
 
 
-def check_names(names: bytes) -> None:
+def check_name_count(names: bytes) -> None:
     """Raises TooManyNodes for the JSON of a list of names."""
     if len(names) > LARGEST_NAMES or names.count(b",") >= MOST_NODES:
         raise TooManyNodes("NodeNames")
@@ -60,7 +60,7 @@ def check_whole(nodes: bytes) -> None:
         raise TooManyNodes("Nodes.items")
 
 
-def check_number(count: int, field: str) -> None:
+def check_node_count(count: int, field: str) -> None:
     """Raises TooManyNodes."""
     if count > MOST_NODES:
         raise TooManyNodes(field)
@@ -119,7 +119,7 @@ class MetaVictims(msgspec.Struct, frozen=True, kw_only=True):
     disruptions: int = field(name="NumPDBViolations", default=0)
 
 
-class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What counts of an object's metadata."""
 
     name: str = ""
@@ -130,7 +130,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 class Object(msgspec.Struct, frozen=True, kw_only=True):
     """A Node, or a Pod that is a victim."""
 
-    metadata: Metadata = Metadata()
+    metadata: ObjectMetadata = ObjectMetadata()
 
 
 class WholeVictims(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,17 +140,17 @@ class WholeVictims(msgspec.Struct, frozen=True, kw_only=True):
     disruptions: int = field(name="NumPDBViolations", default=0)
 
 
-class NodeList(msgspec.Struct, frozen=True, kw_only=True):
+class RawNodeList(msgspec.Struct, frozen=True, kw_only=True):
     """Whole nodes, undecoded."""
 
     items: list[Raw] | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ExtenderCall(msgspec.Struct, frozen=True, kw_only=True):
     """What filter and prioritize are asked: about which pod, on which nodes."""
 
     pod: bytes
-    """JSON, for `read_pod`."""
+    """JSON, for `read_called_pod`."""
     nodes: Sequence[NodeName]
     labels: Mapping[NodeName, Mapping[str, str]] = {}
     """Of whole nodes."""
@@ -158,20 +158,20 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Node -> its JSON. None: the nodes were only named."""
 
 
-def read_arguments(body: bytes) -> Asked:
+def read_arguments(body: bytes) -> ExtenderCall:
     """What filter and prioritize are asked. Raises Undecodable, and InvalidField where none or too many nodes are given."""
-    arguments = decoded(body, Arguments)
-    check_names(bytes(arguments.node_names))
+    arguments = decode_arguments(body, Arguments)
+    check_name_count(bytes(arguments.node_names))
     names = typed(arguments.node_names, list[NodeName] | None, "NodeNames")
     if names is not None:
-        return Asked(pod=bytes(arguments.pod), nodes=names)
+        return ExtenderCall(pod=bytes(arguments.pod), nodes=names)
     check_whole(bytes(arguments.nodes))
-    listed = typed(arguments.nodes, NodeList | None, "Nodes")
+    listed = typed(arguments.nodes, RawNodeList | None, "Nodes")
     if listed is None:
         raise InvalidField(
             "NodeNames", "neither NodeNames nor Nodes is given", "send one of them, as kube-scheduler does"
         )
-    check_number(len(listed.items or ()), "Nodes.items")
+    check_node_count(len(listed.items or ()), "Nodes.items")
     whole: dict[NodeName, Raw] = {}
     labels: dict[NodeName, Mapping[str, str]] = {}
     for item in listed.items or ():
@@ -181,12 +181,15 @@ def read_arguments(body: bytes) -> Asked:
             raise InvalidField("Nodes.items", "a node without a name of its own", "send each node once")
         whole[name] = item
         labels[name] = metadata.labels or {}
-    return Asked(pod=bytes(arguments.pod), nodes=tuple(whole), labels=labels, whole=whole)
+    return ExtenderCall(pod=bytes(arguments.pod), nodes=tuple(whole), labels=labels, whole=whole)
 
 
 def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
-    """The pod as JSON, for `read_pod`, and the victims of each node. Raises Undecodable, and InvalidField for too many."""
-    arguments = decoded(body, PreemptArguments)
+    """
+    The pod as JSON, for `read_called_pod`, and the victims of each node. Raises Undecodable, and InvalidField for too
+    many.
+    """
+    arguments = decode_arguments(body, PreemptArguments)
     meta = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
     if meta is not None:
         uids = {node: [pod.uid for pod in (each and each.pods) or ()] for node, each in meta.items()}
@@ -195,27 +198,27 @@ def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
         whole = spelled(arguments.victims, dict[NodeName, WholeVictims | None] | None, "NodeNameToVictims") or {}
         uids = {node: [pod.metadata.uid for pod in (each and each.pods) or ()] for node, each in whole.items()}
         counts = {node: each.disruptions if each else 0 for node, each in whole.items()}
-    check_number(len(uids), "NodeNameToMetaVictims")
+    check_node_count(len(uids), "NodeNameToMetaVictims")
     victims = {node: Victims(uids=tuple(some), disruptions=counts[node]) for node, some in uids.items()}
     return bytes(arguments.pod), victims
 
 
 def read_bind(body: bytes) -> BindArguments:
     """What bind is asked. Raises Undecodable, and InvalidField for a name that is missing."""
-    arguments = decoded(body, BindArguments)
+    arguments = decode_arguments(body, BindArguments)
     for each in msgspec.structs.fields(BindArguments):
         if not getattr(arguments, each.name):
             raise InvalidField(each.encode_name, "is missing", "send it, as kube-scheduler does")
     return arguments
 
 
-def read_pod(body: bytes) -> PodToSchedule:
+def read_called_pod(body: bytes) -> PodToSchedule:
     """The pod of a call. Raises InvalidField for one that cannot be meant."""
-    return (remembered if len(body) <= LARGEST_REMEMBERED else understood)(body)
+    return (remembered if len(body) <= LARGEST_REMEMBERED else parse_pod)(body)
 
 
-def understood(body: bytes) -> PodToSchedule:
-    """`read_pod` without a memory."""
+def parse_pod(body: bytes) -> PodToSchedule:
+    """`read_called_pod` without a memory."""
     if len(body) > LARGEST_POD:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
@@ -226,19 +229,19 @@ def understood(body: bytes) -> PodToSchedule:
     uid = pod and pod.metadata and pod.metadata.uid
     if pod is None or not uid:
         raise InvalidField("Pod.metadata.uid", "there is none", "send the pod as the API server has it")
-    return model.read_pod(uid, pod)
+    return model.pod_to_schedule(uid, pod)
 
 
-remembered = lru_cache(REMEMBERED)(understood)
+remembered = lru_cache(REMEMBERED)(parse_pod)
 
 
-def decoded(body: bytes, kind: type[S]) -> S:
+def decode_arguments(body: bytes, kind: type[S]) -> S:
     """The body as this type. Raises Undecodable."""
     try:
         if not body.isascii():
             body.decode()  # what is skipped is not looked at by the decoder
         found = msgspec.json.decode(body, type=kind)
-        if once(body, found):
+        if has_unique_keys(body, found):
             return found
     except msgspec.ValidationError:
         pass  # another spelling, or a wrong type: the second reading tells
@@ -248,7 +251,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
     return again
 
 
-def once(body: bytes, found: msgspec.Struct) -> bool:
+def has_unique_keys(body: bytes, found: msgspec.Struct) -> bool:
     """
     Whether no key of the outermost object stands twice: what comes out of the encoder as it went in has each key once. Else
     the inner values are left out, and what remains has no escapes, which hide keys.
@@ -297,7 +300,7 @@ def go_spelled(value: Any, kind: Any) -> Any:
         return {key: go_spelled(each, get_args(kind)[1]) for key, each in value.items()}
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return value
-    fields = fields_of(kind)
+    fields = fields_by_key(kind)
     named: dict[str, Any] = {}
     for key, inner in value.items():
         known = fields.get(key.casefold())
@@ -310,7 +313,7 @@ def go_spelled(value: Any, kind: Any) -> Any:
 
 
 @lru_cache
-def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
+def fields_by_key(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
     """The fields of a type, by the name in JSON without its case. A look at them takes longer than the rest of a value."""
     return {each.encode_name.casefold(): each for each in msgspec.structs.fields(kind)}
 

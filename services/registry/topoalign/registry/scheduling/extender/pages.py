@@ -23,11 +23,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean, quoted
-from topoalign.registry.api import broken, error, failed
+from topoalign.registry.api import answer_defect, answer_product_error, error
 from topoalign.registry.scheduling.extender import answers
 from topoalign.registry.scheduling.extender.answers import text_of_error
-from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_pod, read_preempt
-from topoalign.registry.scheduling.model import Scheduling
+from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_called_pod, read_preempt
+from topoalign.registry.scheduling.model import SchedulingApi
 from topoalign.runtime.request_turns import outlive_connection, take_turn
 
 LARGEST_BODY = 64 * 1024 * 1024
@@ -43,7 +43,7 @@ Call = Callable[[bytes], Awaitable[bytes]]
 log = structlog.get_logger("topoalign.registry.extender")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is answered with an HTTP status: its body is too large, too slow, or of another type."""
 
     def __init__(self, status: int, code: str, finding: str, remedy: str) -> None:
@@ -55,11 +55,11 @@ class Refused(Exception):
 
 
 class Extender:
-    """Answers a kube-scheduler from a `Scheduling`."""
+    """Answers a kube-scheduler from a `SchedulingApi`."""
 
     def __init__(
         self,
-        scheduling: Scheduling,
+        scheduling: SchedulingApi,
         kubernetes: Callable[[], tuple[int, int]],
         *,
         seconds: float = BODY_SECONDS,
@@ -99,7 +99,7 @@ class Extender:
         """Which nodes would admit the pod."""
         asked = read_arguments(body)
         try:
-            pod = read_pod(asked.pod)
+            pod = read_called_pod(asked.pod)
             await take_turn()
             await self._scheduling.prepare(pod)
             filtered = self._scheduling.filter(pod, asked.nodes, asked.labels)
@@ -116,7 +116,7 @@ class Extender:
         """How good each node is for the pod."""
         asked = read_arguments(body)
         try:
-            pod = read_pod(asked.pod)
+            pod = read_called_pod(asked.pod)
             await take_turn()
             await self._scheduling.prepare(pod)
             scores = self._scheduling.prioritize(pod, asked.nodes)
@@ -129,7 +129,7 @@ class Extender:
         """On which nodes these victims would make room for the pod."""
         pod, victims = read_preempt(body)
         try:
-            helped = await self._scheduling.preempt(read_pod(pod), victims)
+            helped = await self._scheduling.preempt(read_called_pod(pod), victims)
         except TopoalignError as failure:
             log.info("no preemption", code=failure.code, finding=failure.finding)
             helped = {}
@@ -149,9 +149,14 @@ class Extender:
         return answers.bind_answer()
 
 
-def application(routes: list[BaseRoute]) -> Starlette:
+def make_application(routes: list[BaseRoute]) -> Starlette:
     """The application with these routes, whose errors are JSON."""
-    handlers = {TopoalignError: failed, Refused: refused, HTTPException: not_served, Exception: broken}
+    handlers = {
+        TopoalignError: answer_product_error,
+        RequestRefused: answer_refused,
+        HTTPException: not_served,
+        Exception: answer_defect,
+    }
     served = Starlette(routes=routes, exception_handlers=handlers)
     served.router.redirect_slashes = False  # a redirect has no body, and goes where the caller's Host header says
     return served
@@ -180,7 +185,7 @@ async def read_body(request: Request, most: int, seconds: float, large: anyio.Lo
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused(415, "UnsupportedMediaType", f"content type {quoted([kind])}", "send application/json")
+        raise RequestRefused(415, "UnsupportedMediaType", f"content type {quoted([kind])}", "send application/json")
     chunks: list[bytes] = []
     size = 0
     async with AsyncExitStack() as turn:
@@ -196,17 +201,17 @@ async def read_body(request: Request, most: int, seconds: float, large: anyio.Lo
                 if size > 2 * most:
                     break
     if size > most:
-        raise Refused(
+        raise RequestRefused(
             413, "TooLarge", f"a body of more than {most} bytes", "ask about fewer nodes, or set nodeCacheCapable"
         )
     if waiting.cancelled_caught:
-        raise Refused(408, "TooSlow", f"the body did not come within {seconds:g} s", "look at the network")
+        raise RequestRefused(408, "TooSlow", f"the body did not come within {seconds:g} s", "look at the network")
     return b"".join(chunks)
 
 
-async def refused(request: Request, exc: Exception) -> Response:
+async def answer_refused(request: Request, exc: Exception) -> Response:
     """A request that is not read on; what comes of it is not waited for."""
-    assert isinstance(exc, Refused)
+    assert isinstance(exc, RequestRefused)
     answer = error(exc.code, exc.finding, exc.remedy, exc.status)
     answer.headers["Connection"] = "close"
     return answer

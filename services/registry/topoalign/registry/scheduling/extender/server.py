@@ -15,8 +15,8 @@ from prometheus_client import Histogram
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.ports import Clock
 from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS, SchedulerConnection
-from topoalign.registry.scheduling.extender.pages import Extender, application
-from topoalign.registry.scheduling.model import Scheduling
+from topoalign.registry.scheduling.extender.pages import Extender, make_application
+from topoalign.registry.scheduling.model import SchedulingApi
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
@@ -142,7 +142,7 @@ def context_of(directory: Path, files: Files) -> ssl.SSLContext:
 def not_after(certificate: bytes) -> datetime:
     """When the first certificate of a PEM file expires (RFC 5280, 4.1). Raises InvalidField for what is none."""
     try:
-        body = ssl.PEM_cert_to_DER_cert(first_of(certificate))
+        body = ssl.PEM_cert_to_DER_cert(first_certificate(certificate))
         fields = elements(elements(elements(body)[0][1])[0][1])
         validity = fields[4 if fields[0][0] == DER_VERSION else 3][1]
         kind, text = elements(validity)[1]
@@ -154,7 +154,7 @@ def not_after(certificate: bytes) -> datetime:
     return found.replace(year=found.year - 100) if kind == UTC_TIME and found.year >= 2050 else found
 
 
-def first_of(certificates: bytes) -> str:
+def first_certificate(certificates: bytes) -> str:
     """The text of the first certificate of a PEM file: the server's own. Raises ValueError where there is none."""
     text = certificates.decode()
     start = text.index(ssl.PEM_HEADER)
@@ -199,7 +199,7 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 async def serve_scheduler(
     context: Context,
     settings: RegistrySettings,
-    scheduling: Scheduling,
+    scheduling: SchedulingApi,
     webhook: Webhook,
     kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
     *,
@@ -214,7 +214,7 @@ async def serve_scheduler(
     """
     assert settings.scheduler_port is not None, "there is a port"
     context.drain.seconds = DRAIN_SECONDS
-    version = version_of(settings.scheduler_kubernetes)
+    version = parse_kubernetes_version(settings.scheduler_kubernetes)
     seconds = Histogram("topoalign_scheduler_call_seconds", HELP, ["call"], buckets=SECONDS, registry=context.metrics)
     extender = Extender(
         scheduling, lambda: version or kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
@@ -229,7 +229,7 @@ async def serve_scheduler(
         if certificates is not None:
             tasks.start_soon(certificates.keep_up)
         await serve_application(
-            application([*extender.routes(), *webhook.routes()]),
+            make_application([*extender.routes(), *webhook.routes()]),
             listener,
             protocol=SchedulerConnection,
             turns=context.turns,
@@ -240,7 +240,7 @@ async def serve_scheduler(
         )
 
 
-def version_of(text: str) -> tuple[int, int] | None:
+def parse_kubernetes_version(text: str) -> tuple[int, int] | None:
     """Major and minor of a version of Kubernetes: `1.36`, `v1.38.2`. None for no text. Raises InvalidField."""
     if not text:
         return None

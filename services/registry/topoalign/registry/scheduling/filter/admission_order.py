@@ -9,7 +9,7 @@ room to those that come, and one of them may then be aligned to NUMA nodes that 
 And a kubelet does not say for which pod it asks. Pods that ask for the same are interchangeable; a pod whose annotations are
 about its devices is bound beside no other one that asks for as many GPUs, until that one is shown; a pod with units of GPUs
 beside no other one that asks for as much of one kind and for something else of the other, and one with slots beside no other
-one that asks for as many and for other amounts, or by other annotations (`are_mistakable`).
+one that asks for as many and for other amounts, or by other annotations (`are_ambiguous`).
 
 A pod that must have the slots or units that are reserved for it is also to be aligned to the same NUMA nodes in every order:
 elsewhere the node refuses it. Example: a pod for GPU-0 or GPU-2 with 4 CPUs comes after one with as many. The two fit in
@@ -82,7 +82,7 @@ class PendingPod(NamedTuple):
     """
 
 
-def are_mistakable(topology: Topology, one: PendingPod, other: PendingPod) -> bool:
+def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> bool:
     """
     Whether a kubelet that asks for GPUs for one of the pods may be answered with those of the other, and that matters: both
     have a container with as many GPUs or slots, or as much computing time or memory of one, and ask for something else with
@@ -91,14 +91,14 @@ def are_mistakable(topology: Topology, one: PendingPod, other: PendingPod) -> bo
     if one.key == other.key:
         return False
     try:
-        slots = slots_of(topology, one)
-        others_slots = slots_of(topology, other)
+        slots = requested_slots(topology, one)
+        others_slots = requested_slots(topology, other)
     except InvalidShare:  # its annotations have changed since it was reserved
         return True
     if any(a != b and (a.resource, a.gpus) == (b.resource, b.gpus) for a in slots for b in others_slots):
         return True
-    shares = shares_of(topology, one)
-    theirs = shares_of(topology, other)
+    shares = requested_shares(topology, one)
+    theirs = requested_shares(topology, other)
     if any(a != b and (a.cores == b.cores > 0 or a.blocks == b.blocks > 0) for a in shares for b in theirs):
         return True
     if not any(each.joint is not None for pod in (one, other) for each in pod.demand.containers):
@@ -107,13 +107,13 @@ def are_mistakable(topology: Topology, one: PendingPod, other: PendingPod) -> bo
     return not gpus.isdisjoint(others)
 
 
-def shares_of(topology: Topology, pod: PendingPod) -> set[Share]:
+def requested_shares(topology: Topology, pod: PendingPod) -> set[Share]:
     """What the containers of a pod ask for of GPUs in units."""
     asked = (share_of(topology, each.devices, each.cards) for each in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 
-def slots_of(topology: Topology, pod: PendingPod) -> set[SlotShare]:
+def requested_slots(topology: Topology, pod: PendingPod) -> set[SlotShare]:
     """What the containers of a pod ask for of GPUs in slots."""
     asked = (slots_asked(topology, one.devices, one.about_cards, as_hami=one.as_hami) for one in pod.demand.containers)
     return {share for share in asked if share is not None}
@@ -255,7 +255,7 @@ def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | No
     return containers_fit(takes, free_of(state, pod.rules), free_of(emptied, pod.rules))
 
 
-def leaves_room(state: NodeState, pod: PendingPod, later: Later) -> bool:
+def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
     As `all_fit`, for a single pod that comes first. Where amounts decide about all of them and none is refused for its
     alignment, whoever fits beside the others fits before them.
@@ -313,7 +313,7 @@ async def fit_from(  # noqa: C901  # one search over orders
         after = state
         places = aligned
         if isinstance(decision, Admission):
-            places = (*aligned, *places_of(state.hardware, pod, decision))
+            places = (*aligned, *aligned_places(state.hardware, pod, decision))
             for each in decision.allocations:
                 after = after.holding(each)
         elif pod.must_fit:
@@ -338,7 +338,7 @@ async def fit_from(  # noqa: C901  # one search over orders
     return True
 
 
-def places_of(topology: Topology, pod: PendingPod, admission: Admission) -> tuple[Place, ...]:
+def aligned_places(topology: Topology, pod: PendingPod, admission: Admission) -> tuple[Place, ...]:
     """
     Where a pod is aligned that must have the slots or units that are reserved for it; empty for others, and where its slots
     are listed without NUMA nodes: the kubelet offers those that are reserved wherever it aligns the pod.

@@ -1,7 +1,7 @@
 """
 What each node says to what a pod asks for, decided again only for the nodes that changed.
 
-Pods that ask for the same are one `Request`, whatever their names: a pod that is to come holds nothing, and what a pod of
+Pods that ask for the same are one `PodClass`, whatever their names: a pod that is to come holds nothing, and what a pod of
 its name has on a node belongs to another one (`as_others`). For each request and node there is a byte, the number of the
 refusal or 0, and the key that sorts the node; and the version of the cluster up to which they are right.
 """
@@ -103,7 +103,7 @@ DEVICES_UNKNOWN = "DevicesUnknown"
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
-class Asked:
+class KindNeed:
     """What a request is to the nodes of one kind."""
 
     def __init__(self, demand: PodDemand, need: Need | None, kind: Kind, view: ClusterView) -> None:
@@ -127,7 +127,7 @@ class Asked:
     @cached_property
     def on_empty(self) -> str:
         """The code of the refusal by a node of this kind on which nothing is allocated, all of it healthy; empty: none."""
-        return decided(empty(self._kind), self.demand)
+        return decide_code(empty(self._kind), self.demand)
 
     @cached_property
     def may_be_parted(self) -> bool:
@@ -161,7 +161,7 @@ class RefusedByAll(NamedTuple):
     """Code of a refusal -> how many nodes."""
 
 
-class Request:
+class PodClass:
     """What pods ask for that are alike to every node, with what each node says to it."""
 
     def __init__(self, pod: PodRequest) -> None:
@@ -175,14 +175,14 @@ class Request:
         self.refused_by_all: RefusedByAll | None = None
         """What was answered last, where no node was left: pods that wait ask for it again and again."""
         self.keys = NodeKeys()
-        self._asked: WeakKeyDictionary[Kind, Asked] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[Kind, KindNeed] = WeakKeyDictionary()
 
-    def of(self, kind: Kind, view: ClusterView) -> Asked:
-        """What it is to the nodes of a kind. Raises InvalidField as `Asked` does."""
+    def of(self, kind: Kind, view: ClusterView) -> KindNeed:
+        """What it is to the nodes of a kind. Raises InvalidField as `KindNeed` does."""
         asked = self._asked.get(kind)
         if asked is None:
             demand = pod_demand(self.pod, kind.rules)
-            asked = self._asked[kind] = Asked(demand, need_of(kind.topology, demand), kind, view)
+            asked = self._asked[kind] = KindNeed(demand, need_of(kind.topology, demand), kind, view)
         return asked
 
     async def learn(self, kind: Kind, view: ClusterView, turns: Turns) -> None:
@@ -196,7 +196,7 @@ class Request:
         demand = pod_demand(self.pod, kind.rules)
         await turns.give()
         need = await drive_async(need_steps(kind.topology, demand), give)
-        self._asked[kind] = Asked(demand, need, kind, view)
+        self._asked[kind] = KindNeed(demand, need, kind, view)
 
     def reset(self) -> None:
         """Nothing that was decided counts any more."""
@@ -211,30 +211,30 @@ class DecisionCache:
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._pods: OrderedDict[str, tuple[PodRequest, Request]] = OrderedDict()
+        self._pods: OrderedDict[str, tuple[PodRequest, PodClass]] = OrderedDict()
         """UID -> the pod as it came, and its request."""
-        self._requests: OrderedDict[object, Request] = OrderedDict()
+        self._requests: OrderedDict[object, PodClass] = OrderedDict()
         self._resources = view.offers.names
-        self.beside: Callable[[Request, NodeView], str] = lambda request, node: ""
+        self.beside: Callable[[PodClass, NodeView], str] = lambda request, node: ""
         """Why a pod must not come to a node that would admit it: it would take the place of others; empty: it would not."""
         self.refusals = [NodeRefusal(code="")]
         """By number; 0 stands for none."""
         self._numbers: dict[NodeRefusal, int] = {}
 
-    def request(self, pod: PodToSchedule) -> Request:
+    def request(self, pod: PodToSchedule) -> PodClass:
         """What a pod asks for. Raises InvalidField for a pod that cannot be meant."""
         known = self._pods.get(pod.uid)
         if known is not None and known[0] == pod.request:
             self._pods.move_to_end(pod.uid)
             return self._kept(known[1])
-        request = self._kept(Request(nameless(validate_pod(pod.request))))
+        request = self._kept(PodClass(nameless(validate_pod(pod.request))))
         self._pods[pod.uid] = pod.request, request
         if len(self._pods) > PODS_KEPT:
             self._pods.popitem(last=False)
         return request
 
-    def codes(self, request: Request) -> bytearray:
-        """By the place of each node the number of its refusal, 0 where it would admit the pod. Raises as `Asked` does."""
+    def codes(self, request: PodClass) -> bytearray:
+        """By the place of each node the number of its refusal, 0 where it would admit the pod. Raises as `KindNeed` does."""
         view = self._view
         self._note_resources()
         if request.version < view.version:
@@ -244,7 +244,7 @@ class DecisionCache:
             request.version = view.version
         return request.codes
 
-    async def prepare(self, request: Request) -> None:
+    async def prepare(self, request: PodClass) -> None:
         """
         Does the work of `codes` with turns of the event loop in between: where amounts do not decide, thousands of nodes
         take seconds. Nodes are judged in the order of their changes, so that whoever comes next goes on from there.
@@ -277,7 +277,7 @@ class DecisionCache:
             for each in self._requests.values():
                 each.reset()
 
-    def _note(self, request: Request, node: NodeView) -> None:
+    def _note(self, request: PodClass, node: NodeView) -> None:
         code = self.judge(request, node)
         resolvability = self.resolvability(request, node) if code else None
         helped = resolvability is None and self._is_helped(request, node)
@@ -285,23 +285,23 @@ class DecisionCache:
         asked = None if node.kind is None else request.of(node.kind, self._view)
         request.keys.note(node.place, None if asked is None else asked.key(node, self._view.scorer))
 
-    def judge(self, request: Request, node: NodeView) -> str:
-        """The code of a node's refusal; empty where it would admit the pod. Raises InvalidField as `Asked` does."""
+    def judge(self, request: PodClass, node: NodeView) -> str:
+        """The code of a node's refusal; empty where it would admit the pod. Raises InvalidField as `KindNeed` does."""
         if node.refusal or node.kind is None:
             return node.refusal
         asked = request.of(node.kind, self._view)
         if asked.unlisted:
             return asked.unlisted
         code = verdict(asked.need, node.free) if asked.need is not None and node.free is not None else None
-        code = decided(self._view.basis(node).state, asked.demand) if code is None else code
+        code = decide_code(self._view.basis(node).state, asked.demand) if code is None else code
         return code or self.beside(request, node)
 
-    def judge_empty(self, request: Request, kind: Kind) -> str:
+    def judge_empty(self, request: PodClass, kind: Kind) -> str:
         """The same of a node of this kind that has no pods and whose devices are all healthy."""
         asked = request.of(kind, self._view)
         return asked.unlisted or asked.on_empty
 
-    def resolvability(self, request: Request, node: NodeView) -> Resolvability | None:
+    def resolvability(self, request: PodClass, node: NodeView) -> Resolvability | None:
         """
         Why the end of pods would not help on a node that refuses a pod: `never`, found once for all nodes of a kind if the
         pod names no GPUs, or `unhealthy`. None: it would help, or the refusal is not about what is free.
@@ -313,7 +313,7 @@ class DecisionCache:
             return None
         on_empty = asked.on_empty
         if not NAMING_GPUS.isdisjoint(request.pod.annotations):
-            on_empty = decided(restored(emptied(self._view.basis(node).state)), asked.demand)
+            on_empty = decide_code(restored(emptied(self._view.basis(node).state)), asked.demand)
         if on_empty in UNDECIDED:
             return None
         if on_empty:
@@ -321,7 +321,7 @@ class DecisionCache:
         if node.idle is None:
             return None
         code = verdict(asked.need, node.idle) if asked.need is not None else None
-        code = decided(emptied(self._view.basis(node).state), asked.demand) if code is None else code
+        code = decide_code(emptied(self._view.basis(node).state), asked.demand) if code is None else code
         return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
 
     def number(self, code: str, *, helped: bool, resolvability: Resolvability | None = None) -> int:
@@ -338,14 +338,14 @@ class DecisionCache:
             self.refusals.append(refusal)
         return number
 
-    def _is_helped(self, request: Request, node: NodeView) -> bool:
+    def _is_helped(self, request: PodClass, node: NodeView) -> bool:
         """Whether the pod could fit if others were gone: the node is offered, and nothing refuses it whatever is free."""
         if node.kind is None:
             return False
         asked = request.of(node.kind, self._view)
         return not asked.unlisted and (asked.need is None or not asked.need.refused)
 
-    def _kept(self, request: Request) -> Request:
+    def _kept(self, request: PodClass) -> PodClass:
         """The request that is kept for what this one asks for; this one where there is none."""
         kept = self._requests.setdefault(request.key, request)
         self._requests.move_to_end(request.key)
@@ -354,7 +354,7 @@ class DecisionCache:
         return kept
 
 
-def decided(state: NodeState, demand: PodDemand) -> str:
+def decide_code(state: NodeState, demand: PodDemand) -> str:
     """The code of the refusal; empty: the pod is admitted."""
     decision = decide(state, demand)
     return "" if isinstance(decision, Admission) else decision.code
@@ -386,13 +386,13 @@ def nameless(pod: PodRequest) -> PodRequest:
         namespace=NAMESPACE,
         name=POD,
         annotations={key: value for key, value in pod.annotations.items() if key in COUNTING},
-        init_containers=numbered("init", pod.init_containers),
-        containers=numbered("app", pod.containers),
+        init_containers=number_containers("init", pod.init_containers),
+        containers=number_containers("app", pod.containers),
         claims=(),
     )
 
 
-def numbered(group: str, containers: tuple[ContainerRequest, ...]) -> tuple[ContainerRequest, ...]:
+def number_containers(group: str, containers: tuple[ContainerRequest, ...]) -> tuple[ContainerRequest, ...]:
     """The containers under the names of their places."""
     return tuple(
         msgspec.structs.replace(each, name=ContainerName(f"{group}-{place}")) for place, each in enumerate(containers)

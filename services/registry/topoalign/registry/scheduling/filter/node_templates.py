@@ -17,7 +17,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.machines import catalogue
 from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, Request
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass
 
 MACHINE = "topoalign.io/machine"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -54,7 +54,11 @@ class NodeTemplates:
         if machine:
             yield from filter(None, (self._labelled.get((label, machine)) for label in (MACHINE, "")))
             if machine in catalogue.names():
-                yield described(machine) if alike is None else Kind(described(machine).topology, alike.rules, None)
+                yield (
+                    template_of_machine(machine)
+                    if alike is None
+                    else Kind(template_of_machine(machine).topology, alike.rules, None)
+                )
         if alike is not None:
             yield alike
 
@@ -78,7 +82,7 @@ class NewNodes:
     """What nodes say to a request that the registry does not know, in one question about many."""
 
     def __init__(
-        self, view: ClusterView, verdicts: DecisionCache, request: Request, passes: Callable[[NodeName], bool]
+        self, view: ClusterView, verdicts: DecisionCache, request: PodClass, passes: Callable[[NodeName], bool]
     ) -> None:
         """`passes`: whether the pod may go to a node because topoalign does not run it."""
         self._view = view
@@ -103,6 +107,6 @@ class NewNodes:
 
 
 @lru_cache(maxsize=32)
-def described(machine: str) -> Kind:
+def template_of_machine(machine: str) -> Kind:
     """A machine of the catalogue under a kubelet without any configuration."""
     return Kind(catalogue.machine(machine), UNCONFIGURED, None)

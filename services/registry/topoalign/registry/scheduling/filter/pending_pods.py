@@ -33,11 +33,11 @@ from topoalign.registry.scheduling.filter.admission_order import (
     Later,
     PendingPod,
     finds_co_allocated,
+    fits_before_all,
     in_amounts,
     keeps_containers_together,
-    leaves_room,
 )
-from topoalign.registry.scheduling.filter.decision_cache import Request
+from topoalign.registry.scheduling.filter.decision_cache import PodClass
 from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
 
 # Pods that no other pod waits beside: whether the end of others could lead a kubelet to refuse them. They ask for parts
@@ -55,7 +55,7 @@ PODS_KEPT = 1_024
 class WaitingPods:
     """Judges pods that wait alone on the nodes of a view."""
 
-    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], Request]) -> None:
+    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], PodClass]) -> None:
         """`request`: what a pod asks for."""
         self._view = view
         self._request = request
@@ -118,7 +118,7 @@ class Crowd(NamedTuple):
 class PlannedPods:
     """What is planned to the nodes of a view."""
 
-    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], Request]) -> None:
+    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], PodClass]) -> None:
         """`request`: what a pod asks for."""
         self.requested: Requested = unknown_request
         """What the pod of a reservation asks for, where that is known. One of which it is not known counts as held."""
@@ -139,7 +139,7 @@ class PlannedPods:
         ]
 
     def pending_pod(
-        self, name: str, request: Request, node: NodeView | None, rules: AdmissionRules, *, must_fit: bool = True
+        self, name: str, request: PodClass, node: NodeView | None, rules: AdmissionRules, *, must_fit: bool = True
     ) -> PendingPod:
         """A pod that comes to a node, under this name."""
         named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {name}"))
@@ -149,7 +149,7 @@ class PlannedPods:
         )
         return PendingPod(request.key, pod_demand(named, rules), must_fit, takes, decides)
 
-    def refusal(self, request: Request, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
+    def refusal(self, request: PodClass, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
         """
         `GANG_FIRST`, where a pod that is planned nowhere leaves no room for what is planned to an offered node; else empty.
         `gone`: UIDs of pods that count as gone.
@@ -165,10 +165,10 @@ class PlannedPods:
             return ""
         facts = without_pods(self._view.facts(node.name), gone, self._view.holds(node.name).names_of(gone))
         state = self._view.basis_of(facts, gone | {each.uid for each in planned}).state
-        fits = leaves_room(state, self.pending_pod("new", request, node, node.kind.rules), later_than("", planned))
+        fits = fits_before_all(state, self.pending_pod("new", request, node, node.kind.rules), later_than("", planned))
         return "" if fits else GANG_FIRST
 
-    def _has_ample(self, request: Request, node: NodeView) -> bool:
+    def _has_ample(self, request: PodClass, node: NodeView) -> bool:
         """Whether amounts tell that a pod leaves room, and is not led elsewhere by any end: so it is on most nodes."""
         if node.kind is None:
             return False

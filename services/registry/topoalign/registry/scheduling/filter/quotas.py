@@ -268,7 +268,7 @@ class Quotas:
         by_sizes: dict[int, list[NodeName]] = {}
         for node in nodes:
             by_sizes.setdefault(id(self._offers.sizes_on(node)), []).append(node)
-        full = (alike for alike in by_sizes.values() if not has_room(self, pod, alike[0], without))
+        full = (alike for alike in by_sizes.values() if not quota_has_room(self, pod, alike[0], without))
         return frozenset(node for alike in full for node in alike)
 
     @contextmanager
@@ -363,7 +363,7 @@ class Quotas:
                 raise
 
 
-def has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, gone: Collection[str]) -> bool:
+def quota_has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, gone: Collection[str]) -> bool:
     """Whether the quota of its namespace has room for a waiting pod on a node if these were gone. Raises QuotasUnknown."""
     try:
         if quotas is not None:

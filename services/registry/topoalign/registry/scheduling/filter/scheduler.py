@@ -27,11 +27,11 @@ from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested
 from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.admission_order import all_fit, are_mistakable, are_too_many, fit_as_equals
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, RefusedByAll, Request, decided
+from topoalign.registry.scheduling.filter.admission_order import all_fit, are_ambiguous, are_too_many, fit_as_equals
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass, RefusedByAll, decide_code
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than
-from topoalign.registry.scheduling.filter.quotas import Quotas, has_room
+from topoalign.registry.scheduling.filter.quotas import Quotas, quota_has_room
 from topoalign.registry.scheduling.model import PODS_PENDING, Filtered, PodToSchedule, Victims
 
 # Whether a pod can be meant in this cluster: what the webhook denies, and the filter refuses on all nodes alike.
@@ -138,7 +138,7 @@ class VictimsTerminating(Unavailable):
         )
 
 
-class Binder(Protocol):
+class BindsPods(Protocol):
     """Binds pods to nodes."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
@@ -151,7 +151,7 @@ class Scheduler:
     def __init__(self, view: ClusterView, behind: Callable[[], str | None] = lambda: None) -> None:
         """`behind`: why not all is known yet that an answer depends on. A refusal then would keep a pod waiting for long."""
         self.view = view
-        self.binder: Binder | None = None
+        self.binder: BindsPods | None = None
         """Binds pods. None: the registry has no access to Kubernetes."""
         self.planned: Callable[[str], NodeName | None] = lambda uid: None
         """UID of a pod -> the only node for it, where it is planned together with others."""
@@ -211,7 +211,7 @@ class Scheduler:
     def _filter(
         self,
         pod: PodToSchedule,
-        request: Request,
+        request: PodClass,
         nodes: Sequence[NodeName],
         labels: Mapping[NodeName, Mapping[str, str]] = {},
     ) -> Filtered:
@@ -262,7 +262,7 @@ class Scheduler:
                 request.refused_by_all = RefusedByAll(self.view.version, frozenset(refused), filtered, told)
         return filtered
 
-    def _number_of_nominated(self, pod: PodToSchedule, request: Request, node: NodeName, number: int) -> int:
+    def _number_of_nominated(self, pod: PodToSchedule, request: PodClass, node: NodeName, number: int) -> int:
         """
         The number of the refusal of the pod's nominated node, whose pods that are being deleted count as gone: preempt has
         judged so. Raises VictimsTerminating while it may be that the node does not show their end yet.
@@ -316,7 +316,7 @@ class Scheduler:
             await turns.give()
             self.view.renew()  # nodes may have changed, or gone, in the turn
             passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
-            if passes and has_room(self.quotas, pod, node, each.uids):
+            if passes and quota_has_room(self.quotas, pod, node, each.uids):
                 helped[node] = each
         planned = self.planned(pod.uid)  # filter will refuse all other nodes, whoever ends there
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
@@ -359,7 +359,7 @@ class Scheduler:
         if are_too_many(comers):
             return PODS_PENDING
         comers[0] = comers[0]._replace(may_wait=bool(waiting) or not is_planned)
-        if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in comers[1:]):
+        if any(are_ambiguous(fixed.state.hardware, comers[0], other) for other in comers[1:]):
             return PODS_PENDING
         later = later_than(pod.uid, planned)
         fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns(), later)
@@ -370,13 +370,13 @@ class Scheduler:
         request = self._request(pod, quota=False)
         return not self._refusal_without(pod, request, node, {*uids, *self.view.holds(node).assumed})
 
-    def _refusal_without(self, pod: PodToSchedule, request: Request, node: NodeName, uids: Collection[str]) -> str:
+    def _refusal_without(self, pod: PodToSchedule, request: PodClass, node: NodeName, uids: Collection[str]) -> str:
         """The code of a node's refusal of the pod if these pods were gone; empty where it would admit the pod then."""
         gone = frozenset((*uids, pod.uid))
         crowded = "" if self.planned(pod.uid) is not None else self._crowds(request, node, gone)
         return crowded or self._judge_without(request, node, gone)
 
-    def _crowds(self, request: Request, node: NodeName, gone: frozenset[str]) -> str:
+    def _crowds(self, request: PodClass, node: NodeName, gone: frozenset[str]) -> str:
         """As `PlannedPods.refusal`, of a node that may not be offered."""
         view = self.view.nodes.get(node)
         return "" if view is None else self._planned.refusal(request, view, gone)
@@ -387,7 +387,7 @@ class Scheduler:
             raise NoKubernetes
         await self.binder.bind(namespace, name, uid, node)
 
-    def _note_asked(self, pod: PodToSchedule, request: Request, nodes: Sequence[NodeName]) -> None:
+    def _note_asked(self, pod: PodToSchedule, request: PodClass, nodes: Sequence[NodeName]) -> None:
         """A single node may be that for which the pod is nominated: others may be for it, too."""
         if GANG in pod.request.annotations and len(nodes) > 1:
             key = key_of_gang(pod, request)
@@ -397,7 +397,7 @@ class Scheduler:
             if len(self._asked) > GANGS_KEPT:
                 self._asked.popitem(last=False)
 
-    def _request(self, pod: PodToSchedule, *, quota: bool = True) -> Request:
+    def _request(self, pod: PodToSchedule, *, quota: bool = True) -> PodClass:
         """
         What the pod asks for, of a cluster of which all is known that was said up to now. Raises as `PodChecks` and, with
         `quota`, `Quotas` do.
@@ -415,7 +415,7 @@ class Scheduler:
         """UIDs of the pods that are being deleted on the node for which the pod is nominated."""
         return () if pod.nominated is None else self.view.terminating(pod.nominated)
 
-    def _judge_without(self, request: Request, node: NodeName, uids: frozenset[str]) -> str:
+    def _judge_without(self, request: PodClass, node: NodeName, uids: frozenset[str]) -> str:
         """The code of a node's refusal if these pods were gone; empty where it would admit the pod then."""
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
@@ -424,10 +424,10 @@ class Scheduler:
         if asked.unlisted:
             return asked.unlisted
         facts = without_pods(self.view.facts(node), uids, self.view.holds(node).names_of(uids))
-        return decided(self.view.basis_of(facts, uids).state, asked.demand)
+        return decide_code(self.view.basis_of(facts, uids).state, asked.demand)
 
 
-def refused_before(request: Request, version: int, nodes: Sequence[NodeName]) -> RefusedByAll | None:
+def refused_before(request: PodClass, version: int, nodes: Sequence[NodeName]) -> RefusedByAll | None:
     """What was answered for this version of the cluster and the same nodes, in any order, if none of them was left."""
     known = request.refused_by_all
     if known is None or known.version != version or len(known.nodes) != len(nodes):
@@ -435,7 +435,7 @@ def refused_before(request: Request, version: int, nodes: Sequence[NodeName]) ->
     return known if known.nodes == set(nodes) else None
 
 
-def key_of_gang(pod: PodToSchedule, request: Request) -> object:
+def key_of_gang(pod: PodToSchedule, request: PodClass) -> object:
     """Equal for the pods of a gang that ask for the same and may go to the same nodes."""
     where = msgspec.json.encode(pod.constraints, order="deterministic")
     return pod.request.namespace, pod.request.annotations.get(GANG), request.key, where

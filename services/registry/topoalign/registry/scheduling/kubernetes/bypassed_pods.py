@@ -16,7 +16,7 @@ from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.ports import Clock
-from topoalign.registry.ports import Report, SeenPod
+from topoalign.registry.ports import PodEvent, SeenPod
 from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
 
 CHECK_SECONDS = 15.0
@@ -36,7 +36,7 @@ class BypassedPods:
     def __init__(
         self,
         clock: Clock,
-        report: Callable[[Report], None],
+        report: Callable[[PodEvent], None],
         offered: Callable[[NodeName], Collection[ResourceName]],
         behind: Callable[[], str | None],
         scheduler: str,
@@ -111,7 +111,7 @@ class BypassedPods:
             f"add {entries} to managedResources of the extender in the configuration of kube-scheduler"
         )
         self._report(
-            Report(
+            PodEvent(
                 namespace=pod.namespace,
                 name=pod.name,
                 uid=pod.uid,

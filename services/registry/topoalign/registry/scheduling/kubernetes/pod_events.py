@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, nullcontext
 from topoalign.core.model.errors import TopoalignError, clean, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
-from topoalign.registry.ports import Report
-from topoalign.registry.scheduling.filter.scheduler import Binder
+from topoalign.registry.ports import PodEvent
+from topoalign.registry.scheduling.filter.scheduler import BindsPods
 from topoalign.registry.scheduling.model import PodToSchedule
 
 MOST_CODES = 5
@@ -25,9 +25,9 @@ class PodEvents:
 
     def __init__(
         self,
-        binder: Binder,
+        binder: BindsPods,
         reserved: Callable[[str], Mapping[NodeName, Reservation]],
-        tell: Callable[[Report], None],
+        tell: Callable[[PodEvent], None],
         claim: Callable[[str, NodeName], AbstractContextManager[object]] = lambda uid, node: nullcontext(),
         *,
         nodes: Callable[[], int],
@@ -50,13 +50,15 @@ class PodEvents:
                 await self._binder.bind(namespace, name, uid, node)
         except TopoalignError as error:
             note = f"not bound to {clean(node)}: {error.code}: {error.finding}; {error.remedy}"
-            self._tell(Report(namespace=namespace, name=name, uid=uid, reason="BindFailed", note=note, kind="Warning"))
+            self._tell(
+                PodEvent(namespace=namespace, name=name, uid=uid, reason="BindFailed", note=note, kind="Warning")
+            )
             raise
         reservation = self._reserved(uid).get(node)
-        devices = [] if reservation is None else devices_of(reservation)
+        devices = [] if reservation is None else list_reserved_devices(reservation)
         if devices:
             note = f"reserved on {clean(node)}: {quoted(devices)}"
-            self._tell(Report(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
+            self._tell(PodEvent(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
 
     def refuse(self, pod: PodToSchedule, counts: Counter[str]) -> None:
         """No node takes the pod; `counts`: label of a refusal -> how many nodes refuse for this."""
@@ -70,7 +72,7 @@ class PodEvents:
         )
         identity = " ".join(sorted(counts))  # counts change with every pod of the cluster
         self._tell(
-            Report(
+            PodEvent(
                 namespace=namespace,
                 name=name,
                 uid=pod.uid,
@@ -82,7 +84,7 @@ class PodEvents:
         )
 
 
-def devices_of(reservation: Reservation) -> list[str]:
+def list_reserved_devices(reservation: Reservation) -> list[str]:
     """All devices that are reserved for a pod, container by container."""
     return [
         device

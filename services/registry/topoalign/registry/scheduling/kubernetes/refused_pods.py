@@ -16,8 +16,8 @@ import structlog
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
-from topoalign.registry.ports import KubernetesApi, Report, SeenPod
-from topoalign.registry.scheduling.kubernetes.requeue import Pace
+from topoalign.registry.ports import KubernetesApi, PodEvent, SeenPod
+from topoalign.registry.scheduling.kubernetes.requeue import RequeueBucket
 
 REFUSALS = frozenset(
     {
@@ -74,7 +74,7 @@ class RefusedPods:
         api: KubernetesApi,
         clock: Clock,
         reservations: Cancelling,
-        tell: Callable[[Report], None] = lambda report: None,
+        tell: Callable[[PodEvent], None] = lambda report: None,
         *,
         delete: bool,
     ) -> None:
@@ -87,7 +87,7 @@ class RefusedPods:
         self._reservations = reservations
         self._delete = delete
         self._tell = tell
-        self._pace = Pace(clock, DELETED, DELETED_SECONDS)
+        self._pace = RequeueBucket(clock, DELETED, DELETED_SECONDS)
         self._waiting = Queue[SeenPod](MOST_WAITING)
 
     def take(self, pod: SeenPod) -> None:
@@ -124,10 +124,10 @@ class RefusedPods:
             self.deleted += 1
 
 
-def report_of(pod: SeenPod, reserved: bool) -> Report:
+def report_of(pod: SeenPod, reserved: bool) -> PodEvent:
     """What is told about a refused pod."""
     now = "what was reserved for it is free again" if reserved else "it was bound without a reservation"
-    return Report(
+    return PodEvent(
         namespace=pod.namespace,
         name=pod.name,
         uid=pod.uid,

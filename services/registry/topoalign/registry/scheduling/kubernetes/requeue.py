@@ -26,7 +26,7 @@ from topoalign.registry.ports import KubernetesApi
 # Bounds how often something is done: so many at once, and then so many in a while.
 
 
-class Pace:
+class RequeueBucket:
     """
     A token bucket of `most` tokens, which fills up within `seconds`.
 

@@ -29,7 +29,7 @@ from topoalign.registry.ports import (
     GonePod,
     GoneQuota,
     KubernetesApi,
-    Report,
+    PodEvent,
     SeenNode,
     SeenPod,
     SeenQuota,
@@ -42,7 +42,7 @@ from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.quotas import Quotas
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.refused_pods import Cancelling, RefusedPods, was_refused
-from topoalign.registry.scheduling.kubernetes.requeue import Pace, WakeUps
+from topoalign.registry.scheduling.kubernetes.requeue import RequeueBucket, WakeUps
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.model import PodToSchedule
 
@@ -188,7 +188,7 @@ class KubernetesWatch:
         if pod.node is None:
             if pod.uid in self.pods.waiting:
                 self.pods.wait(pod)
-            elif understood(pod):
+            elif read_scheduled_pod(pod):
                 self.pods.wait(pod)
                 self.wake_ups.show()
             return
@@ -198,7 +198,7 @@ class KubernetesWatch:
             if self.bypassed is not None and pod.uid in self.pods.waiting:
                 self.bypassed.note_bound(self.pods.waiting[pod.uid], pod.node)
             self.pods.bind(pod.uid, pod.node)
-            asked = understood(pod)
+            asked = read_scheduled_pod(pod)
             if asked is not None:
                 self._view.expect(pod.node, asked)
             if self._gangs is not None and self._gangs.node_of(pod.uid) not in (None, pod.node):
@@ -290,7 +290,7 @@ class KubernetesWatch:
             await self._clock.sleep(VERSION_SECONDS if self.version else PAUSE)
 
 
-def understood(pod: SeenPod) -> PodToSchedule | None:
+def read_scheduled_pod(pod: SeenPod) -> PodToSchedule | None:
     """The pod, if it will hold something of a node. What a pod that cannot be read will hold is not known."""
     try:
         asked = pod.to_schedule()
@@ -322,12 +322,12 @@ class Reports:
         """`written`, `repeated`, `dropped`, `failed`."""
         self._api = api
         self._clock = clock
-        self._pace = Pace(clock, BURST, BURST_SECONDS)
+        self._pace = RequeueBucket(clock, BURST, BURST_SECONDS)
         self._written: OrderedDict[tuple[str, str, str], float] = OrderedDict()
-        """`Report.key` -> when it was last written, in monotonic seconds; the longest ago first."""
-        self._waiting = Queue[Report](MOST_WAITING)
+        """`PodEvent.key` -> when it was last written, in monotonic seconds; the longest ago first."""
+        self._waiting = Queue[PodEvent](MOST_WAITING)
 
-    def tell(self, report: Report) -> None:
+    def tell(self, report: PodEvent) -> None:
         """Has the report written, unless one of the same key was lately."""
         key = report.key
         now = self._clock.monotonic()

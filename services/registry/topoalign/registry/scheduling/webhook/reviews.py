@@ -17,12 +17,12 @@ from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.quotas import OverQuota
 from topoalign.registry.scheduling.extender.pages import BODY_SECONDS, Call, call_route
 from topoalign.registry.scheduling.webhook.rules import (
-    Change,
     Check,
     Forbidden,
+    JsonPatch,
     LeftOut,
     Offered,
-    Pod,
+    ReviewedPod,
     Warn,
     annotations_of,
     changes_to,
@@ -57,7 +57,7 @@ class Resource(msgspec.Struct, frozen=True):
     resource: str = ""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ReviewRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A question."""
 
     uid: str
@@ -66,9 +66,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     resource: Resource = Resource()
     sub_resource: str = ""
     user_info: UserInfo = UserInfo()
-    object: Pod | None = None
+    object: ReviewedPod | None = None
     """Of a Binding, its metadata."""
-    old_object: Pod | None = None
+    old_object: ReviewedPod | None = None
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -76,10 +76,10 @@ class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     api_version: str
     kind: str
-    request: Request
+    request: ReviewRequest
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class DenialStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is denied."""
 
     code: int
@@ -92,14 +92,14 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
     uid: str
     allowed: bool
-    status: Status | None = None
+    status: DenialStatus | None = None
     patch: str | None = None
     patch_type: str | None = None
     warnings: tuple[str, ...] | None = None
     """What the client shows to whoever created the pod."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What the API server reads."""
 
     api_version: str = API_VERSION
@@ -158,9 +158,9 @@ class Webhook:
         except (BadRequest, NoFit, Unavailable) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
             return denied(asked.uid, error)
-        return allowed(asked.uid, changes, self._warnings(asked))
+        return allow_pod(asked.uid, changes, self._warnings(asked))
 
-    def _judge(self, asked: Request, left_out: LeftOut) -> list[Change]:
+    def _judge(self, asked: ReviewRequest, left_out: LeftOut) -> list[JsonPatch]:
         resource = asked.resource.resource
         if asked.resource.group or asked.object is None:
             return []
@@ -177,7 +177,7 @@ class Webhook:
         groups = frozenset(asked.user_info.groups or ())
         return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, left_out)
 
-    def _warnings(self, asked: Request) -> tuple[str, ...]:
+    def _warnings(self, asked: ReviewRequest) -> tuple[str, ...]:
         """Those about a pod that is created. The API server shows each text once, whichever webhook returns it."""
         pod = asked.object
         if (asked.resource.group, asked.resource.resource, asked.sub_resource) != ("", "pods", "") or pod is None:
@@ -187,7 +187,7 @@ class Webhook:
         return self._warn(annotations_of(pod), paths_in_limits(pod.spec))
 
 
-def read_review(body: bytes) -> Request:
+def read_review(body: bytes) -> ReviewRequest:
     """The question. Raises Undecodable."""
     try:
         review = msgspec.json.decode(body, type=Review)
@@ -198,13 +198,13 @@ def read_review(body: bytes) -> Request:
     return review.request
 
 
-def allowed(uid: str, changes: list[Change], warnings: tuple[str, ...] = ()) -> bytes:
+def allow_pod(uid: str, changes: list[JsonPatch], warnings: tuple[str, ...] = ()) -> bytes:
     """The answer that the pod may be, with these changes and warnings."""
     response = Response(uid=uid, allowed=True, warnings=warnings or None)
     if changes:
         patch = base64.b64encode(msgspec.json.encode(changes)).decode()
         response = msgspec.structs.replace(response, patch=patch, patch_type="JSONPatch")
-    return encoded(response)
+    return encode_review(response)
 
 
 def denied(uid: str, error: TopoalignError) -> bytes:
@@ -214,9 +214,11 @@ def denied(uid: str, error: TopoalignError) -> bytes:
         code = 503
         reason = "ServiceUnavailable"
     message = f"topoalign: {clean(error.finding, 1000)}; {clean(error.remedy, 1000)}"
-    return encoded(Response(uid=uid, allowed=False, status=Status(code=code, message=message, reason=reason)))
+    return encode_review(
+        Response(uid=uid, allowed=False, status=DenialStatus(code=code, message=message, reason=reason))
+    )
 
 
-def encoded(response: Response) -> bytes:
+def encode_review(response: Response) -> bytes:
     """The answer as JSON."""
-    return msgspec.json.encode(Answer(response=response))
+    return msgspec.json.encode(ReviewAnswer(response=response))

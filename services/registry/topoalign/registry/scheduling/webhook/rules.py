@@ -65,34 +65,34 @@ class SecurityContext(msgspec.Struct, frozen=True):
     privileged: bool | None = None
 
 
-class Variable(msgspec.Struct, frozen=True):
+class EnvVariable(msgspec.Struct, frozen=True):
     """What counts of an environment variable."""
 
     name: str = ""
 
 
-class Container(manifest.Container, frozen=True, rename="camel"):
+class ReviewedContainer(manifest.Container, frozen=True, rename="camel"):
     """What counts of a container."""
 
-    env: list[Variable] | None = None
+    env: list[EnvVariable] | None = None
     security_context: SecurityContext | None = None
 
 
-class Spec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
+class ReviewedSpec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
     """What counts of a pod's `spec`."""
 
-    containers: list[Container] | None = None  # type: ignore[assignment]  # of more fields
-    init_containers: list[Container] | None = None  # type: ignore[assignment]  # of more fields
+    containers: list[ReviewedContainer] | None = None  # type: ignore[assignment]  # of more fields
+    init_containers: list[ReviewedContainer] | None = None  # type: ignore[assignment]  # of more fields
     node_name: str | None = None
 
 
-class Pod(manifest.Pod, frozen=True, kw_only=True, rename="camel"):
+class ReviewedPod(manifest.Pod, frozen=True, kw_only=True, rename="camel"):
     """What counts of a pod."""
 
-    spec: Spec | None = None
+    spec: ReviewedSpec | None = None
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class JsonPatch(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the pod, as JSON Patch (RFC 6902) has it."""
 
     op: str = "add"
@@ -118,41 +118,46 @@ def no_warnings(annotations: Mapping[str, str], limits: Mapping[ResourceName, st
 
 
 def changes_to(
-    pod: Pod,
+    pod: ReviewedPod,
     namespace: str,
     groups: frozenset[str],
     scheduler: str,
     offered: Offered,
     check: Check = check_pod,
     left_out: LeftOut = nothing_left_out,
-) -> list[Change]:
+) -> list[JsonPatch]:
     """
     What is filled in of a new pod. `groups`: those of who creates it; `scheduler`: the name of ours, or empty; `check`:
     what the cluster says to what it asks for, with what is filled in.
 
     Raises Forbidden, InvalidField and what `check` raises for what is denied.
     """
-    check_annotations(annotations_of(pod), {})
+    check_own_annotations(annotations_of(pod), {})
     if pod.spec is None or not asks_for_ours(pod, scheduler, offered):
         return []
     kubelet_shows_it = NODES in groups and MIRROR in annotations_of(pod)
     if kubelet_shows_it:
         return []
-    check_placement(pod.spec)
-    request = request_of(pod, namespace)
+    check_no_bypass(pod.spec)
+    request = reviewed_request(pod, namespace)
     filled = left_out(request)
     check(with_defaults(request, filled) if filled else request)
     changes = [change for each in filled for change in changes_of(each, pod.spec)]
     if not scheduler or pod.spec.scheduler_name == scheduler:
         return changes
     if pod.spec.scheduler_name in (None, "", DEFAULT_SCHEDULER):
-        return [Change(path="/spec/schedulerName", value=scheduler), *changes]
+        return [JsonPatch(path="/spec/schedulerName", value=scheduler), *changes]
     finding = f"{quoted([pod.spec.scheduler_name])} does not know which devices fit together"
     raise Forbidden("spec.schedulerName", finding, f"leave it out, or name {scheduler}")
 
 
 def check_update(
-    pod: Pod, before: Pod | None, namespace: str, scheduler: str, offered: Offered, check: Check = check_pod
+    pod: ReviewedPod,
+    before: ReviewedPod | None,
+    namespace: str,
+    scheduler: str,
+    offered: Offered,
+    check: Check = check_pod,
 ) -> None:
     """
     Raises Forbidden, InvalidField and what `check` raises for a pod of which an annotation of ours differs from `before`, as
@@ -161,18 +166,18 @@ def check_update(
     """
     new = annotations_of(pod)
     old = annotations_of(before)
-    check_annotations(new, old)
+    check_own_annotations(new, old)
     if annotations_of_ours(new) != annotations_of_ours(old) and asks_for_ours(pod, scheduler, offered):
-        check(request_of(pod, namespace))
+        check(reviewed_request(pod, namespace))
 
 
-def check_binding(binding: Pod) -> None:
+def check_binding(binding: ReviewedPod) -> None:
     """Raises Forbidden for an annotation of ours in a Binding, which would be the pod's."""
     for key in sorted(annotations_of_ours(annotations_of(binding))):
         raise Forbidden(path(clean(key)), "is not for a Binding to set", "write it when the pod is created")
 
 
-def check_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> None:
+def check_own_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> None:
     """Raises Forbidden for an annotation of ours that is new or changed."""
     for key in sorted(new):
         if key.startswith(OWN_DOMAIN) and key not in OF_USERS and new[key] != old.get(key):
@@ -181,7 +186,7 @@ def check_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> None:
             )
 
 
-def check_placement(spec: Spec) -> None:
+def check_no_bypass(spec: ReviewedSpec) -> None:
     """Raises Forbidden for what would get devices without the scheduler, or more devices than are given."""
     if spec.node_name:
         raise Forbidden("spec.nodeName", "the pod would not pass the scheduler", "use a nodeSelector or affinity")
@@ -194,13 +199,13 @@ def check_placement(spec: Spec) -> None:
                 )
 
 
-def request_of(pod: Pod, namespace: str) -> PodRequest:
+def reviewed_request(pod: ReviewedPod, namespace: str) -> PodRequest:
     """What the pod asks for. Raises InvalidField for amounts that cannot be read."""
     request = with_counting(manifest.request_of(pod))
     return msgspec.structs.replace(request, namespace=Namespace(namespace) if namespace else request.namespace)
 
 
-def changes_of(filled: FilledIn, spec: Spec) -> Iterator[Change]:
+def changes_of(filled: FilledIn, spec: ReviewedSpec) -> Iterator[JsonPatch]:
     """What is filled in of one container. A variable that it sets itself stays."""
     found = PLACE.fullmatch(filled.where)
     assert found is not None, "spec.containers[0]"
@@ -208,29 +213,29 @@ def changes_of(filled: FilledIn, spec: Spec) -> Iterator[Change]:
     position = int(found[2])
     at = f"/spec/{group}/{position}"
     for name, amount in filled.limits.items():
-        yield Change(path=f"{at}/resources/limits/{name.replace('~', '~0').replace('/', '~1')}", value=str(amount))
+        yield JsonPatch(path=f"{at}/resources/limits/{name.replace('~', '~0').replace('/', '~1')}", value=str(amount))
     container = ((spec.init_containers if group == "initContainers" else spec.containers) or [])[position]
     env = list(container.env or [])
     for variable in ({"name": name, "value": value} for name, value in filled.environment.items()):
         if not env:
-            yield Change(path=f"{at}/env", value=[variable])
+            yield JsonPatch(path=f"{at}/env", value=[variable])
         elif all(each.name != variable["name"] for each in env):
-            yield Change(path=f"{at}/env/-", value=variable)
+            yield JsonPatch(path=f"{at}/env/-", value=variable)
 
 
-def asks_for_ours(pod: Pod, scheduler: str, offered: Offered) -> bool:
+def asks_for_ours(pod: ReviewedPod, scheduler: str, offered: Offered) -> bool:
     """Whether the pod asks for devices that topoalign gives out. The arguments are those of `changes_to`."""
     if pod.spec is None:
         return False
-    return any(is_ours(name, offered) for name in resources_of(pod.spec)) or is_as_koordinators(pod, scheduler)
+    return any(is_own_resource(name, offered) for name in resources_of(pod.spec)) or is_as_koordinators(pod, scheduler)
 
 
-def is_ours(resource: ResourceName, offered: Offered) -> bool:
+def is_own_resource(resource: ResourceName, offered: Offered) -> bool:
     """Whether topoalign gives out this resource."""
     return resource in (GPU, NIC) or resource.startswith(OWN_DOMAIN) or ("/" in resource and offered(resource))
 
 
-def is_as_koordinators(pod: Pod, scheduler: str) -> bool:
+def is_as_koordinators(pod: ReviewedPod, scheduler: str) -> bool:
     """
     Whether a pod with Koordinator's annotations asks for GPUs by its names, and names no scheduler but the one that
     topoalign answers: Koordinator's own pods name its scheduler. `scheduler`: as of `changes_to`.
@@ -243,7 +248,7 @@ def is_as_koordinators(pod: Pod, scheduler: str) -> bool:
     )
 
 
-def resources_of(spec: Spec) -> Iterator[ResourceName]:
+def resources_of(spec: ReviewedSpec) -> Iterator[ResourceName]:
     """All that the containers name in requests or limits."""
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
         if container.resources is not None:
@@ -251,7 +256,7 @@ def resources_of(spec: Spec) -> Iterator[ResourceName]:
                 yield from map(ResourceName, amounts or ())
 
 
-def paths_in_limits(spec: Spec) -> dict[ResourceName, str]:
+def paths_in_limits(spec: ReviewedSpec) -> dict[ResourceName, str]:
     """The resources that containers name in their limits, each with the path of one of them."""
     return {
         ResourceName(name): f"spec.{group}[{position}]"
@@ -262,7 +267,7 @@ def paths_in_limits(spec: Spec) -> dict[ResourceName, str]:
     }
 
 
-def names_another(spec: Spec, scheduler: str) -> bool:
+def names_another(spec: ReviewedSpec, scheduler: str) -> bool:
     """Whether a pod names another scheduler than the one that topoalign answers. `scheduler`: as of `changes_to`."""
     return bool(scheduler) and spec.scheduler_name not in (None, "", DEFAULT_SCHEDULER, scheduler)
 
@@ -272,7 +277,7 @@ def annotations_of_ours(annotations: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in annotations.items() if key.startswith(OWN_DOMAIN)}
 
 
-def annotations_of(pod: Pod | None) -> Mapping[str, str]:
+def annotations_of(pod: ReviewedPod | None) -> Mapping[str, str]:
     """Those of the pod."""
     said = pod.metadata.annotations if pod is not None and pod.metadata is not None else None
     return {key: value or "" for key, value in (said or {}).items()}
