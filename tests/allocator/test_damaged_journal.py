@@ -211,7 +211,7 @@ async def test_hardware_that_discovery_has_not_confirmed_confirms_no_record(tmp_
         assert healthy is not None
         node.topology = Topology()
         node.hear_topology(node.ledger, 2)
-        node.ledger.hear(mark_unknown(healthy, "discovery has not confirmed how the devices are"))
+        node.ledger.take_reading(mark_unknown(healthy, "discovery has not confirmed the health of the devices"))
         await node.device_allocations.reconcile()
 
         assert {} == node.live()
@@ -219,7 +219,7 @@ async def test_hardware_that_discovery_has_not_confirmed_confirms_no_record(tmp_
 
         node.topology = MACHINE
         node.hear_topology(node.ledger, 3)
-        node.ledger.hear(healthy)
+        node.ledger.take_reading(healthy)
         await node.device_allocations.allocate(GPU, [[GPUS[3]]])
 
         assert {**TRUTH, "GPU-3": None} == node.live()
@@ -234,7 +234,7 @@ async def test_unconfirmed_hardware_keeps_what_is_shown_and_nothing_unshown(tmp_
         show_truth(node)
         healthy = node.ledger.state.health
         assert healthy is not None
-        node.ledger.hear(mark_unknown(healthy, "discovery has not confirmed how the devices are"))
+        node.ledger.take_reading(mark_unknown(healthy, "discovery has not confirmed the health of the devices"))
         await node.device_allocations.reconcile()
 
         assert {devices: pod for devices, pod in TRUTH.items() if pod is not None} == node.live()

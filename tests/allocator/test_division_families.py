@@ -199,9 +199,9 @@ async def test_gpus_are_counted_anew_when_what_is_there_held_or_healthy_changes(
 
     assert [True, True, True, False, False, True] == [
         await is_counted(lambda: None),
-        await is_counted(lambda: ledger.hear(judged)),
-        await is_counted(lambda: ledger.hear(found)),
-        await is_counted(lambda: ledger.hear(msgspec.structs.replace(found, revision=3))),
+        await is_counted(lambda: ledger.take_reading(judged)),
+        await is_counted(lambda: ledger.take_reading(found)),
+        await is_counted(lambda: ledger.take_reading(msgspec.structs.replace(found, revision=3))),
         await is_counted(lambda: ledger.observe(containers=())),
         await is_counted(lambda: ledger.release((AllocationID("a-1"),), "released")),
     ]
@@ -215,7 +215,7 @@ def test_a_slot_left_by_an_init_container_is_given_once() -> None:
     init = msgspec.structs.replace(init, role="init", slots={slot: Amount(cores=60, memory=20 * GIB)})
     app = msgspec.structs.replace(app, slots={slot: Amount(cores=30, memory=50 * GIB)})
     it = Node()
-    it.ledger.hear(
+    it.ledger.take_reading(
         TopologyDiscovered(
             node=NODE, epoch=2, revision=1, boot_id="b", source="nvml", topology=slot_support.in_slots(MACHINE)
         )

@@ -14,7 +14,7 @@ from hami_core_support import HamiCoreNode, hami_core_node
 from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
 from slot_support import MIB, in_slots
 
-from topoalign.allocator.containers.hami_core.answers import HamiCoreTeller, held_in_order, limit_variables
+from topoalign.allocator.containers.hami_core.answers import HamiCoreEdits, held_in_order, limit_variables
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import Amount
@@ -173,7 +173,7 @@ async def test_a_root_that_cannot_be_written_is_said_and_refused() -> None:
 
 
 def test_more_gpus_than_the_library_has_room_for_are_refused() -> None:
-    printer = HamiCoreTeller("/hami")
+    printer = HamiCoreEdits("/hami")
     slots = [DeviceID(f"GPU-{gpu}::0") for gpu in range(17)]
 
     printer.check([slots[:16], []])

@@ -117,11 +117,11 @@ async def test_files_are_read_once_after_priorities_are_switched_off(monkeypatch
     """Then no container can have been told to wait."""
     rounds: list[Path] = []
 
-    def tell_launches(root: Path, gpus: object) -> dict[str, str]:
+    def log_launches(root: Path, gpus: object) -> dict[str, str]:
         rounds.append(root)
         return {}
 
-    monkeypatch.setattr(feedback, "tell_launches", tell_launches)
+    monkeypatch.setattr(feedback, "tell_launches", log_launches)
     is_on = [False]
     async with hami_core_node() as (it, _):
         told = Feedback(lambda: str(it.root), lambda: is_on[0], lambda: it.ledger.state)

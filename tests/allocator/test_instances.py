@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from instance_support import A100, GIB, GPU, Killed, PlayedGpus, place
 
 from topoalign.allocator.mig import instance_log as books
-from topoalign.allocator.mig.instance_log import InstanceBook, OwnInstance
+from topoalign.allocator.mig.instance_log import InstanceLog, OwnInstance
 from topoalign.allocator.mig.instances import InstanceInUse, Instances, NoPlace, PlaceTaken
 from topoalign.core.model.errors import DriverFault, StateFault
 from topoalign.core.model.ids import DeviceID
@@ -59,7 +59,7 @@ class Node:
         self.start()
 
     def start(self, boot: str = "b1") -> None:
-        self.book = InstanceBook(self.directory, boot, lambda: self.now)
+        self.book = InstanceLog(self.directory, boot, lambda: self.now)
         self.instances = Instances(self.book, self.gpus)
 
     def step(self, name: str) -> None:
@@ -169,7 +169,7 @@ def test_a_process_that_gets_sigkill_at_a_step_leaves_nothing_over(tmp_path: Pat
     async def live(directory: Path, dies_at: str) -> int:
         gpus = StoredGpus(directory / "gpus")
         gpus.dies_at = dies_at
-        instances = Instances(InstanceBook(directory, "b", lambda: 0.0), gpus)
+        instances = Instances(InstanceLog(directory, "b", lambda: 0.0), gpus)
         await instances.sweep(tuple)
         there = len(gpus.instances)
         made = await instances.make(slot(0), A100, 5 * GIB)
@@ -190,7 +190,7 @@ def test_a_process_that_gets_sigkill_at_a_step_leaves_nothing_over(tmp_path: Pat
 
     assert [*(True for _ in steps), False] == killed
     assert 2 == anyio.run(live, tmp_path, "")
-    assert () == InstanceBook(tmp_path, "b", lambda: 0.0).instances
+    assert () == InstanceLog(tmp_path, "b", lambda: 0.0).instances
 
 
 def test_what_the_book_has_is_on_the_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

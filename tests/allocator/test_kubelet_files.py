@@ -62,8 +62,8 @@ class Node:
         self.clock = ManualClock()
         self.ledger = Ledger(STATE.node, MemoryJournal(), self.clock)
         assert STATE.topology is not None and STATE.health is not None
-        self.ledger.hear(STATE.topology)
-        self.ledger.hear(STATE.health)
+        self.ledger.take_reading(STATE.topology)
+        self.ledger.take_reading(STATE.health)
         self.files = KubeletFiles(root / "config.yaml", root, OWN)
         watch = KubeletWatch(self.ledger, self.files, self.ledger.clock)
         self.admissions = Admissions(self.ledger, MemoryBus(), OWN, kubelet_owns_devices=True, kubelet=watch)

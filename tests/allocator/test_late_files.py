@@ -47,8 +47,8 @@ class Node:
         self.clock, known = ManualClock(), MemoryAllocator(two_nodes(gpus=2, nics=0)).state
         self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
         assert known.topology is not None and known.health is not None
-        self.ledger.hear(known.topology)
-        self.ledger.hear(known.health)
+        self.ledger.take_reading(known.topology)
+        self.ledger.take_reading(known.health)
         self.ledger.observe(containers=())
         self.files = SlowFiles(root / "config.yaml", root, AdmissionRules())
         self.watch = KubeletWatch(self.ledger, self.files, self.clock)

@@ -315,8 +315,8 @@ async def asked_over_the_bus(case: Case, verb: str, wanted: PodRequest, rules: A
     state = case.state
     ledger = Ledger(NODE, MemoryJournal(), ManualClock())
     assert state.topology is not None and state.health is not None
-    ledger.hear(state.topology)
-    ledger.hear(state.health)
+    ledger.take_reading(state.topology)
+    ledger.take_reading(state.health)
     ledger.grant(tuple(state.allocations.values()))
     admissions = Admissions(ledger, MemoryBus(), rules, kubelet_owns_devices=False)
     ask = {"allocate": admissions.allocate, "what_if": admissions.predictions.what_if}[verb]

@@ -9,7 +9,7 @@ from device_allocations_support import GPUS, NODE, Node, owner
 from kubelet_files_support import basis_from
 
 from topoalign.allocator.reconciliation.pod_resources import read_container_usage
-from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, POLL_SECONDS, UsageTeller
+from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, POLL_SECONDS, UsagePublisher
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.client import Client
 from topoalign.core import wire
@@ -158,7 +158,7 @@ async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew(
     it.kubelet.usage = (used("a", "0-3"),)
     await it.device_allocations.reconcile()
     async with background() as tasks:
-        printer = UsageTeller(it.ledger, bus, it.clock, bus)
+        printer = UsagePublisher(it.ledger, bus, it.clock, bus)
         tasks.start_soon(printer.run)
         tasks.start_soon(printer.watch)
         await it.clock.advance(POLL_SECONDS)
@@ -177,7 +177,7 @@ async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:
     it, bus = Node(), LossyBus()
     bus.away = True
     async with background() as tasks:
-        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
+        tasks.start_soon(UsagePublisher(it.ledger, bus, it.clock, bus).run)
         for cpu in range(5):
             it.kubelet.usage = (used("a", str(cpu)),)
             await it.device_allocations.reconcile()
@@ -203,7 +203,7 @@ async def test_a_subscriber_folds_the_usage_of_a_node() -> None:
     it.kubelet.usage = (used("a", "0-3"),)
     await it.device_allocations.reconcile()
     async with background() as tasks:
-        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
+        tasks.start_soon(UsagePublisher(it.ledger, bus, it.clock, bus).run)
         events = Client(bus).nodes(node=NODE)
         delivery = (await anext(events)).event
         await events.aclose()

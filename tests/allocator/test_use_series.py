@@ -163,7 +163,7 @@ async def test_a_gpu_that_goes_while_files_are_read_fails_no_scrape() -> None:
         known = node.ledger.state.topology
         assert known is not None
         left = msgspec.structs.replace(known.topology, gpus=known.topology.gpus[1:])
-        node.ledger.hear(msgspec.structs.replace(known, revision=known.revision + 1, topology=left))
+        node.ledger.take_reading(msgspec.structs.replace(known, revision=known.revision + 1, topology=left))
         return LibraryReading(node=NODE)
 
     async with node.answering():

@@ -82,7 +82,7 @@ def test_a_file_cut_anywhere_is_set_aside_and_told_by_name(tmp_path: Path) -> No
         file = RecordFile(tmp_path, "boot")
         said = file.load() or ""
         told.add(said)
-        assert DeviceRecord(boot_id="boot", doubt=said) == file.kept
+        assert DeviceRecord(boot_id="boot", unconfirmed=said) == file.kept
         assert not (tmp_path / NAME).exists()
 
     assert len(body) == len(list(tmp_path.glob(f"{NAME}.corrupt-*"))) == len(told)

@@ -151,12 +151,12 @@ async def test_facts_of_another_machine_of_the_same_name_are_corrected(world: Wo
 
                 assert inventory(0, 1).topology == (await world.topology()).topology
                 assert {DeviceID("GPU-0"), DeviceID("GPU-1")} == set((await world.health()).devices)
-                assert "does another machine have its name" in (world.discovery.announcer.spoken_over() or "")
+                assert "does another machine have its name" in (world.discovery.announcer.contested_by() or "")
             await world.clock.advance(POLL_SECONDS)
 
-            assert world.discovery.announcer.spoken_over() is None
+            assert world.discovery.announcer.contested_by() is None
             assert (4, 4) == ((await world.topology()).revision, (await world.health()).revision)
-    told = [line for line in logs if line["event"].startswith("another process has said what the hardware")]
+    told = [line for line in logs if line["event"].startswith("another process has published the hardware")]
     assert 1 == len(told)
 
 

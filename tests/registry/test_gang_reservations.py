@@ -167,7 +167,7 @@ async def test_a_gang_stays_within_one_fabric_where_it_fits(site: Site, registry
             msgspec.structs.replace(gpu, fabric=Fabric(cluster="u", clique=clique)) for gpu in found.topology.gpus
         )
         topology = msgspec.structs.replace(found.topology, gpus=gpus)
-        ledger.hear(msgspec.structs.replace(found, revision=2, topology=topology))
+        ledger.take_reading(msgspec.structs.replace(found, revision=2, topology=topology))
     uids = gang(site, *PODS)
     await registry.see(*PODS)
     await registry.bind("a", uids["a"], "node-2")

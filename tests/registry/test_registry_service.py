@@ -208,7 +208,7 @@ async def test_an_event_of_a_later_version_is_counted_and_no_dead_letter(world: 
 async def test_a_node_is_stale_while_its_allocator_does_not_answer(world: World) -> None:
     await world.say(topology(1, 8), snapshot(1))
     async with world.registry() as (cluster, _, _):
-        unheard = cluster.member(NODE).answering
+        undelivered = cluster.member(NODE).answering
         async with world.allocator():
             await world.clock.advance(11)
             there = cluster.member(NODE).answering
@@ -217,7 +217,7 @@ async def test_a_node_is_stale_while_its_allocator_does_not_answer(world: World)
         await world.say(granted(2, "a"))
         await all_tasks_blocked()
 
-        assert (False, True, False, True) == (unheard, there, gone, cluster.member(NODE).answering)
+        assert (False, True, False, True) == (undelivered, there, gone, cluster.member(NODE).answering)
 
 
 async def test_a_node_whose_facts_were_deleted_is_shown_no_more(world: World) -> None:

@@ -21,7 +21,7 @@ from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
-from topoalign.allocator.reconciliation.usage import UsageTeller
+from topoalign.allocator.reconciliation.usage import UsagePublisher
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
 from topoalign.allocator.service import WriterPositions
@@ -113,7 +113,7 @@ class Node:
         bus = PartedBus(world, process)
         self.ledger = ledger = Ledger(name, self._journal, world.clock)
         for fact in hardware_facts(self):
-            ledger.hear(fact)
+            ledger.take_reading(fact)
         gone = [each.id for each in ledger.state.allocations.values() if each.pod_uid not in self.used]
         if gone:
             ledger.release(gone, "gone")
@@ -135,7 +135,7 @@ class Node:
 
     async def _run(self, bus: Bus) -> None:
         ledger, clock = self.ledger, self.world.clock
-        outbox, usage = Outbox(ledger, bus, clock), UsageTeller(ledger, bus, clock, bus)
+        outbox, usage = Outbox(ledger, bus, clock), UsagePublisher(ledger, bus, clock, bus)
         admissions = Admissions(
             ledger,
             bus,
@@ -288,7 +288,7 @@ class Node:
         if usage is not None and usage.kubelet == kubelet:
             return
         self._readings += 1
-        self.ledger.hear(
+        self.ledger.take_reading(
             UsageObserved(node=self.name, epoch=self._began, revision=self._readings, containers=(), kubelet=kubelet)
         )
 

@@ -75,7 +75,7 @@ class Kubelet:
     """Told each container that begins to run."""
     lost: set[str] = field(default_factory=set)
     """Pods that run, and of whose devices the kubelet knows nothing since it lost its checkpoint."""
-    unheard: set[str] = field(default_factory=set)
+    undelivered: set[str] = field(default_factory=set)
     """Pods without volumes whose end, if they have ended, nobody may have received, nor may anybody hear of it later."""
     told: set[str] = field(default_factory=set)
     """Pods that this kubelet has told this agent of: it has shown them, or written them down, and was asked since."""
@@ -116,7 +116,7 @@ class Kubelet:
 
     def begin_unheard(self) -> None:
         """Who tells of ended pods, or who listens, is another one from now on, and may never have told or heard of these."""
-        self.unheard |= self.directories.now().unreadable - self.wanted.keys()
+        self.undelivered |= self.directories.now().unreadable - self.wanted.keys()
         self.told.clear()
 
     def lists(self, plugin: Plugin, healthy: dict[ResourceName, tuple[DeviceID, ...]]) -> None:
@@ -138,7 +138,7 @@ class Kubelet:
         """The containers have ended, and nobody deletes the pod: it is not active any more, and its directory stays."""
         self.wanted.pop(uid, None)
         if uid not in self.told:
-            self.unheard.add(uid)
+            self.undelivered.add(uid)
         self.directories.tear_down(uid)
         for pods in (self.admitted, self.hidden, self.lost):
             pods.discard(uid)
@@ -169,7 +169,7 @@ class Kubelet:
         is_own = self.version > self.found
         self.told |= {pod.uid for pod in shown if any(self.holdings(pod))}
         self.told |= {uid for uid, _, _ in self.file} if is_own and self.readable else set()
-        self.unheard -= self.told
+        self.undelivered -= self.told
         return KubeletListing(
             kubelet=(self.starts,),
             since=self.since,

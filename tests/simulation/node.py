@@ -28,11 +28,11 @@ from simulation.world import NODE, Violation, World
 
 from topoalign.allocator.allocate.reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.directories import Sweeps
+from topoalign.allocator.containers.hami_core.directories import Collections
 from topoalign.allocator.device_plugin.front import resources_to_serve
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.mig.garbage_collection import sweep_instances
+from topoalign.allocator.mig.garbage_collection import collect_unused_instances
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import KubeletListing
 from topoalign.allocator.requests.admissions import Admissions
@@ -143,7 +143,7 @@ class Agent:
             if self.front is not None:
                 tasks.start_soon(self.front.run, clock)
             if self.instances is not None and (made := self.device_allocations) is not None:
-                tasks.start_soon(sweep_instances, self.instances, ledger, clock, lambda: made.polled)
+                tasks.start_soon(collect_unused_instances, self.instances, ledger, clock, lambda: made.polled)
 
     def allocations_for(
         self, kubelet: Kubelet, ledger: Ledger, hardware_watch: HardwareWatch, reservations: NodeReservationList | None
@@ -264,7 +264,7 @@ class Parts:
     admissions: type[Admissions] = Admissions
     bus: type[FaultyBus] = FaultyBus
     limiter: type[SocketlessLimiter] = SocketlessLimiter
-    sweeps: type[Sweeps] = Sweeps
+    sweeps: type[Collections] = Collections
     instances: type[Instances] = Instances
 
 

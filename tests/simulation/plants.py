@@ -31,7 +31,7 @@ from simulation.share_plants import (
 
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.directories import Sweeps
+from topoalign.allocator.containers.hami_core.directories import Collections
 from topoalign.allocator.ledger.ledger import Draft, Ledger
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import AskedDevices, KubeletListing
@@ -328,7 +328,7 @@ class BelievingDeviceAllocations(DeviceAllocations):
 class Plant(NamedTuple):
     breaks: str
     """The invariant."""
-    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus | SocketlessLimiter | Sweeps | Instances]
+    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus | SocketlessLimiter | Collections | Instances]
     first: int = 0
     """The seed from which on it is looked for: what takes a rare chain of events is found sooner from here."""
 

@@ -42,13 +42,13 @@ class Node:
         """Every owner that was recorded, and whether it was for that pod that the devices had been asked for."""
         self.asked_for: dict[AllocationID, str] = {}
         self.ledger = Ledger(NODE, WatchedJournal(self), clock)
-        self.ledger.hear(
+        self.ledger.take_reading(
             TopologyDiscovered(
                 node=NODE, epoch=1, revision=1, boot_id="b", source="described: simulated", topology=WHOLE
             )
         )
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
-        self.ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
+        self.ledger.take_reading(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
         self.device_allocations = DeviceAllocations(
             self.ledger, clock, self, gone_seconds=2, unbound_seconds=4, settle_seconds=6
         )

@@ -92,8 +92,8 @@ def ledger(name: NodeName, clock: Clock, hardware: Topology) -> Ledger:
     made = Ledger(name, MemoryJournal(), clock)
     state = node(hardware)
     assert state.topology is not None and state.health is not None
-    made.hear(msgspec.structs.replace(state.topology, node=name))
-    made.hear(msgspec.structs.replace(state.health, node=name))
+    made.take_reading(msgspec.structs.replace(state.topology, node=name))
+    made.take_reading(msgspec.structs.replace(state.health, node=name))
     return made
 
 

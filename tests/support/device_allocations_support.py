@@ -109,7 +109,7 @@ class Node:
         return ledger, DeviceAllocations(ledger, self.clock, self.kubelet, **self.options)
 
     def hear_topology(self, ledger: Ledger, revision: int) -> None:
-        ledger.hear(
+        ledger.take_reading(
             TopologyDiscovered(
                 node=NODE,
                 epoch=1,
@@ -121,7 +121,7 @@ class Node:
         )
 
     def hear_health(self, ledger: Ledger, revision: int, devices: dict[DeviceID, DeviceHealth]) -> None:
-        ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
+        ledger.take_reading(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
 
     def restart(self) -> None:
         self.ledger, self.device_allocations = self.start()

@@ -175,8 +175,8 @@ def recorded(state: NodeState, placement: str = "best-effort") -> tuple[DeviceAl
     journal, clock = MemoryJournal(), ManualClock()
     ledger = Ledger(NODE, journal, clock)
     assert state.topology is not None and state.health is not None
-    ledger.hear(state.topology)
-    ledger.hear(state.health)
+    ledger.take_reading(state.topology)
+    ledger.take_reading(state.health)
     return DeviceAllocations(ledger, clock, SilentPodResources(), placement=placement), ledger, journal
 
 

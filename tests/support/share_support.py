@@ -91,8 +91,8 @@ class ShareNode:
         known = MemoryAllocator(self.machine).state
         assert known.topology is not None and known.health is not None
         self.ledger = Ledger(NODE, self.journal, self.clock)
-        self.ledger.hear(known.topology)
-        self.ledger.hear(known.health)
+        self.ledger.take_reading(known.topology)
+        self.ledger.take_reading(known.health)
         self.pod_resources = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, self.clock)
         self.allocations = DeviceAllocations(
             self.ledger,

@@ -50,8 +50,8 @@ class Node:
         """What the next process of the allocator finds and knows."""
         ledger = Ledger(NODE, self.journal, self.clock)
         assert self.ledger.state.topology is not None and self.ledger.state.health is not None
-        ledger.hear(self.ledger.state.topology)
-        ledger.hear(self.ledger.state.health)
+        ledger.take_reading(self.ledger.state.topology)
+        ledger.take_reading(self.ledger.state.health)
         return ledger, DeviceAllocations(ledger, self.clock, self.pod_resources, settle_seconds=0)
 
     def facts(self) -> list[str]:
@@ -74,8 +74,8 @@ async def node(
         ledger = Ledger(NODE, journal, clock)
         known = MemoryAllocator(machine).state
         assert known.topology is not None and known.health is not None
-        ledger.hear(known.topology)
-        ledger.hear(known.health)
+        ledger.take_reading(known.topology)
+        ledger.take_reading(known.health)
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
         reservations = NodeReservationList(ledger, MemoryBus(), clock)
         allocator = DeviceAllocations(

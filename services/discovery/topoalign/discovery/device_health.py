@@ -31,18 +31,18 @@ from topoalign.runtime.clock import backoff_seconds
 # until an operator heals it.
 #
 # Every device is judged by itself: an error of one changes the health of no other. A MIG instance is listed if it alone
-# is unhealthy; else it has the health of its card.
+# is unhealthy; else it has the health of its GPU.
 #
 # Nothing here reads a clock or hardware: `now` is in monotonic seconds.
 
 
 RELAPSE_SECONDS = 3600.0
-"""Whoever falls ill again within this time after a recovery has to be quiet for twice as long; and the longest such time."""
+"""If a device fails again within this time after a recovery, its quiet time doubles. Also the longest quiet time."""
 
 
 @dataclass
 class Mark:
-    """Why a device is not trusted."""
+    """Why a device is unhealthy although readings may be good."""
 
     reason: str
     newest: float
@@ -50,30 +50,31 @@ class Mark:
     lasting: bool
     """Only a reset helps."""
     went: bool = False
-    """Since then a reading found it waiting for its reset, or gone."""
+    """A reading since then found the device waiting for its reset, or missing."""
 
     def seen(self, when: float) -> None:
-        """There was another sign then, or may have been. A reading may have been begun before the newest one."""
+        """Records that there was, or may have been, another sign at this time, which may be before the newest one."""
         self.newest = max(self.newest, when)
 
 
 @dataclass
 class HealthJudge:
-    """What is known of all devices of a node."""
+    """Judges the health of all devices of a node."""
 
     quiet_seconds: float
-    """Without a sign, before a reading is believed again."""
+    """Seconds without a sign before a good reading makes the device healthy again."""
     _found: dict[DeviceID, DeviceHealth] = field(default_factory=dict)
-    """What the newest reading says of GPUs and NICs."""
-    _card_of: dict[DeviceID, DeviceID] = field(default_factory=dict)
+    """The health of GPUs and NICs by the newest reading."""
+    _gpu_or_nic_of: dict[DeviceID, DeviceID] = field(default_factory=dict)
     """MIG instance -> its GPU."""
     _failure: str | None = None
-    """Why the newest reading said nothing."""
+    """Why the newest reading failed."""
     _unsubscribed: dict[DeviceID, str] = field(default_factory=dict)
     """GPU -> why its signs cannot be received."""
     _marks: dict[DeviceID, Mark] = field(default_factory=dict)
     _well: set[DeviceID] = field(default_factory=set)
-    """What a reading once found all right. What is still on its way up, like a NIC at boot, has no relapse to fear."""
+    """Devices that a reading found healthy at some time. Only they get a mark if a reading finds them unhealthy: a NIC whose
+    port is not up yet at boot becomes healthy without a quiet time."""
     _recoveries: dict[DeviceID, list[float]] = field(default_factory=dict)
     """When devices recovered within the last RELAPSE_SECONDS."""
 
@@ -84,11 +85,11 @@ class HealthJudge:
         awaiting_reset: Iterable[DeviceID],
         began: float,
     ) -> None:
-        """A reading of all GPUs and NICs that was begun then. `instances`: MIG instance -> its GPU."""
-        had = self._card_of
+        """Takes a reading of all GPUs and NICs that began at `began`. `instances`: MIG instance -> its GPU."""
+        had = self._gpu_or_nic_of
         self._failure = None
         self._found = dict(found)
-        self._card_of = dict(instances)
+        self._gpu_or_nic_of = dict(instances)
         for device, health in found.items():
             if health.state is HealthState.HEALTHY:
                 self._well.add(device)
@@ -96,29 +97,29 @@ class HealthJudge:
                 self.sign(device, health.reason, began)
         gone = set(awaiting_reset)
         for device, mark in list(self._marks.items()):
-            card = self._card_of.get(device, device)
-            if card not in found:  # one remembered from a run before may only not have been read yet
+            owner = self._gpu_or_nic_of.get(device, device)
+            if owner not in found:  # a device remembered from an earlier run may not have been read yet
                 if device in had:
-                    del self._marks[device]  # an instance that is no more
-            elif card in gone:
+                    del self._marks[device]  # the instance was destroyed
+            elif owner in gone:
                 mark.went = True
-            elif found[card].state is HealthState.HEALTHY:
-                self._try(device, card, mark, began)
+            elif found[owner].state is HealthState.HEALTHY:
+                self._recover(device, owner, mark, began)
 
-    def _try(self, device: DeviceID, card: DeviceID, mark: Mark, now: float) -> None:
-        """A reading finds nothing wrong any more: perhaps nothing is."""
+    def _recover(self, device: DeviceID, owner: DeviceID, mark: Mark, now: float) -> None:
+        """Removes the mark after a good reading, if the quiet time is over and no reset is needed."""
         if mark.went:
             mark.lasting = False
             mark.went = False
             mark.seen(now)
-        if card in self._unsubscribed:
-            mark.seen(now)  # it may not be quiet
+        if owner in self._unsubscribed:
+            mark.seen(now)  # signs of it cannot be received, so it may not be quiet
         if not mark.lasting and now - mark.newest >= self.quiet(device, now):
             del self._marks[device]
             self._recoveries[device] = [*self._relapses(device, now), now]
 
     def quiet(self, device: DeviceID, now: float) -> float:
-        """For how long this device must be without a sign."""
+        """Returns for how many seconds this device must be without a sign."""
         longest = max(self.quiet_seconds, RELAPSE_SECONDS)
         return backoff_seconds(1 + len(self._relapses(device, now)), self.quiet_seconds, longest)
 
@@ -126,7 +127,7 @@ class HealthJudge:
         return [time for time in self._recoveries.get(device, ()) if now - time < RELAPSE_SECONDS]
 
     def failed(self, reason: str) -> None:
-        """A reading that said nothing: nobody knows how the devices are."""
+        """Takes a failed reading: the health of all devices becomes unknown."""
         self._failure = reason
 
     def lose_subscription(self, reason: str | None, gpus: Iterable[DeviceID] = ()) -> None:
@@ -134,7 +135,10 @@ class HealthJudge:
         self._unsubscribed = {} if reason is None else dict.fromkeys(gpus, reason)
 
     def sign(self, device: DeviceID, reason: str, now: float, *, lasting: bool = False) -> bool:
-        """Something bad was seen of a device; whether that is news. The first reason stands, unless a graver one comes."""
+        """
+        Takes a bad sign of a device, and returns whether it is new. The first reason stays, unless a lasting sign follows a
+        passing one.
+        """
         mark = self._marks.get(device)
         news = mark is None or (lasting and not mark.lasting)
         if mark is None or news:
@@ -145,33 +149,34 @@ class HealthJudge:
         return news
 
     def heal(self, device: DeviceID) -> None:
-        """An operator trusts it, and its instances, again: it is as the newest reading says."""
-        for name in (device, *(part for part, card in self._card_of.items() if card == device)):
+        """Removes the marks of a device and its instances: they have the health of the newest reading again."""
+        for name in (device, *(instance for instance, gpu in self._gpu_or_nic_of.items() if gpu == device)):
             self._marks.pop(name, None)
             self._recoveries.pop(name, None)
 
     def lasting(self) -> dict[DeviceID, str]:
-        """Devices that wait for a reset, and why: to be remembered for as long as the node is not booted."""
+        """Returns the devices that wait for a reset, with the reasons. They are remembered until the node boots."""
         return {device: mark.reason for device, mark in self._marks.items() if mark.lasting}
 
-    def verdicts(self, cordons: Mapping[DeviceID, str]) -> dict[DeviceID, DeviceHealth]:
+    def health_by_device(self, cordons: Mapping[DeviceID, str]) -> dict[DeviceID, DeviceHealth]:
         """
-        All GPUs and NICs, and those MIG instances that are ill or cordoned themselves. Nothing before the first reading.
+        Returns the health of all GPUs and NICs, and of MIG instances with a mark or a cordon of their own. Empty before
+        a reading.
 
         `cordons`: device -> the operator's reason.
         """
         devices = [*self._found]
-        devices += [part for part in self._card_of if part in self._marks or part in cordons]
-        return {device: add_cordon(self._verdict(device), cordons.get(device)) for device in devices}
+        devices += [each for each in self._gpu_or_nic_of if each in self._marks or each in cordons]
+        return {device: add_cordon(self._health_of(device), cordons.get(device)) for device in devices}
 
-    def _verdict(self, device: DeviceID) -> DeviceHealth:
+    def _health_of(self, device: DeviceID) -> DeviceHealth:
         mark = self._marks.get(device)
         found = self._found.get(device)
         blind = self._failure or self._unsubscribed.get(device)
         if mark is None and blind is not None and found is not None:
             return DeviceHealth(state=HealthState.UNKNOWN, reason=blind)
         if mark is None:
-            return found or HEALTHY  # an instance of which nothing is known for itself is as its card
+            return found or HEALTHY  # an instance without a health of its own
         if blind is not None:
             return unhealthy(mark.reason, blind)
         if found is not None and found.state is not HealthState.HEALTHY:
@@ -182,7 +187,7 @@ class HealthJudge:
 
 
 def add_cordon(health: DeviceHealth, reason: str | None) -> DeviceHealth:
-    """The same device kept back by an operator for this reason; None: it is not."""
+    """Adds an operator's cordon to a health. `reason` None: there is no cordon."""
     if reason is None:
         return health
     reasons = (health.reason, f"cordoned: {reason}" if reason else "cordoned")
@@ -195,7 +200,7 @@ log = structlog.get_logger("topoalign.discovery")
 
 
 class HealthKeeper:
-    """Of one node."""
+    """Combines the sources of health of one node."""
 
     def __init__(self, record: RecordFile, xids: XidRules, quiet_seconds: float, clock: Clock) -> None:
         self._record = record
@@ -205,15 +210,15 @@ class HealthKeeper:
         self._unsaved: str | None = None
         self._unnumbered: str | None = None
         """Why the last epoch is not on record; logged once."""
-        if doubt := record.load():
-            remedy = "cordon anew what is not to be used; if all is, uncordon one"
-            log.error("cordons are not known", finding=doubt, remedy=remedy)
+        if unconfirmed := record.load():
+            remedy = "cordon again the devices that must not be used; if there are none, uncordon one device"
+            log.error("cordons are not known", finding=unconfirmed, remedy=remedy)
         for device, reason in record.kept.awaiting_reset.items():
             self._judge.sign(device, reason, clock.monotonic(), lasting=True)
 
-    def trouble(self) -> str | None:
-        """Readiness: why what must outlive a restart is not whole."""
-        return self._record.kept.doubt or self._unsaved
+    def not_ready_reason(self) -> str | None:
+        """Readiness: why the record that must survive a restart is incomplete."""
+        return self._record.kept.unconfirmed or self._unsaved
 
     @property
     def cordons(self) -> Mapping[DeviceID, str]:
@@ -222,9 +227,8 @@ class HealthKeeper:
 
     def new_epoch(self) -> int:
         """
-        For a run of discovery, or a part of one: above that of the run before it, also where the clock was set back in
-        between. What is said under numbers that were used already is taken for a repetition, and the devices for what they
-        were.
+        Returns a new epoch, greater than all earlier ones, also if the clock was set back. Under an epoch that was used
+        before, subscribers would drop the messages as repetitions.
         """
         epoch = max(int(self._clock.wall() * 1000), self._record.kept.epoch + 1)
         try:
@@ -232,32 +236,34 @@ class HealthKeeper:
         except StateFault as fault:
             if self._unnumbered != fault.finding:
                 log.warning(
-                    "the next start has only the clock to number by", finding=fault.finding, remedy=fault.remedy
+                    "the epoch cannot be recorded, so the next start takes it from the clock alone",
+                    finding=fault.finding,
+                    remedy=fault.remedy,
                 )
             self._unnumbered = fault.finding
         return epoch
 
     def follow(self, xids: XidRules, quiet_seconds: float) -> None:
-        """From now on by these rules."""
+        """Uses these rules from now on."""
         self._xids = xids
         self._judge.quiet_seconds = quiet_seconds
 
-    def verdicts(self) -> dict[DeviceID, DeviceHealth]:
+    def health_by_device(self) -> dict[DeviceID, DeviceHealth]:
         """The health of each device, with cordons, as it is published."""
-        return self._judge.verdicts(self.cordons)
+        return self._judge.health_by_device(self.cordons)
 
     def read(self, found: Mapping[DeviceID, DeviceHealth], inventory: Inventory, began: float) -> None:
-        """`found`: all GPUs and NICs, those included that this inventory lacks."""
+        """Takes a reading. `found`: all GPUs and NICs, including those that the inventory lacks."""
         topology = inventory.topology
-        instances = {part.uuid: gpu.id for gpu in topology.gpus for part in gpu.mig or ()}
+        instances = {instance.uuid: gpu.id for gpu in topology.gpus for instance in gpu.mig or ()}
         missing = found.keys() - topology.gpu_by_id.keys() - topology.nic_by_id.keys()
         gone = frozenset() if inventory.nameless else missing
         self._judge.read(found, instances, inventory.awaiting_reset | gone, began)
         self._remember()
 
     def failed(self, reason: str) -> None:
-        """A reading failed for this reason: the health of all devices is unknown."""
-        self._look()
+        """Takes a failed reading: the health of all devices becomes unknown for this reason."""
+        self._reload()
         self._judge.failed(reason)
 
     def lose_subscription(self, reason: str | None, gpus: Iterable[DeviceID]) -> None:
@@ -265,11 +271,11 @@ class HealthKeeper:
         self._judge.lose_subscription(reason, gpus)
 
     def observe(self, event: HardwareEvent, topology: Topology) -> bool:
-        """Weighs an event. Returns whether a reading should follow soon, because it tells more."""
-        severity, reason = self._weighed(event)
-        devices = touched(topology, event)
+        """Takes an event of the hardware. Returns whether a reading should follow soon."""
+        severity, reason = self._judge_severity(event)
+        devices = affected_devices(topology, event)
         if not devices:
-            log.warning("an event of a GPU that is not known", kind=event.kind, xid=event.xid, gpu=event.gpu)
+            log.warning("an event of an unknown GPU", kind=event.kind, xid=event.xid, gpu=event.gpu)
             return True
         if severity in (Severity.IGNORED, Severity.READ):
             log.debug("a GPU reports", devices=devices, what=reason, meaning=severity.value)
@@ -281,12 +287,12 @@ class HealthKeeper:
         self._remember()
         return any(news)
 
-    def _weighed(self, event: HardwareEvent) -> tuple[Severity, str]:
+    def _judge_severity(self, event: HardwareEvent) -> tuple[Severity, str]:
         match event.kind:
             case Occurrence.XID:
                 xid = event.xid or 0
                 return self._xids.severity(xid), describe_xid(xid)
-            case Occurrence.DOUBLE_BIT_ECC:  # the XID that comes with it says what it takes
+            case Occurrence.DOUBLE_BIT_ECC:  # the XID that comes with it decides
                 return Severity.READ, "uncorrectable memory error"
             case Occurrence.SINGLE_BIT_ECC:
                 return Severity.IGNORED, "corrected memory error"
@@ -295,10 +301,13 @@ class HealthKeeper:
             case Occurrence.CHANGED:
                 return Severity.READ, "its MIG instances or its recovery action changed"
 
-    def say(self, word: Override, devices: Sequence[DeviceID], reason: str) -> None:
-        """Of an operator, or a service that reports. Raises StateFault where it cannot be kept; then it does not hold."""
-        self._look()
-        match word:
+    def apply_override(self, override: Override, devices: Sequence[DeviceID], reason: str) -> None:
+        """
+        Applies an override of an operator, or a service's report. Raises StateFault if it cannot be written; then it is
+        void.
+        """
+        self._reload()
+        match override:
             case "cordon":
                 self._keep(devices, dict.fromkeys(devices, clean(reason, LONGEST_REASON)))
             case "uncordon":
@@ -310,27 +319,35 @@ class HealthKeeper:
             case "report":
                 self._report(devices, clean(reason, LONGEST_REASON))
                 return
-        log.info("an operator has spoken", word=word, devices=devices, reason=clean(reason, LONGEST_REASON))
+        log.info(
+            "an operator override was applied", override=override, devices=devices, reason=clean(reason, LONGEST_REASON)
+        )
 
     def _report(self, devices: Sequence[DeviceID], reason: str) -> None:
-        """A service saw these devices fail: an error that passes, of which the log has the first."""
+        """
+        Takes a service's report that these devices failed. The mark passes after the quiet time; only new ones are
+        logged.
+        """
         now = self._clock.monotonic()
         if news := [device for device in devices if self._judge.sign(device, reason, now)]:
             log.warning("a service of the node reports a failure", devices=news, what=reason)
 
     def _keep(self, devices: Sequence[DeviceID], cordons: Mapping[DeviceID, str]) -> None:
-        """Of these devices these cordons, and no others. Whoever says so knows what is cordoned, so that ends a doubt."""
+        """
+        Replaces the cordons of these devices. The operator who does so has looked at the cordons, so the record counts as
+        confirmed again.
+        """
 
         def with_these(record: DeviceRecord) -> DeviceRecord:
             others = {device: why for device, why in record.cordons.items() if device not in devices}
-            return msgspec.structs.replace(record, cordons={**others, **cordons}, doubt="")
+            return msgspec.structs.replace(record, cordons={**others, **cordons}, unconfirmed="")
 
         self._record.change(with_these)
 
-    def _look(self) -> None:
-        """Takes in what another process of this node has written: what an operator told it, and what it has received."""
+    def _reload(self) -> None:
+        """Takes over what another process of this node has written to the record."""
         had = self._record.kept.awaiting_reset
-        self._record.look()
+        self._record.reload()
         now = self._record.kept.awaiting_reset
         for device in had.keys() - now.keys():
             self._judge.heal(device)
@@ -338,12 +355,12 @@ class HealthKeeper:
             self._judge.sign(device, now[device], self._clock.monotonic(), lasting=True)
 
     def _remember(self) -> None:
-        """Goes on without, where the file cannot be written: a GPU that failed is out of use all the same."""
+        """Records the devices that wait for a reset. If that fails, they are out of use all the same."""
 
         def with_lasting(record: DeviceRecord) -> DeviceRecord:
             return msgspec.structs.replace(record, awaiting_reset=self._judge.lasting())
 
-        self._look()
+        self._reload()
         try:
             self._record.change(with_lasting)
         except StateFault as fault:
@@ -354,19 +371,20 @@ class HealthKeeper:
             self._unsaved = None
 
 
-def touched(topology: Topology, event: HardwareEvent) -> tuple[DeviceID, ...]:
+def affected_devices(topology: Topology, event: HardwareEvent) -> tuple[DeviceID, ...]:
     """
-    What an event happened to: a GPU, or the MIG instances it names. The whole GPU if those are not known, for they may have
-    been made since the last reading, and if it is offered as a whole: whoever gets it gets them, too.
+    Returns the devices that an event concerns: the MIG instances that it names, or the whole GPU. It is the whole GPU if the
+    instances are not known, because they may have been created since the last reading, and if the GPU is offered as a whole,
+    because a container with the GPU has its instances, too.
     """
     gpu = topology.gpu_by_id.get(event.gpu) if event.gpu is not None else None
     if gpu is None:
         return ()
     if gpu.id in topology.offers_by_base:
         return (gpu.id,)
-    parts = tuple(
-        part.uuid
-        for part in gpu.mig or ()
-        if part.gpu_instance == event.gpu_instance and event.compute_instance in (None, part.compute_instance)
+    instances = tuple(
+        each.uuid
+        for each in gpu.mig or ()
+        if each.gpu_instance == event.gpu_instance and event.compute_instance in (None, each.compute_instance)
     )
-    return parts or (gpu.id,)
+    return instances or (gpu.id,)

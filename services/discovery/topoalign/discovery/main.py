@@ -55,12 +55,12 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         ],
     )
     context.figures.extend([*metrics.figures(), *offering.figures()])
-    context.checks["discovery"] = discovery.trouble
+    context.checks["discovery"] = discovery.not_ready_reason
     context.checks["hardware events"] = discovery.subscription_loss
-    context.checks["device record"] = health_keeper.trouble
+    context.checks["device record"] = health_keeper.not_ready_reason
     context.notes["configuration"] = offering.note
-    context.notes["hardware"] = discovery.repeated_or_constant
-    context.notes["node name"] = discovery.announcer.spoken_over
+    context.notes["hardware"] = discovery.hardware_findings
+    context.notes["node name"] = discovery.announcer.contested_by
     context.notes["ids"] = discovery.announcer.speaker.note
     async with background() as tasks:
         tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
@@ -69,7 +69,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
 
 
 async def read_hardware(environment: Mapping[str, str]) -> Inventory:
-    """One reading of this machine with these settings, for commands. Raises DriverFault, InvalidField."""
+    """Reads this machine once with these settings, for commands. Raises DriverFault and InvalidField."""
     settings = from_environment(DiscoverySettings, environment)
     return await driver_for(settings, SystemClock()).read()
 
@@ -77,7 +77,7 @@ async def read_hardware(environment: Mapping[str, str]) -> Inventory:
 async def follow_configuration(
     configuration: ConfigurationFile, discovery: Discovery, health_keeper: HealthKeeper, environment: Mapping[str, str]
 ) -> None:
-    """Tells the services' parts of every configuration that comes into use."""
+    """Passes the health settings of each new configuration to the health keeper and to discovery."""
     while True:
         changed = configuration.changed
         health = configuration.current.health
@@ -88,14 +88,16 @@ async def follow_configuration(
 
 def boot_of(root: Path, clock: Clock) -> str:
     """
-    The kernel's boot id; where there is none to ask, this run stands for a boot. A described machine boots with the host
-    that plays it: a restart of discovery is no reboot there either.
+    Returns the kernel's boot id. Where the kernel has none, each run of discovery counts as a boot. A described machine
+    boots with the host that simulates it, so a restart of discovery is no reboot there either.
     """
     return boot_id(root) or f"run-{int(clock.wall() * 1000)}"
 
 
 def driver_for(settings: DiscoverySettings, clock: Clock) -> Driver:
-    """Raises InvalidField for settings that contradict one another, and what `DescribedDriver` raises."""
+    """
+    Returns the driver that the settings name. Raises InvalidField for contradictory settings, and as `DescribedDriver`.
+    """
     sysfs = SysfsDriver(settings.sysfs_root, clock, settings.driver_seconds)
     match settings.driver:
         case "nvml":
@@ -110,7 +112,7 @@ def driver_for(settings: DiscoverySettings, clock: Clock) -> Driver:
 
 
 def nvml_driver(settings: DiscoverySettings, clock: Clock) -> Driver:
-    """NVML's driver, which is imported here because the others do without its library."""
+    """Returns NVML's driver. It is imported here because the other drivers do not need its library."""
     from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 
     return NvmlDriver(settings.sysfs_root, clock, settings.driver_seconds)

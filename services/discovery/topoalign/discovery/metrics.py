@@ -15,7 +15,7 @@ BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class DiscoveryMetrics:
-    """Counted by the service."""
+    """Counts readings, events and changes of health."""
 
     def __init__(self) -> None:
         self.reads = self.failures = self.epochs = 0
@@ -45,7 +45,7 @@ class DiscoveryMetrics:
             Figure(
                 "counter",
                 "topoalign_discovery_events",
-                "What GPUs reported between readings.",
+                "Events that GPUs reported between readings.",
                 lambda: self._events,
                 "kind",
             ),
@@ -53,13 +53,13 @@ class DiscoveryMetrics:
             Figure(
                 "counter",
                 "topoalign_discovery_epochs",
-                "Epochs begun after the first: others had spoken for this node, or somebody asked for everything anew.",
+                "Epochs after the first: another client published for this node, or everything was requested again.",
                 lambda: self.epochs,
             ),
             Figure(
                 "counter",
                 "topoalign_discovery_health_changes",
-                "Devices that were announced to be in another state than before.",
+                "Changes of a device's published state.",
                 lambda: self._changes,
                 "state",
             ),
@@ -67,7 +67,7 @@ class DiscoveryMetrics:
             Figure(
                 "gauge",
                 "topoalign_discovery_devices",
-                "GPUs, NICs and ill MIG instances, as last announced.",
+                "GPUs, NICs and unhealthy MIG instances, as last published.",
                 lambda: self._devices,
                 "state",
             ),
@@ -98,7 +98,9 @@ class DiscoveryMetrics:
         if event.xid is not None:
             self._xids[str(event.xid) if event.xid < MOST_XIDS else "other"] += 1
 
-    def announced(self, before: Mapping[DeviceID, DeviceHealth], now: Mapping[DeviceID, DeviceHealth]) -> None:
+    def count_health_changes(
+        self, before: Mapping[DeviceID, DeviceHealth], now: Mapping[DeviceID, DeviceHealth]
+    ) -> None:
         """Count the changes between two published healths, and set the number of devices in each state."""
         for device, health in now.items():
             if device not in before or state(before[device]) != state(health):
@@ -113,5 +115,5 @@ class DiscoveryMetrics:
 
 
 def state(health: DeviceHealth) -> str:
-    """What an alert is about: a cordon hides what is below it only where that is well."""
+    """Returns the state that is counted: `cordoned` for a healthy device with a cordon, else the health."""
     return CORDONED if health.cordoned and health.state is HealthState.HEALTHY else health.state

@@ -25,7 +25,7 @@ REMEDY = "make the state directory (TOPOALIGN_STATE_DIR) writable for this servi
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The file."""
+    """The content of the file."""
 
     version: Literal[1] = 1
     boot_id: str = ""
@@ -36,8 +36,8 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Device -> what happened to it."""
     epoch: int = 0
     """Of the last run."""
-    doubt: str = ""
-    """Why somebody's cordons may be missing, until an operator has spoken; empty: none is."""
+    unconfirmed: str = ""
+    """Why cordons may be missing, until an operator cordons or uncordons a device; empty: none is missing."""
 
 
 class RecordFile:
@@ -52,8 +52,8 @@ class RecordFile:
 
     def load(self) -> str | None:
         """
-        Reads the file, if there is one. Returns what was wrong with it, and that it has been set aside; also at later
-        starts, as long as no operator has spoken.
+        Reads the file, if there is one. If it cannot be read, sets it aside and returns the reason. Later starts return the
+        reason, too, until an operator has cordoned or uncordoned a device.
         """
         path = self._directory / NAME
         self._seen = self._now()
@@ -63,11 +63,11 @@ class RecordFile:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             why = clean(getattr(error, "strerror", None) or str(error), 200)
-            doubt = f"{path} could not be read ({why}), so cordons are not known; {self._set_aside(path)}"
-            self.kept = DeviceRecord(boot_id=self._boot_id, doubt=doubt)
-            return doubt
+            unconfirmed = f"{path} could not be read ({why}), so cordons are not known; {self._set_aside(path)}"
+            self.kept = DeviceRecord(boot_id=self._boot_id, unconfirmed=unconfirmed)
+            return unconfirmed
         self.kept = self._of_this_boot(read)
-        return read.doubt or None
+        return read.unconfirmed or None
 
     def _set_aside(self, path: Path) -> str:
         number = 1
@@ -79,8 +79,8 @@ class RecordFile:
             return f"it could not be set aside: {clean(error.strerror or str(error))}"
         return f"it was set aside as {aside.name}"
 
-    def look(self) -> None:
-        """Takes in what another process of this node has written since; a file that cannot be read says nothing."""
+    def reload(self) -> None:
+        """Reads what another process of this node has written since. A file that cannot be read is ignored."""
         now = self._now()
         if now is None or now == self._seen:
             return
@@ -102,7 +102,7 @@ class RecordFile:
         return found.st_ino, found.st_mtime_ns
 
     def change(self, change: Callable[[DeviceRecord], DeviceRecord]) -> None:
-        """Makes a change of the record last. Raises StateFault, and then nothing has changed."""
+        """Applies a change and writes it to disk. Raises StateFault; then nothing has changed."""
         changed = change(self.kept)
         if changed == self.kept:
             return
@@ -114,7 +114,7 @@ class RecordFile:
         self.kept, self._seen = changed, self._now()
 
     def _replace(self, body: bytes) -> None:
-        """The old file or the new one, whenever the node stops."""
+        """Replaces the file. If the node stops meanwhile, the old file or the new one is there."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._directory / f"{NAME}.new"
         with suppress(FileNotFoundError):

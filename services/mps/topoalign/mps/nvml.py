@@ -1,9 +1,9 @@
 """
-The GPUs of the node and their compute mode, by NVML.
+Reads the GPUs of the node, and sets their compute mode, by NVML.
 
-NVML is opened for each task and closed after it: this process asks it when a daemon starts or ends, and never between. Each
-call has a time limit, in a thread that keeps nobody: a driver that does not answer is said to be one, and this process ends
-all the same when it is told to. Functions: NVML as in nvidia-ml-py 13.615.71.
+NVML is opened for each task and closed after it, because it is needed only when a daemon starts or ends. Each call has a
+time limit and runs in a daemon thread. A driver that does not answer is reported, and does not keep this process from
+ending. Functions: NVML as in nvidia-ml-py 13.615.71.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -22,7 +22,7 @@ DEFAULT = 0
 EXCLUSIVE_PROCESS = 3
 """nvmlComputeMode_t."""
 INIT_WITHOUT_GPUS = 1
-"""NVML_INIT_FLAG_NO_GPUS: a node with a GPU that is gone can still be asked for the others."""
+"""NVML_INIT_FLAG_NO_GPUS: NVML opens also on a node with a lost GPU."""
 CALL_SECONDS = 10.0
 """How long each call may take."""
 Ask = Callable[..., Any]
@@ -35,23 +35,23 @@ class Nvml:
     def __init__(self, clock: Clock) -> None:
         self._thread = DriverThread("NVML", clock, CALL_SECONDS)
 
-    async def read_cards(self) -> tuple[MpsGpu, ...]:
+    async def read_gpus(self) -> tuple[MpsGpu, ...]:
         """The GPUs that answer, in NVML's order. Raises DriverFault."""
-        return await self._thread.run(cards_now)
+        return await self._thread.run(read_present_gpus)
 
     async def set_compute_mode(self, devices: Collection[DeviceID], mode: int) -> None:
         """Sets the compute mode of GPUs that exist. Raises DriverFault, also where this process may not."""
         await self._thread.run(partial(set_mode_now, devices, mode))
 
 
-def cards_now(steps: Steps) -> tuple[MpsGpu, ...]:
-    """As `Nvml.read_cards`."""
+def read_present_gpus(steps: Steps) -> tuple[MpsGpu, ...]:
+    """Reads, in the thread, the GPUs that answer."""
     with open_nvml(steps) as (pynvml, ask):
         return tuple(read_mps_gpu(pynvml, ask, index, handle) for index, handle in handles(pynvml, ask))
 
 
 def set_mode_now(devices: Collection[DeviceID], mode: int, steps: Steps) -> None:
-    """As `Nvml.set_compute_mode`."""
+    """Sets, in the thread, the compute mode of GPUs that exist."""
     with open_nvml(steps) as (pynvml, ask):
         for _, handle in handles(pynvml, ask):
             if ask("nvmlDeviceGetUUID", handle) in devices:
@@ -60,7 +60,10 @@ def set_mode_now(devices: Collection[DeviceID], mode: int, steps: Steps) -> None
 
 @contextmanager
 def open_nvml(steps: Steps) -> Iterator[tuple[ModuleType, Ask]]:
-    """NVML, open in the block, and what calls it. Raises DriverFault, also for an error of NVML's in the block."""
+    """
+    Opens NVML for the block; yields it and a function that calls it. Raises DriverFault, also for an error in the
+    block.
+    """
     steps("import pynvml")
     try:
         import pynvml  # not where nothing is shared by MPS
@@ -91,7 +94,7 @@ def handles(pynvml: ModuleType, ask: Ask) -> Iterator[tuple[int, Any]]:
 
 
 def read_mps_gpu(pynvml: ModuleType, ask: Ask, index: int, handle: Any) -> MpsGpu:
-    """One GPU."""
+    """Reads one GPU."""
     memory = None
     in_mig_mode = False
     with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):

@@ -18,15 +18,15 @@ from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.units import ShareExclusion, Shares
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.mig.instances import Made
+from topoalign.allocator.mig.instances import CreatedInstance
 from topoalign.allocator.ports import AskedDevices, KubeletListing, Place, PodResources, Poll
 from topoalign.allocator.reconciliation.adoption import in_offered_order, returned
 from topoalign.allocator.reconciliation.displacement import (
-    denied_pod,
     displaced_by,
+    displaced_pod_name,
+    log_displaced,
+    log_ended,
     remainders,
-    tell_displaced,
-    tell_ended,
     touching,
 )
 from topoalign.allocator.reconciliation.liveness import kubelet_places, shown_of
@@ -121,7 +121,7 @@ class AllocateCall:
         resource: ResourceName,
         containers: AskedDevices,
         checked: int,
-        made: Mapping[DeviceID, Made] = {},
+        made: Mapping[DeviceID, CreatedInstance] = {},
     ) -> None:
         self.resource = resource
         self.containers = containers
@@ -320,7 +320,7 @@ class Grants:
         """Whether the record has any of these devices of a resource, all different, as held."""
         return is_any_held(self.state.hardware, self.state.ownership, resource, devices)
 
-    def held_beside(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
+    def held_with(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
         """
         Whether what is to come with these devices is held, somebody may have a GPU whole of which these are units, or these
         are slots of a GPU that has not enough left.
@@ -363,8 +363,8 @@ class Grants:
             call.answers = answers
             self._expect(answers)
             self._reconciliation.liveness.inherit(rests)
-            tell_ended(self._ledger, rests)
-            tell_displaced(answers)
+            log_ended(self._ledger, rests)
+            log_displaced(answers)
             self._reconciliation.liveness.granted(granted, answers, call.grant or grant)
         self.co_allocated.observe()
 
@@ -456,7 +456,7 @@ class Grants:
         waiting: ReservedContainer | None,
         new: "New",
         displaced: tuple[Displaced, ...],
-        made: Mapping[DeviceID, Made],
+        made: Mapping[DeviceID, CreatedInstance],
         listing: KubeletListing | None,
     ) -> Allocation:
         """Makes the allocation. Raises InvalidField for more than a container may have, and CompanionsLacking."""
@@ -482,7 +482,7 @@ class Grants:
                 slots={**amounts, **{s: made[s].amount for s in ordered if s in made}},
                 instances={slot: made[slot].uuid for slot in ordered if slot in made},
                 reserved_for=self.slots.reserved_for(resource, amounts),
-                denied=denied_pod(new.gone.values(), resource, ordered, listing)
+                denied=displaced_pod_name(new.gone.values(), resource, ordered, listing)
                 or self.slots.displaced_pod_of(resource, ordered),
             )
         )
@@ -504,7 +504,7 @@ class New(NamedTuple):
 
 
 def is_repeated(
-    record: Allocation, asked: Collection[DeviceID], shown: Collection[Place], made: Mapping[DeviceID, Made]
+    record: Allocation, asked: Collection[DeviceID], shown: Collection[Place], made: Mapping[DeviceID, CreatedInstance]
 ) -> bool:
     """Whether a kubelet that asks for these asks again for what it shows with a container, whose instances are there."""
     is_same = all_given(record) == asked and all(place in shown for place in kubelet_places(record))

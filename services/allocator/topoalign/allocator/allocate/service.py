@@ -306,7 +306,7 @@ class DeviceAllocations:
 
     def _must_ask(self, call: AllocateCall) -> bool:
         """Whether the kubelet has to tell what is held before this call can be judged."""
-        asked = self._grants.is_any_held, self._grants.held_beside, self._visible.must_ask
+        asked = self._grants.is_any_held, self._grants.held_with, self._visible.must_ask
         held = any(each(call.resource, devices) for devices in call.containers for each in asked)
         return held or self._ledger.unconfirmed is not None
 

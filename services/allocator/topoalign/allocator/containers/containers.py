@@ -80,18 +80,18 @@ class Containers:
         writer = self._writer(topology)
         limiter = limiter_of(topology, resource)
         if limiter == "hami-core":
-            from topoalign.allocator.containers.hami_core.answers import hami_core_teller  # most nodes have no limiter
+            from topoalign.allocator.containers.hami_core.answers import hami_core_edits  # most nodes have no limiter
 
-            return writer._replace(hami_core=hami_core_teller(writer.configuration.flags))
+            return writer._replace(hami_core=hami_core_edits(writer.configuration.flags))
         if limiter == "vcuda":
-            from topoalign.allocator.containers.vcuda.answers import vcuda_teller
+            from topoalign.allocator.containers.vcuda.answers import vcuda_edits
 
-            return writer._replace(vcuda=vcuda_teller(writer.configuration.flags, self._proc, self._cgroups))
+            return writer._replace(vcuda=vcuda_edits(writer.configuration.flags, self._proc, self._cgroups))
         if not is_shared_by_mps(topology, resource):
             return writer
-        from topoalign.allocator.containers.mps import mps_teller  # most nodes share nothing by MPS
+        from topoalign.allocator.containers.mps import mps_edits  # most nodes share nothing by MPS
 
-        return writer._replace(mps=mps_teller(writer.configuration.flags.mps_root, topology, resource))
+        return writer._replace(mps=mps_edits(writer.configuration.flags.mps_root, topology, resource))
 
     async def run(self, allocator: AllocatorPort, clock: Clock) -> None:
         """Polls every `POLL_SECONDS` and when the hardware changes, until cancelled; logs each change of the result once."""
@@ -121,13 +121,13 @@ class Containers:
                     return reason
             limiters = {limiter_of(topology, resource) for resource in topology.offers_of}
             if "vcuda" in limiters:
-                from topoalign.allocator.containers.vcuda.answers import vcuda_teller
+                from topoalign.allocator.containers.vcuda.answers import vcuda_edits
 
-                vcuda_teller(self._configuration().flags, self._proc, self._cgroups)
+                vcuda_edits(self._configuration().flags, self._proc, self._cgroups)
             if "hami-core" in limiters:
-                from topoalign.allocator.containers.hami_core.answers import hami_core_teller
+                from topoalign.allocator.containers.hami_core.answers import hami_core_edits
 
-                hami_core_teller(self._configuration().flags)
+                hami_core_edits(self._configuration().flags)
         except Unavailable as error:
             return f"{error.finding}; {error.remedy}"
         return None

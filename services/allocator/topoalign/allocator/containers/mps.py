@@ -35,7 +35,7 @@ MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 MIB = 1024 * 1024
 
 
-class MpsTeller(NamedTuple):
+class MpsEdits(NamedTuple):
     """Adds what one resource needs of MPS to answers to Allocate."""
 
     daemon: ResourceName
@@ -72,7 +72,7 @@ class MpsTeller(NamedTuple):
             v1beta1.Mount(container_path=CONTAINER_SHM, host_path=f"{self.host_root}/{SHM}"),
         ]
 
-    def tell_limits(
+    def limit_clients(
         self,
         response: v1beta1.ContainerAllocateResponse,
         resource: ResourceName,
@@ -121,10 +121,10 @@ def memory_limit(memory: Iterable[int]) -> Mapping[str, str]:
     return {MEMORY_LIMIT: ",".join(f"{place}={max(1, each // MIB)}M" for place, each in enumerate(memory))}
 
 
-def mps_teller(root: str, topology: Topology, resource: ResourceName) -> MpsTeller:
+def mps_edits(root: str, topology: Topology, resource: ResourceName) -> MpsEdits:
     """What is to be told of a resource now. `root`: `flags.mpsRoot`."""
     daemon = daemon_of(topology, resource)
-    return MpsTeller(daemon, root.rstrip("/"), serving(root_here(root), daemon))
+    return MpsEdits(daemon, root.rstrip("/"), serving(root_here(root), daemon))
 
 
 def daemon_of(topology: Topology, resource: ResourceName) -> ResourceName:

@@ -33,9 +33,9 @@ from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration
 
 if TYPE_CHECKING:  # most nodes share nothing by MPS, and have no limiter
-    from topoalign.allocator.containers.hami_core.answers import HamiCoreTeller
-    from topoalign.allocator.containers.mps import MpsTeller
-    from topoalign.allocator.containers.vcuda.answers import VcudaTeller
+    from topoalign.allocator.containers.hami_core.answers import HamiCoreEdits
+    from topoalign.allocator.containers.mps import MpsEdits
+    from topoalign.allocator.containers.vcuda.answers import VcudaEdits
 
 GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 CHANNELS_VARIABLE = "NVIDIA_IMEX_CHANNELS"
@@ -80,11 +80,11 @@ class ResponseWriter(NamedTuple):
     """CDI classes of which every container gets the one device."""
     minors: Mapping[host_files.Instance, int] = MappingProxyType({})
     """Of the capabilities of MIG instances."""
-    mps: "MpsTeller | None" = None
+    mps: "MpsEdits | None" = None
     """None: nothing of the resource is shared by MPS."""
-    vcuda: "VcudaTeller | None" = None
+    vcuda: "VcudaEdits | None" = None
     """None: no units of the resource are limited."""
-    hami_core: "HamiCoreTeller | None" = None
+    hami_core: "HamiCoreEdits | None" = None
     """None: no slots of the resource are limited."""
 
     def responses(

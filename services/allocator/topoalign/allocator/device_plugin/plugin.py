@@ -95,9 +95,9 @@ class Plugin:
         try:
             while self.wanted:
                 change = self._changes.next_change
-                is_told = self._changes.watch(self.path.parent)
+                is_watched = self._changes.watch(self.path.parent)
                 self.settle(await self.poll() or self.missing_devices())
-                if is_told:
+                if is_watched:
                     period = QUIET_SECONDS if self._registration.state is RegistrationState.LISTENING else POLL_SECONDS
                     await self._changes.wait(change, self._clock, until_tick(self._clock, period))
                     if change.is_set():

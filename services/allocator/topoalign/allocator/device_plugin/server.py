@@ -269,7 +269,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             printer.add_co_allocated(response, hardware, allocation, devices)
         if printer.mps is not None:
             for response, allocation in zip(responses, allocations, strict=True):
-                printer.mps.tell_limits(response, self.resource, allocation, hardware)
+                printer.mps.limit_clients(response, self.resource, allocation, hardware)
         if printer.vcuda is not None:
             for response, units in zip(responses, given, strict=True):
                 printer.vcuda.add(response, self.resource, units)

@@ -23,7 +23,7 @@ REASONS = {
 }
 
 
-class Ending(NamedTuple):
+class Release(NamedTuple):
     """One allocation that has ended."""
 
     allocation: Allocation
@@ -36,7 +36,7 @@ class Endings:
     """Remembers the `REMEMBERED` newest endings, for `explain`. They are lost with the process."""
 
     def __init__(self) -> None:
-        self._ended: OrderedDict[AllocationID, Ending] = OrderedDict()
+        self._ended: OrderedDict[AllocationID, Release] = OrderedDict()
         self.origins: OrderedDict[AllocationID, AllocationID] = OrderedDict()
         """What is left of a record that made way in part -> that record, maybe a rest itself; the newest of them."""
 
@@ -52,7 +52,7 @@ class Endings:
         for event in events:
             if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
                 successors = tuple(new.id for new in granted if not new.device_ids.isdisjoint(gone.device_ids))
-                self._ended[gone.id] = Ending(gone, event.reason, successors)
+                self._ended[gone.id] = Release(gone, event.reason, successors)
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -61,7 +61,7 @@ class Endings:
         found = [each for each in reversed(self._ended.values()) if target in names_of(each.allocation)]
         return tuple(self._sentence(each, live) for each in found[:TOLD])
 
-    def _sentence(self, ending: Ending, live: Mapping[AllocationID, Allocation]) -> str:
+    def _sentence(self, ending: Release, live: Mapping[AllocationID, Allocation]) -> str:
         gone = ending.allocation
         devices = ", ".join(sorted(gone.device_ids))
         uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""

@@ -125,7 +125,7 @@ def snapshot(state: NodeState) -> Draft:
     return partial(AllocationsSnapshot, allocations=live, memory=dict(state.memory), digest=state.digest)
 
 
-SAID_SECONDS = 1.0
+PUBLISHED_SECONDS = 1.0
 """For so long a snapshot after which nothing happened answers further requests for one."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.ledger")
@@ -206,7 +206,7 @@ class Ledger:
         """Which described machine the node plays; empty: real hardware, or not known yet."""
         return self.state.topology.machine if self.state.topology is not None else ""
 
-    def hear(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
+    def take_reading(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
         """Takes in a reading of hardware, health or usage. It is read anew at every start, and therefore not journaled."""
         had = self.state
         state = self.state.apply(event)
@@ -217,7 +217,7 @@ class Ledger:
         """Takes in what the kubelet has given away without asking us, or what it decides by, where that has changed."""
         had = self.state.usage or unobserved(self.node, self._begun)
         if (now := observed(had, seen, self.state.allocations)) != had:
-            self.hear(now)
+            self.take_reading(now)
 
     def confirm(self, by: str) -> None:
         """Confirms the record: all that is held is in it, says whoever `by` names. Raises StateFault."""
@@ -296,9 +296,9 @@ class Ledger:
     def announce(self) -> tuple[int, int]:
         """
         Records a snapshot of all live allocations, shortens the journal to it, and returns its (epoch, seq). Raises
-        StateFault. Many may ask at once, as when the bus comes back: one of `SAID_SECONDS` ago is not repeated.
+        StateFault. Many may ask at once, as when the bus comes back: one of `PUBLISHED_SECONDS` ago is not repeated.
         """
-        just_now = self._clock.monotonic() - SAID_SECONDS
+        just_now = self._clock.monotonic() - PUBLISHED_SECONDS
         if self._announced is None or self._announced[:2] != self._place or self._announced[2] <= just_now:
             self._record(self._snapshot())
             self._announced = (*self._place, self._clock.monotonic())

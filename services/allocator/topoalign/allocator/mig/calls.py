@@ -26,7 +26,7 @@ import anyio
 import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.mig.instances import Instances, Made
+from topoalign.allocator.mig.instances import CreatedInstance, Instances
 from topoalign.allocator.ports import AskedDevices
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import DeviceInUse, DriverFault, Unavailable
@@ -95,7 +95,7 @@ class InstanceCalls:
         self,
         containers: AskedDevices,
         amounts: Callable[[Collection[DeviceID]], Mapping[DeviceID, Amount]],
-    ) -> AsyncIterator[Mapping[DeviceID, Made]]:
+    ) -> AsyncIterator[Mapping[DeviceID, CreatedInstance]]:
         """
         Slot -> its instance, which is made and kept in this block, for the slots of containers that become one; discovery
         sees it when the block begins and when it has ended. `amounts`: what is to be held by slots at least. Raises
@@ -112,7 +112,7 @@ class InstanceCalls:
         async with AsyncExitStack() as turns:
             for slot in sorted({*slots}):
                 await turns.enter_async_context(self._turns.setdefault(slot, anyio.Lock()))
-            made: dict[DeviceID, Made] = {}
+            made: dict[DeviceID, CreatedInstance] = {}
             try:
                 wanted = {slot: amount for each in containers for slot, amount in amounts(each).items()}
                 displaced = await self._displaced_from(slots)
@@ -130,13 +130,13 @@ class InstanceCalls:
                 for each in made.values():
                     self._instances.release(each.uuid)
 
-    async def _made(self, instances: Instances, slot: DeviceID, amount: Amount) -> Made:
+    async def _made(self, instances: Instances, slot: DeviceID, amount: Amount) -> CreatedInstance:
         gpu = gpus_by_instances(self._ledger.state.hardware)[base_of(slot)]
         live = self._ledger.state.allocations.values()
         told = {uuid for each in live for other, uuid in each.instances.items() if other != slot}
         made = await instances.make(slot, gpu.mig_profiles, amount.memory, self._spared(gpu.id, slot), told)
         profile = next(each for each in gpu.mig_profiles if each.name == made.profile)
-        return Made(made.uuid, amount_of(profile))
+        return CreatedInstance(made.uuid, amount_of(profile))
 
     def _spared(self, gpu: DeviceID, slot: DeviceID) -> frozenset[MigPlacement]:
         """The places that the other slots of a GPU may need which are reserved and have no instance yet."""
@@ -156,7 +156,7 @@ class InstanceCalls:
 
     async def _known(
         self, instances: Instances, slot: DeviceID, wanted: Amount, displaced: Collection[AllocationID]
-    ) -> Made | None:
+    ) -> CreatedInstance | None:
         """
         The instance that a live record has for this slot, but for those of `displaced`, if it is ours, there and large
         enough. Raises DeviceInUse where it is too small and may be that of an init container of the same pod, which begins
@@ -168,7 +168,7 @@ class InstanceCalls:
             if uuid is None or slot not in each.slots or not await self._is_there(instances, slot, uuid):
                 continue
             if each.slots[slot].memory >= wanted.memory and each.id not in displaced:
-                return Made(uuid, each.slots[slot])
+                return CreatedInstance(uuid, each.slots[slot])
             if each.owner is None:
                 raise DeviceInUse([slot], each.id)
         return None

@@ -26,7 +26,7 @@ from topoalign.core.state.share_amounts import instances_of, lost_instances
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.tasks import either
 
-SWEEP_SECONDS = 5.0
+COLLECT_SECONDS = 5.0
 PROBE_SECONDS = 60.0
 """After which a driver that could not change instances is asked again: a pod that comes before is not sent there."""
 MOST_NAMED = 3
@@ -37,7 +37,7 @@ async def nobody(gpu: DeviceID, why: str) -> None:
     """Stands for the report of a fault where nobody is told."""
 
 
-async def sweep_instances(
+async def collect_unused_instances(
     instances: Instances,
     ledger: Ledger,
     clock: Clock,
@@ -45,9 +45,9 @@ async def sweep_instances(
     report: Callable[[DeviceID, str], Awaitable[None]] = nobody,
 ) -> None:
     """
-    Sweeps after each change of the record, and every `SWEEP_SECONDS`, until cancelled. `polled`: what the kubelet said when
-    the record was last compared; None: it was not, and an old copy of the record may lack what was given since. `report` is
-    told why instances of a GPU cannot be changed.
+    Sweeps after each change of the record, and every `COLLECT_SECONDS`, until cancelled. `polled`: what the kubelet said
+    when the record was last compared; None: it was not, and an old copy of the record may lack what was given since.
+    `report` is told why instances of a GPU cannot be changed.
     """
     probed = clock.monotonic()
     reported = dict[DeviceID, str]()
@@ -56,7 +56,7 @@ async def sweep_instances(
         if (
             not instances.own and not instances.failing
         ):  # as on most nodes: they need not look at each change of the record
-            await clock.sleep(until_tick(clock, SWEEP_SECONDS))
+            await clock.sleep(until_tick(clock, COLLECT_SECONDS))
             continue
         poll = polled()
         if ledger.unconfirmed is None and ledger.state.topology is not None and poll is not None:
@@ -73,7 +73,7 @@ async def sweep_instances(
         for gpu, why in sorted(instances.failing.items() - reported.items()):
             await report(gpu, why)
             reported[gpu] = why
-        await either(partial(ledger.wait_past, version), partial(clock.sleep, until_tick(clock, SWEEP_SECONDS)))
+        await either(partial(ledger.wait_past, version), partial(clock.sleep, until_tick(clock, COLLECT_SECONDS)))
 
 
 def live_of(state: NodeState) -> frozenset[DeviceID]:

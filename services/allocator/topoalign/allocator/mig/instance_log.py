@@ -58,7 +58,7 @@ class OwnInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return base_of(self.slot)
 
 
-class Book(msgspec.Struct, frozen=True, kw_only=True, tag="topoalign.instances"):
+class LogContent(msgspec.Struct, frozen=True, kw_only=True, tag="topoalign.instances"):
     """The content of the file."""
 
     boot: str
@@ -68,7 +68,7 @@ class Book(msgspec.Struct, frozen=True, kw_only=True, tag="topoalign.instances")
     """Monotonic seconds, of this boot, when it was written."""
 
 
-class InstanceBook:
+class InstanceLog:
     """The instances of ours, in the state directory of the allocator."""
 
     def __init__(self, directory: Path, boot: str, now: Callable[[], float]) -> None:
@@ -83,7 +83,7 @@ class InstanceBook:
     def replace(self, gone: Sequence[OwnInstance], new: Sequence[OwnInstance] = ()) -> None:
         """Notes `new` instead of `gone`; on disk when this returns. Raises StateFault, and then nothing has changed."""
         kept = (*(each for each in self.instances if each not in gone), *new)
-        payload = msgspec.json.encode(Book(boot=self._boot, instances=kept, at=self._now()))
+        payload = msgspec.json.encode(LogContent(boot=self._boot, instances=kept, at=self._now()))
         with faults(self._path, "note MIG instances"):
             put_whole(self._path, payload)
         self.instances = kept
@@ -94,7 +94,7 @@ class InstanceBook:
                 line = file.read(LARGEST + 1).rstrip(b"\n")
             if not is_whole(line):
                 raise ValueError("it does not match its checksum")
-            book = msgspec.json.decode(line.partition(b" ")[2], type=Book)
+            book = msgspec.json.decode(line.partition(b" ")[2], type=LogContent)
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, RecursionError) as error:

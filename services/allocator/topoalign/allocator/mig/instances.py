@@ -30,7 +30,7 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.mig.instance_log import InstanceBook, OwnInstance
+from topoalign.allocator.mig.instance_log import InstanceLog, OwnInstance
 from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import DriverFault, NoFit, StateFault, TopoalignError, quoted
@@ -113,7 +113,7 @@ async def report_fault(bus: Bus, node: NodeName, gpu: DeviceID, why: str) -> Non
 # The MIG instance of a slot.
 
 
-class Made(NamedTuple):
+class CreatedInstance(NamedTuple):
     """The instance of a slot, which is there."""
 
     uuid: DeviceID
@@ -165,7 +165,7 @@ class NoPlace(NoFit):
 class Instances:
     """Makes and destroys the instances of one node. One thing at a time: the driver does not do more."""
 
-    def __init__(self, book: InstanceBook, maker: InstanceMaker) -> None:
+    def __init__(self, book: InstanceLog, maker: InstanceMaker) -> None:
         self._book = book
         self._maker = maker
         self.when_changed: Callable[[], None] = lambda: None

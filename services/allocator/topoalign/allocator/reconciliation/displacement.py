@@ -66,7 +66,7 @@ def displaced_by(
     return tuple(found)
 
 
-def tell_displaced(granted: Iterable[Allocation]) -> None:
+def log_displaced(granted: Iterable[Allocation]) -> None:
     """Logs each allocation that has devices of a container which may run on."""
     for each in granted:
         if each.displaced:
@@ -78,7 +78,7 @@ def tell_displaced(granted: Iterable[Allocation]) -> None:
             )
 
 
-def tell_readmitted(gone: Iterable[Allocation], listing: KubeletListing) -> None:
+def log_readmitted(gone: Iterable[Allocation], listing: KubeletListing) -> None:
     """Logs each container whose record goes because the kubelet has given it other devices."""
     for each in gone:
         if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
@@ -89,7 +89,7 @@ def tell_readmitted(gone: Iterable[Allocation], listing: KubeletListing) -> None
             )
 
 
-def tell_forgotten(forgotten: Iterable[Allocation]) -> None:
+def log_forgotten(forgotten: Iterable[Allocation]) -> None:
     """Logs that the kubelet may give the devices of these containers to others, if there are any."""
     if found := [*forgotten]:
         log.error(
@@ -150,7 +150,7 @@ def remainders(
     return rests
 
 
-def tell_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
+def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
     """
     Says of what is left of containers which are said to have ended that it has ended, too, before the files are read again:
     else what the kubelet counts as free is listed as unhealthy where a GPU seems to have nothing left by it.
@@ -176,7 +176,7 @@ def group_by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[Devi
     return held
 
 
-def denied_pod(
+def displaced_pod_name(
     gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: KubeletListing | None
 ) -> str:
     """

@@ -34,7 +34,7 @@ from topoalign.allocator.ledger.endings import container_title
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import KubeletListing, Place, Poll, ShownDevices
 from topoalign.allocator.reconciliation.adoption import adopt_unrecorded, returned
-from topoalign.allocator.reconciliation.displacement import tell_forgotten, tell_readmitted
+from topoalign.allocator.reconciliation.displacement import log_forgotten, log_readmitted
 from topoalign.allocator.reconciliation.liveness import (
     LivenessCheck,
     checkpoint_entries_of,
@@ -110,7 +110,7 @@ class Reconciliation:
         forgotten = [
             self._ledger.state.allocations[name] for name, found in findings.items() if found is PollFinding.FORGOTTEN
         ]
-        tell_forgotten(each for each in forgotten if self._presence[each.id].finding is not PollFinding.FORGOTTEN)
+        log_forgotten(each for each in forgotten if self._presence[each.id].finding is not PollFinding.FORGOTTEN)
         live = self._ledger.state.allocations
         if poll.live >= live.keys():  # else the answer is older than the record
             apart = [live[name] for name, finding in sorted(findings.items()) if finding is PollFinding.APART]
@@ -213,12 +213,12 @@ class Reconciliation:
             )
         boot = self._ledger.boot
         said = Binding(allocation.id, allocation.owner or owner, allocation.pod_uid, allocation.displaced)
-        is_said = allocation.owner is not None and binding == said and (not boot or boot == allocation.boot)
-        return None if is_said else binding
+        is_published = allocation.owner is not None and binding == said and (not boot or boot == allocation.boot)
+        return None if is_published else binding
 
     def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
         """Records that these have ended, and in the same entry of the journal what returns in their place."""
-        tell_readmitted(gone, listing)
+        log_readmitted(gone, listing)
         for word, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
             ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),

@@ -43,7 +43,7 @@ POLL_SECONDS = 60.0
 log = structlog.get_logger("topoalign.allocator.reconciliation.usage")
 
 
-class UsageTeller:
+class UsagePublisher:
     """Publishes the ledger's newest `UsageObserved` whenever it has changed, and again where the stream has lost it."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
@@ -79,13 +79,13 @@ class UsageTeller:
             await self._ledger.wait_past(version)
 
     @property
-    def has_said(self) -> bool:
+    def has_published(self) -> bool:
         """Whether a reading was published since the start of this process."""
         return self._said is not None
 
     async def _waits(self, usage: UsageObserved) -> bool:
         """Whether this is a first reading without containers that would stand over what was said before the start."""
-        if usage.containers_known or self.has_said or self._clock.monotonic() >= self._waits_until:
+        if usage.containers_known or self.has_published or self._clock.monotonic() >= self._waits_until:
             return False
         if not self._has_former:
             try:
@@ -109,7 +109,7 @@ class UsageTeller:
                 if said is not self._ledger.state.usage:
                     continue
                 if position < self._position:
-                    self._ledger.hear(msgspec.structs.replace(said, revision=said.revision + 1))
+                    self._ledger.take_reading(msgspec.structs.replace(said, revision=said.revision + 1))
                 elif position > self._position:
                     self.announce()
 
@@ -121,7 +121,7 @@ class UsageTeller:
             return
         self._renewed = now
         epoch = max(int(self._clock.wall() * 1000), usage.epoch + 1)
-        self._ledger.hear(msgspec.structs.replace(usage, epoch=epoch, revision=1))
+        self._ledger.take_reading(msgspec.structs.replace(usage, epoch=epoch, revision=1))
 
     async def _say(self, usage: UsageObserved) -> bool:
         """Whether nothing more is to be done about it."""

@@ -327,10 +327,10 @@ class KubeletWatch:
         """
         while True:
             change = self._changes.next_change
-            is_told = self._known() is not None and self._changes.watch(*self._files.directories)
+            is_watched = self._known() is not None and self._changes.watch(*self._files.directories)
             await self.poll()
             is_idle = not self._may_have_gone() and not self._ledger.state.allocations
-            if is_told and is_idle and self._clock.monotonic() >= self._again:
+            if is_watched and is_idle and self._clock.monotonic() >= self._again:
                 await self._changes.wait(change, self._clock, until_tick(self._clock, REREAD_SECONDS))
                 if not change.is_set():
                     self._stamp = None

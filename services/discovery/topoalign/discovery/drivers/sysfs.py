@@ -3,7 +3,7 @@ Reads a node from the files of /sys and /proc alone, for machines without NVIDIA
 
 Files show the place of a GPU but not whether it works, so its health is unknown and it is not offered. A GPU whose uuid
 no driver has reported is not even listed: the kubelet and the ledger remember devices by their ids, and an id made of a
-PCI address would belong to another card after a swap.
+PCI address would belong to another GPU after the GPU in that slot is exchanged.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ class SysfsDriver:
     async def read(self) -> Inventory:
         """Read /sys and /proc; the health of GPUs is unknown. Raises DriverFault."""
         topology, findings = await self._thread.run(self._read)
-        unjudged = unknown_health("only its driver can tell, and /sys is all that is read")
+        unjudged = unknown_health("only its driver reports it, and only /sys is read")
         return Inventory(
             topology=topology,
             health={gpu.id: unjudged for gpu in topology.gpus} | {nic.id: nic_health(nic) for nic in topology.nics},
@@ -43,11 +43,11 @@ class SysfsDriver:
         )
 
     async def watch(self, listener: Listener) -> None:
-        """Files report nothing."""
+        """Returns at once: files report no events."""
 
     async def measure(self) -> "tuple[DeviceUse, ...]":
-        """Raises DriverFault: files do not tell what GPUs are used for."""
-        raise DriverFault("the files of /sys do not tell what GPUs are used for", "install NVIDIA's driver, which does")
+        """Raises DriverFault: the files do not show the use of GPUs."""
+        raise DriverFault("the files of /sys do not show the use of GPUs", "install NVIDIA's driver, which does")
 
     def _read(self, steps: Steps) -> tuple[Topology, tuple[str, ...]]:
         steps("a reading of /sys")
@@ -55,7 +55,7 @@ class SysfsDriver:
 
 
 def files_below(root: Path) -> Topology:
-    """Raises DriverFault where the files make no machine."""
+    """Reads the machine from the files. Raises DriverFault if they do not describe a possible machine."""
     try:
         return read_sysfs(root)
     except InvalidMachine as error:
@@ -63,7 +63,7 @@ def files_below(root: Path) -> Topology:
 
 
 def with_named_gpus(files: Topology) -> tuple[Topology, tuple[str, ...]]:
-    """The machine without the GPUs that have no uuid, and what is to be said of them."""
+    """Returns the machine without the GPUs that have no uuid, and a finding for each of these."""
     left_out = {gpu.id: gpu for gpu in files.gpus if is_named_by_address(gpu)}
     topology = msgspec.structs.replace(
         files,

@@ -57,7 +57,7 @@ MOST_GPUS = 16
 MIB = 1024 * 1024
 
 
-class HamiCoreTeller(NamedTuple):
+class HamiCoreEdits(NamedTuple):
     """Adds what one resource needs of the limiter to answers to Allocate."""
 
     root: str
@@ -133,7 +133,7 @@ def limit_variables(held: Sequence[Amount | None]) -> dict[str, str]:
     return response
 
 
-def hami_core_teller(flags: Flags) -> HamiCoreTeller:
+def hami_core_edits(flags: Flags) -> HamiCoreEdits:
     """What is to be told of the limiter now. Raises ContainerUnready where it could not work for any container."""
     root = flags.hami_root.rstrip("/")
     if not root:
@@ -151,4 +151,4 @@ def hami_core_teller(flags: Flags) -> HamiCoreTeller:
     except OSError as error:
         finding = f"the limiter hami-core cannot make its directories: {error.strerror}"
         raise ContainerUnready(finding, "see that flags.hamiRoot is a directory that the agent may write") from error
-    return HamiCoreTeller(root)
+    return HamiCoreEdits(root)

@@ -152,7 +152,7 @@ def make_open(at: int, name: str) -> None:
 # kubelet, or where its checkpoint cannot be read, nothing is removed.
 
 
-SWEEP_SECONDS = 5.0
+COLLECT_SECONDS = 5.0
 NOBODY = DirectoryOwner(AllocationID(""))
 """Of a directory of slots that the checkpoint has and the record has not: an init container's, which may run once more."""
 
@@ -172,7 +172,7 @@ class LedgerView(Protocol):
         """What the kubelet answered last; None: nothing yet, or it did not answer."""
 
 
-class Sweeps:
+class Collections:
     """Restores and removes directories below one root."""
 
     def __init__(self, root: Callable[[], str]) -> None:
@@ -183,7 +183,7 @@ class Sweeps:
         self._names: dict[Held, str] = {}
 
     async def run(self, allocations: LedgerView, clock: Clock) -> None:
-        """Sweeps every `SWEEP_SECONDS` until cancelled. Logs once why it fails."""
+        """Sweeps every `COLLECT_SECONDS` until cancelled. Logs once why it fails."""
         failing = None
         while True:
             try:
@@ -196,7 +196,7 @@ class Sweeps:
                 if failing != (reason := f"{error.strerror}: {error.filename}"):
                     log.warning("the directories of containers cannot be kept", reason=clean(reason, 200))
                 failing = reason
-            await clock.sleep(until_tick(clock, SWEEP_SECONDS))
+            await clock.sleep(until_tick(clock, COLLECT_SECONDS))
 
     def sweep(self, state: NodeState, poll: Poll | None) -> None:
         """One of them. Raises OSError once all that can be done is done."""

@@ -72,7 +72,7 @@ class Feedback:
             return
         self._may_wait = True
         gpus = {each.directory: each.gpus for each in all_limited(self._state())}
-        unusable = await to_thread.run_sync(tell_launches, Path(root), gpus)
+        unusable = await to_thread.run_sync(log_launches, Path(root), gpus)
         for directory in unusable.keys() - self._unusable.keys():
             log.warning(
                 "the priority of a container has no effect: the file that HAMi-core shares in it cannot be used",
@@ -84,11 +84,11 @@ class Feedback:
     async def _release(self) -> None:
         root = self._root().rstrip("/")
         if root and self._may_wait:
-            await to_thread.run_sync(tell_launches, Path(root), {})
+            await to_thread.run_sync(log_launches, Path(root), {})
             self._may_wait = False
 
 
-def tell_launches(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str, str]:
+def log_launches(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str, str]:
     """
     One round. `gpus`: directory -> what its container holds. A container that is not there holds nothing, so it waits no
     longer; without any nothing else is written. What cannot be read or written is passed over. Returns directory -> why its

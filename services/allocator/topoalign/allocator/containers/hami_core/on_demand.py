@@ -26,12 +26,12 @@ LOOK_SECONDS = 5.0
 
 
 async def keep_directories(root: Callable[[], str], allocations: "LedgerView", clock: Clock) -> None:
-    """`Sweeps.run`, from when there is a root."""
+    """`Collections.run`, from when there is a root."""
     while not root():
         await clock.sleep(until_tick(clock, LOOK_SECONDS))
-    from topoalign.allocator.containers.hami_core.directories import Sweeps  # few nodes have it
+    from topoalign.allocator.containers.hami_core.directories import Collections  # few nodes have it
 
-    await Sweeps(root).run(allocations, clock)
+    await Collections(root).run(allocations, clock)
 
 
 async def keep_priorities(

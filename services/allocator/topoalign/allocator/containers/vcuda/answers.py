@@ -23,7 +23,7 @@ CONTAINER_LIBRARIES = "/usr/local/nvidia"
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
-class VcudaTeller(NamedTuple):
+class VcudaEdits(NamedTuple):
     """Adds what one resource needs of the limiter to answers to Allocate."""
 
     root: str
@@ -49,11 +49,11 @@ class VcudaTeller(NamedTuple):
             )
 
 
-def vcuda_teller(flags: Flags, proc: Path, cgroups: Path) -> VcudaTeller:
+def vcuda_edits(flags: Flags, proc: Path, cgroups: Path) -> VcudaEdits:
     """What is to be told of the limiter now. Raises ContainerUnready where it could not work for any container."""
     if reason := unready(flags.vcuda_root, proc, cgroups):
         raise reason
-    return VcudaTeller(flags.vcuda_root.rstrip("/"), flags.vcuda_libraries)
+    return VcudaEdits(flags.vcuda_root.rstrip("/"), flags.vcuda_libraries)
 
 
 def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:

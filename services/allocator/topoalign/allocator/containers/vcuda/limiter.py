@@ -65,7 +65,7 @@ from topoalign.runtime.clock import until_tick
 # - Both halves of the two are the same, and so are their limits: what a directory says stays.
 
 
-TOLD_SECONDS = 5.0
+KNOWN_SECONDS = 5.0
 """Between the calls for two halves of a container, at most: each takes milliseconds, and seconds on a busy node."""
 
 
@@ -93,7 +93,7 @@ class Calls:
         Which container starts, where the kubelet calls for this half at this monotonic second. `written`: whose its
         directory is. Raises Unavailable where that may be one of several pods, or none has it.
         """
-        self._told = {pod: told for pod, told in self._told.items() if at - told[1] <= TOLD_SECONDS}
+        self._told = {pod: told for pod, told in self._told.items() if at - told[1] <= KNOWN_SECONDS}
         found = holders(resource, units, parts)
         pods = {each.pod for each in found}
         if len(pods) != 1:
@@ -220,7 +220,7 @@ def caller_of(proc: Path, pid: int) -> Caller | None:
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-SWEEP_SECONDS = 5.0
+COLLECT_SECONDS = 5.0
 AGAIN_SECONDS = 0.5
 DRAIN_SECONDS = 0.5
 
@@ -322,8 +322,8 @@ class VcudaLimiter:
 
     async def run(self, allocations: RecordView, clock: Clock) -> None:
         """
-        Sweeps every `SWEEP_SECONDS` until cancelled, and sooner where that fails: a predecessor may have the sockets still.
-        Logs once why it fails.
+        Sweeps every `COLLECT_SECONDS` until cancelled, and sooner where that fails: a predecessor may have the sockets
+        still. Logs once why it fails.
         """
         failing = None
         try:
@@ -335,7 +335,7 @@ class VcudaLimiter:
                     if failing != str(error):
                         log.warning("the directories of containers cannot be kept", reason=clean(str(error), 200))
                     failing = str(error)
-                await clock.sleep(until_tick(clock, SWEEP_SECONDS if failing is None else AGAIN_SECONDS))
+                await clock.sleep(until_tick(clock, COLLECT_SECONDS if failing is None else AGAIN_SECONDS))
         finally:
             with anyio.CancelScope(shield=True):
                 await self.close()

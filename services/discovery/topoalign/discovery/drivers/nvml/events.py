@@ -1,5 +1,5 @@
 """
-Events of NVML between two readings: XIDs, memory errors, changes of MIG.
+Receives events of NVML between two readings: XIDs, memory errors, changes of MIG.
 
 Waiting for NVML's events blocks, so it is done in a thread of its own, a second at a time, with a deadline on each
 call. Every GPU is registered by itself, MIG instances by their GPU. A GPU that cannot be registered does not affect the
@@ -46,29 +46,29 @@ KINDS: Final = {
     0x0001: Occurrence.SINGLE_BIT_ECC,
     0x0002: Occurrence.DOUBLE_BIT_ECC,
     0x0008: Occurrence.XID,
-    0x0100: Occurrence.CHANGED,  # MIG instances were made or destroyed
+    0x0100: Occurrence.CHANGED,  # MIG instances were created or destroyed
     0x4000: Occurrence.UNAVAILABLE,
     0x8000: Occurrence.CHANGED,  # the driver asks for another recovery action than before
 }
 """nvmlEventType…, as bits."""
 
 NO_EVENTS = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
-"""Codes of a wait that mean: there are none to be had here."""
+"""Codes of a wait that mean: this driver or user has no events."""
 
 WAIT_SECONDS = 1.0
 """For one wait. An event ends it at once; this is how long closing NVML may have to wait for it."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
-"""Seconds between tries while waiting fails; doubled each time."""
+"""Seconds between attempts while waiting fails; doubled each time."""
 WAITS_BETWEEN_TRIES = 30
-"""Before GPUs that could not be registered are tried again."""
+"""Waits before GPUs that could not be registered are registered again."""
 MOST_WAITING = 1024
 """Events that are taken out of a set before it ends: a GPU that reports without end does not keep it open."""
 
 REMEDY = "run nvidia-smi on the node, and look for driver errors in its kernel log"
 
-Tell = Callable[[HardwareEvent | None, frozenset[DeviceID]], object]
-"""Told after each wait in order: the event, if there was one, and the GPUs that could not be registered."""
+Deliver = Callable[[HardwareEvent | None, frozenset[DeviceID]], object]
+"""Called after each wait, in order, with the event, if there was one, and the GPUs that could not be registered."""
 
 log = structlog.get_logger("topoalign.discovery")
 
@@ -77,33 +77,33 @@ class NvmlEvents:
     """Listens to the GPUs that readings find."""
 
     def __init__(self, clock: Clock, deadline: float) -> None:
-        """`deadline` is in seconds and holds for each call, beside the time it is told to wait."""
+        """`deadline` is in seconds and holds for each call, in addition to the time that the call waits."""
         self._clock = clock
         self._thread = DriverThread("NVML, waiting for events,", clock, WAIT_SECONDS + deadline)
         self._gpus: frozenset[DeviceID] | None = None
-        """Who is to be listened to; None: nobody, and NVML is to be closed. Written by the loop, read by the thread."""
+        """The GPUs to register; None: close NVML. Written by the event loop, read by the thread."""
         self._changed = anyio.Event()
         self._closed = anyio.Event()
         self._closed.set()
-        self._ears = Ears()
+        self._event_sets = EventSets()
 
     def listen_to(self, gpus: frozenset[DeviceID]) -> None:
-        """From now on to these."""
+        """Registers these GPUs instead of the former ones."""
         if gpus != self._gpus:
             self._gpus = gpus
             self._changed.set()
 
     async def let_go(self) -> None:
-        """Closes NVML until `listen_to` is called again. Returns when it is closed, or hangs."""
+        """Closes NVML until `listen_to` is called again. Returns when it is closed, or when the call hangs."""
         self._gpus = None
         await self._closed.wait()
 
     async def run(self, listener: Listener) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         report = EventReport(listener)
         loop = asyncio.get_running_loop()
 
-        def tell(event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
+        def deliver(event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
             loop.call_soon_threadsafe(report.observe, event, silent)
 
         while True:
@@ -112,7 +112,7 @@ class NvmlEvents:
             while (gpus := self._gpus) is not None:
                 self._closed = anyio.Event()
                 try:
-                    await self._thread.run(partial(self._listen, tell))
+                    await self._thread.run(partial(self._listen, deliver))
                     if self._gpus is not None:  # none of them reports events, and nothing is missed
                         report.observe(None, frozenset())
                     break
@@ -123,50 +123,50 @@ class NvmlEvents:
                 if failures > 1:
                     await self._clock.sleep(backoff_seconds(failures - 1, FIRST_PAUSE, LONGEST_PAUSE))
 
-    def _listen(self, tell: Tell, steps: Steps) -> None:
-        """In the thread: until nobody is to be listened to, or nobody can be. Left behind open if it was abandoned."""
+    def _listen(self, deliver: Deliver, steps: Steps) -> None:
+        """Waits for events, in the thread, until no GPU is registered. An abandoned thread leaves NVML open."""
         try:
-            while (gpus := self._gpus) is not None and self._ears.open(gpus, steps):
-                event = self._ears.wait()
-                tell(event, self._ears.silent)
-            self._ears.empty()
-            while self._ears.unheard:
-                tell(self._ears.wait(), self._ears.silent)
+            while (gpus := self._gpus) is not None and self._event_sets.open(gpus, steps):
+                event = self._event_sets.wait()
+                deliver(event, self._event_sets.silent)
+            self._event_sets.empty()
+            while self._event_sets.undelivered:
+                deliver(self._event_sets.wait(), self._event_sets.silent)
         except CallFailed as error:
-            self._ears.close()
+            self._event_sets.close()
             if error.code not in NO_EVENTS:
                 raise
-        self._ears.close()
+        self._event_sets.close()
 
 
-class Ears:
-    """An event set and the GPUs that are registered in it. Used by the thread alone."""
+class EventSets:
+    """The event set and the GPUs registered in it. Only the thread uses it."""
 
     def __init__(self) -> None:
         self._nvml = Library()
         self._set: Handle | None = None
         self._gpus: frozenset[DeviceID] | None = None
-        """Who the set was made for."""
+        """The GPUs for which the set was created."""
         self._names: dict[int | None, DeviceID] = {}
         """Address of its handle -> a GPU in the set."""
         self.silent: frozenset[DeviceID] = frozenset()
-        """Who could not be registered."""
+        """GPUs that could not be registered."""
         self._waits = 0
-        self.unheard: deque[HardwareEvent] = deque()
-        """What was in a set that has ended."""
+        self.undelivered: deque[HardwareEvent] = deque()
+        """Events of a set that was replaced."""
 
     def open(self, gpus: frozenset[DeviceID], steps: Steps) -> bool:
-        """Makes the set one of these GPUs. False: none of them reports events. Raises CallFailed, DriverFault."""
+        """Registers these GPUs. Returns False if none of them reports events. Raises CallFailed, DriverFault."""
         opened = self._nvml.open(steps)
         if opened or gpus != self._gpus or (self.silent and self._waits >= WAITS_BETWEEN_TRIES):
             self._register(gpus)
         return bool(self._names)
 
     def _register(self, gpus: frozenset[DeviceID]) -> None:
-        """In a new set, so that the old one hears for as long as it takes. Raises CallFailed if that fails for all."""
+        """Registers the GPUs in a new set; meanwhile the old set receives events. Raises CallFailed if it fails for all."""
         events = self._nvml.event_set()
         try:
-            names, silent = self._registered(gpus, events) if events is not None else ({}, frozenset[DeviceID]())
+            names, silent = self._register_gpus(gpus, events) if events is not None else ({}, frozenset[DeviceID]())
         except CallFailed:
             self._nvml.free(events)
             raise
@@ -180,19 +180,19 @@ class Ears:
         self._waits = 0
 
     def empty(self) -> None:
-        """Takes what waits in the set, which is about to end and what it holds with it, as far as that can be had."""
+        """Takes the waiting events out of the set, because its end would drop them."""
         with suppress(CallFailed):
             for _ in range(MOST_WAITING if self._set is not None else 0):
                 event = self._nvml.wait(self._set, 0)
                 if event is None:
                     return
-                if (known := self._known(event)) is not None:
-                    self.unheard.append(known)
+                if (known := self._decode(event)) is not None:
+                    self.undelivered.append(known)
 
-    def _registered(
+    def _register_gpus(
         self, gpus: frozenset[DeviceID], events: Handle
     ) -> tuple[dict[int | None, DeviceID], frozenset[DeviceID]]:
-        """The GPUs that are in this set now by the addresses of their handles, and those that should be and are not."""
+        """Registers GPUs. Returns the registered ones by the addresses of their handles, and those that failed."""
         names: dict[int | None, DeviceID] = {}
         without_events: set[DeviceID] = set()
         errors: list[CallFailed] = []
@@ -216,14 +216,14 @@ class Ears:
 
     def wait(self) -> HardwareEvent | None:
         """The next event, or None after WAIT_SECONDS without one. Raises CallFailed."""
-        if self.unheard:
-            return self.unheard.popleft()
+        if self.undelivered:
+            return self.undelivered.popleft()
         self._waits += 1
         event = self._nvml.wait(self._set, int(WAIT_SECONDS * 1000))
-        return self._known(event) if event is not None else None
+        return self._decode(event) if event is not None else None
 
-    def _known(self, event: NvmlEvent) -> HardwareEvent | None:
-        """What it is; None for a kind that nobody asked for."""
+    def _decode(self, event: NvmlEvent) -> HardwareEvent | None:
+        """Decodes an event; None for a kind that was not requested."""
         kind = KINDS.get(event.kind)
         if kind is None:
             return None
@@ -253,16 +253,16 @@ class Ears:
 
 
 class EventReport:
-    """Tells the listener what is received, and once when nothing is."""
+    """Passes events to the listener, and reports once when events can no longer be received."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._failures = 0
         self._lost: frozenset[DeviceID] | None = None
-        """Who the listener was told cannot be received; None: all is received."""
+        """GPUs reported to the listener as not received; None: all are received."""
 
     def observe(self, event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
-        """A wait has ended in order, with an event or without."""
+        """Takes the result of a wait: an event, or None."""
         self._failures = 0
         if (silent or None) != self._lost:
             self._lost = silent or None
@@ -273,7 +273,7 @@ class EventReport:
             self._listener.hear(event)
 
     def failed(self, fault: DriverFault | CallFailed, gpus: frozenset[DeviceID]) -> int:
-        """How often in a row that was now. The first time says nothing yet."""
+        """Takes a failed wait. Returns how many have failed in a row; the first one is not reported."""
         self._failures += 1
         lost = isinstance(fault, CallFailed) and fault.code == GPU_IS_LOST
         unknown = frozenset() if lost else gpus

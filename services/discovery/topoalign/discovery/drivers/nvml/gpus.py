@@ -1,5 +1,5 @@
 """
-One GPU, from NVML and /sys together.
+Reads one GPU from NVML and /sys together.
 
 NVML has its identity; the files have its place, since they show the bridges above it and NVML does not. For the NUMA
 node the files take precedence: they come from the kernel, while NVML's affinity can name every node of the machine.
@@ -26,11 +26,11 @@ from topoalign.discovery.drivers.health import HEALTHY, unhealthy
 from topoalign.discovery.drivers.nvml.library import (
     MOST_NVLINKS,
     NOT_FOUND,
-    NOT_TOLD,
     NVLINK_COUNT,
     RECOVERY_ACTION,
     REMAPPING_FAILED,
     REMAPPING_PENDING,
+    UNREPORTED,
     CallFailed,
     Handle,
     Library,
@@ -54,7 +54,7 @@ SWITCH_KIND = 2
 
 
 class End(NamedTuple):
-    """Where an NVLink leads."""
+    """The far end of an NVLink."""
 
     address: str | None
     """PCI address. None: not reported."""
@@ -78,14 +78,14 @@ class NvLinkTable:
     down: Mapping[DeviceID, int] = field(default_factory=dict)
     """GPU -> its links that are not up."""
 
-    def counted(self, gpu: Gpu) -> Gpu:
-        """The GPU with the numbers of its NVLinks."""
+    def add_nvlink_counts(self, gpu: Gpu) -> Gpu:
+        """Adds the numbers of its NVLinks to a GPU."""
         return replace(gpu, nvswitch_links=self.to_switch.get(gpu.id, 0), nvlinks_down=self.down.get(gpu.id, 0))
 
 
 def read_ends(nvml: Library, device: Handle) -> list[End]:
     """
-    The NVLinks of a GPU. Raises CallFailed.
+    Reads the NVLinks of a GPU. Raises CallFailed.
 
     NVML answers "invalid argument" or "not supported" for a link that the GPU does not have, so such a link is not down.
     """
@@ -98,8 +98,8 @@ def read_ends(nvml: Library, device: Handle) -> list[End]:
     return ends
 
 
-def paired(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, str]) -> NvLinkTable:
-    """The NVLinks of GPUs, from what each of them says, and their PCI addresses as far as known."""
+def pair_ends(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, str]) -> NvLinkTable:
+    """Combines the ends that each GPU reports into NVLinks between GPUs. `addresses`: the known PCI addresses."""
     at = {address: gpu for gpu, address in addresses.items()}
     direct: Counter[tuple[DeviceID, DeviceID]] = Counter()
     to_switch: Counter[DeviceID] = Counter()
@@ -126,9 +126,9 @@ def paired(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, 
 
 # What a GPU in MIG mode can be divided into, and where its instances are.
 #
-# NVML counts the profiles of all architectures; a GPU has some of them. Where instances can be, and where they are, it
-# tells to privileged users alone: without the right to know there are no profiles, and no instance has a placement.
-# Drivers that do not name profiles do not tell of them in this way, and have none here.
+# NVML counts the profiles of all architectures; a GPU has some of them. NVML reports possible and actual placements to
+# privileged users only. For other users there are no profiles, and no instance has a placement. With drivers that do not
+# name profiles there are none either.
 #
 # Source: nvidia-ml-py 13.615.71, nvmlGpuInstanceProfileInfo_v2_t; HAMi 4707fb02 for the cores of a profile.
 
@@ -150,7 +150,7 @@ class InstanceSlices(Structure):
 
 def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[MigProfile, ...]:
     """
-    The profiles of a GPU with this much memory (bytes), in NVML's order. Empty: the driver does not tell. Raises CallFailed.
+    Reads the profiles of a GPU with this much memory (bytes), in NVML's order. Empty: not reported. Raises CallFailed.
     """
     asked = (nvml.maybe("nvmlDeviceGetGpuInstanceProfileInfo", device, kind) for kind in range(KINDS))
     infos = [info for info in asked if info is not None]
@@ -170,7 +170,7 @@ def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[Mig
 
 
 def read_placements(nvml: Library, device: Handle, profile: int) -> tuple[MigPlacement, ...]:
-    """Where an instance of the profile with this id of NVML can be; empty: the driver does not tell. Raises CallFailed."""
+    """Reads the possible placements of the profile with this id of NVML. Empty: not reported. Raises CallFailed."""
     places = (InstanceSlices * MOST_PLACEMENTS)()
     count = c_uint(MOST_PLACEMENTS)
     call = "nvmlDeviceGetGpuInstancePossiblePlacements"
@@ -180,7 +180,7 @@ def read_placements(nvml: Library, device: Handle, profile: int) -> tuple[MigPla
 
 
 def read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlacement | None:
-    """The slices of the GPU instance with this id; None: the driver does not tell. Raises CallFailed."""
+    """Reads the slices of the GPU instance with this id. None: not reported. Raises CallFailed."""
     try:
         instance = nvml.maybe("nvmlDeviceGetGpuInstanceById", device, gpu_instance)
         info = None if instance is None else nvml.maybe("nvmlGpuInstanceGetInfo", instance)
@@ -193,8 +193,8 @@ def read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlace
 
 def make_profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
     """
-    `1g.10gb`, or `1c.2g.20gb` for a part of a GPU instance, where the driver does not name it. `memory`, `total`: bytes of
-    the instance and of the GPU.
+    Returns the name of a profile that the driver does not name: `1g.10gb`, or `1c.2g.20gb` for a compute instance that is
+    smaller than its GPU instance. `memory`, `total`: bytes of the instance and of the GPU.
 
     NVIDIA names the memory by eighths of the whole, rounded up (go-nvlib, mig_profile).
     """
@@ -219,7 +219,7 @@ CONFIGURED = 1
 
 
 def joined_fabric(info: Any) -> Fabric | None:
-    """The NVLink domain that the GPU has joined; None for no domain, or one within the node, whose cluster is all zeros."""
+    """Returns the NVLink domain of a GPU. None: no domain, or one within the node, whose cluster is all zeros."""
     if info is None or info.state != COMPLETED or info.status != 0 or not any(info.clusterUuid):
         return None
     return Fabric(cluster=str(UUID(bytes=bytes(info.clusterUuid))), clique=int(info.cliqueId))
@@ -247,12 +247,12 @@ RECOVERY = {
     4: "the driver asks for it to be drained and reset",
     5: "the driver asks for its IMEX domain to be recovered",
 }
-"""Values of the field `RECOVERY_ACTION`; 0 is none."""
+"""Values of the field `RECOVERY_ACTION`; 0 means none."""
 RESETS = {1, 2, 4}
-"""Those of them that a reset follows."""
+"""Recovery actions that end with a reset."""
 
 MOST_READS = 4
-"""Of the MIG instances of a GPU; where they change during each of these, the last one counts."""
+"""Attempts to read the MIG instances of a GPU. If they change during each attempt, the last one counts."""
 _INSTANCE = re.compile(r"[A-Za-z0-9_.:/-]{1,96}")
 
 
@@ -264,17 +264,17 @@ class Judged(NamedTuple):
     findings: tuple[str, ...]
     awaits_reset: bool = False
     answers: bool = True
-    """Whether it told all that it was asked."""
+    """Whether it answered all calls."""
 
 
 Profiles = dict[DeviceID, tuple[MigProfile, ...]]
-"""GPU -> what it can be divided into: it never changes, and takes some twenty calls."""
+"""GPU -> its MIG profiles. They never change, and reading them takes some twenty calls."""
 
 
 def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: Topology, profiles: Profiles) -> Judged:
     """
-    All of a GPU but its NVLinks. `profiles`: those that are known, to which new ones are added. Raises CallFailed if
-    something is wrong with it.
+    Reads a GPU without its NVLinks. `profiles`: the known ones, to which those of this GPU are added. Raises CallFailed if
+    the GPU fails.
     """
     address = nvml.pci(device)
     seen = next((gpu for gpu in files.gpus if address is not None and gpu.pci == address), Gpu(id=uuid, index=index))
@@ -282,7 +282,7 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
     cpus = {cpu.id for cpu in files.cpus}
     memory = nvml.memory(device)
     memory_node = nvml.memory_node(device)
-    mig, odd = read_mig(nvml, device, memory) if nvml.mig_enabled(device) else (None, ())
+    mig, mig_findings = read_mig(nvml, device, memory) if nvml.mig_enabled(device) else (None, ())
     if mig is not None and uuid not in profiles:
         profiles[uuid] = read_profiles(nvml, device, memory)
     fabric = nvml.fabric(device)
@@ -294,9 +294,8 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
         pci=address,
         bridge=seen.bridge,
         memory=memory if memory is not None and memory <= LARGEST_MEMORY else seen.memory,
-        cpu_affinity=known_numa_nodes(cpus, nvml.cpu_affinity(device, max(cpus, default=0))) or seen.cpu_affinity,
-        numa_affinity=seen.numa_affinity
-        or known_numa_nodes(nodes, nvml.memory_affinity(device, max(nodes, default=0))),
+        cpu_affinity=keep_known_ids(cpus, nvml.cpu_affinity(device, max(cpus, default=0))) or seen.cpu_affinity,
+        numa_affinity=seen.numa_affinity or keep_known_ids(nodes, nvml.memory_affinity(device, max(nodes, default=0))),
         memory_node=memory_node if memory_node in nodes else seen.memory_node,
         fabric=joined_fabric(fabric),
         fabric_state=fabric_state(fabric),
@@ -304,18 +303,18 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
         mig_profiles=profiles[uuid] if mig is not None else (),
     )
     health, findings, awaits_reset = judge(nvml, index, device)
-    return Judged(gpu, health, (*odd, *findings), awaits_reset)
+    return Judged(gpu, health, (*mig_findings, *findings), awaits_reset)
 
 
-def known_numa_nodes(known: Collection[int], ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of these NUMA node ids that the machine has."""
+def keep_known_ids(known: Collection[int], ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the ids that the machine has."""
     return tuple(i for i in ids if i in known)
 
 
 def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tuple[str, ...], bool]:
     """
-    Whether the driver itself wants the GPU taken out of use, what is odd, and whether it wants a reset. Rows that wait to
-    be remapped are only reported: NVIDIA lets a GPU work on until its next reset.
+    Returns the health of the GPU by the driver's own state, findings, and whether it needs a reset. Memory rows that wait to
+    be remapped are a finding only, because the GPU works on until its next reset.
     """
     fields = nvml.fields(device, (RECOVERY_ACTION, REMAPPING_FAILED, REMAPPING_PENDING))
     findings = (f"GPU {index} has memory rows to remap at its next reset",) if fields.get(REMAPPING_PENDING) else ()
@@ -333,11 +332,11 @@ def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tupl
 
 def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
     """
-    The MIG instances of a GPU with this much memory, and what was odd about them. Raises CallFailed.
+    Reads the MIG instances of a GPU with this much memory, and findings about them. Raises CallFailed.
 
-    NVML gives them by an index that it does not promise to keep when another one goes, and handles may become those of
-    others (nvml.h, nvmlDeviceGetMigDeviceHandleByIndex). So what changed while it was read is read again, at most
-    `MOST_READS` times.
+    NVML may renumber the instances when one is destroyed, and handles may then name other instances (nvml.h,
+    nvmlDeviceGetMigDeviceHandleByIndex). If the instances change during a reading, they are read again, at most `MOST_READS`
+    times.
     """
     uuids = uuid_by_index(nvml, device)
     for _ in range(MOST_READS):
@@ -350,19 +349,19 @@ def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[Mi
 
 
 def uuid_by_index(nvml: Library, device: Handle) -> dict[int, str]:
-    """The uuids of the MIG instances of a GPU that tell them, by their index. Raises CallFailed."""
+    """Reads the uuids of the MIG instances of a GPU, by index. Instances without one are left out. Raises CallFailed."""
     found = {}
     for index, handle in nvml.mig_handles(device).items():
         try:
             found[index] = nvml.uuid(handle)
         except CallFailed as error:
-            if error.code not in {NOT_FOUND, *NOT_TOLD}:
+            if error.code not in {NOT_FOUND, *UNREPORTED}:
                 raise
     return found
 
 
 def read_instances(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
-    """As `read_mig`, of instances that do not change meanwhile."""
+    """Reads the MIG instances once."""
     instances: list[MigDevice] = []
     findings = []
     for index, handle in nvml.mig_handles(device).items():
@@ -373,14 +372,14 @@ def read_instances(nvml: Library, device: Handle, total: int | None) -> tuple[tu
             else:
                 instances.append(instance)
         except CallFailed as error:
-            if error.code not in {NOT_FOUND, *NOT_TOLD}:  # one that is not found has been destroyed meanwhile
+            if error.code not in {NOT_FOUND, *UNREPORTED}:  # one that is not found has been destroyed meanwhile
                 raise
-            findings.append(f"a MIG instance that does not tell all of itself is left out: {error}")
+            findings.append(f"a MIG instance that does not report all values is left out: {error}")
     return tuple(sorted(instances, key=lambda mig: (mig.gpu_instance, mig.compute_instance))), tuple(findings)
 
 
 def read_instance(nvml: Library, device: Handle, index: int, handle: Handle, total: int | None) -> MigDevice:
-    """One MIG instance of a GPU. `total`: bytes of the whole GPU's memory. Raises CallFailed."""
+    """Reads one MIG instance. `total`: bytes of the whole GPU's memory. Raises CallFailed."""
     size = nvml.mig_size(handle)
     gpu_instance, compute_instance = nvml.mig_ids(handle)
     named = NAMED.search(size.name)

@@ -1,5 +1,5 @@
 """
-NVML in plain Python values: the only module that imports pynvml.
+Calls NVML and returns plain Python values. This is the only module that imports pynvml.
 
 pynvml is imported when the library is opened, so that a machine without it works. A value that this GPU, this driver or
 this user's rights do not provide is None; any other error raises CallFailed. Every call is reported to `steps` first,
@@ -38,9 +38,9 @@ DEPRECATED = 26
 UNKNOWN = 999
 
 NO_TEXT = -1
-"""Not NVML's own: what should be a text is none."""
+"""Not a code of NVML: the value is no text."""
 
-NOT_TOLD = {
+UNREPORTED = {
     INVALID_ARGUMENT,
     NOT_SUPPORTED,
     NO_PERMISSION,
@@ -51,20 +51,20 @@ NOT_TOLD = {
     DEPRECATED,
     NO_TEXT,
 }
-"""Codes that mean: this value cannot be had here, and nothing is wrong."""
+"""Codes that mean: this value is not available here, and nothing has failed."""
 OF_THE_LIBRARY = {UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH}
-"""Codes that no other GPU would answer differently."""
+"""Codes that concern all GPUs."""
 
 
 Handle = Any
 """A device, as pynvml hands it out."""
 
 INIT_WITHOUT_GPUS = 1
-"""NVML_INIT_FLAG_NO_GPUS: a node whose only GPU is gone can still be asked."""
+"""NVML_INIT_FLAG_NO_GPUS: NVML opens also on a node whose only GPU is lost."""
 NEAREST_NODE = 0
 """NVML_AFFINITY_SCOPE_NODE."""
 MOST_NVLINKS = 36
-"""NVML_NVLINK_MAX_LINKS: where a driver does not say how many a GPU has."""
+"""NVML_NVLINK_MAX_LINKS: used if the driver does not report the number of links."""
 
 NVLINK_COUNT = 91
 REMAPPING_PENDING = 144
@@ -79,7 +79,7 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class CallFailed(Exception):
-    """A call did not do what it is there for."""
+    """Raised for a call of NVML that failed."""
 
     def __init__(self, call: str, code: int, meaning: str) -> None:
         super().__init__(f"{call}: {clean(meaning, 200)}")
@@ -87,7 +87,7 @@ class CallFailed(Exception):
 
 
 class MigInstance(NamedTuple):
-    """What NVML says of a MIG instance's size."""
+    """The size of a MIG instance as NVML reports it."""
 
     name: str
     gpu_slices: int
@@ -97,7 +97,7 @@ class MigInstance(NamedTuple):
 
 
 class NvmlEvent(NamedTuple):
-    """What an event set has to tell."""
+    """An event of an event set."""
 
     device: Handle
     kind: int
@@ -116,7 +116,7 @@ class Library:
         self._steps: Steps | None = None
 
     def open(self, steps: Steps, anew: bool = False) -> bool:
-        """Begins a reading; says whether NVML was opened for it. Raises DriverFault without pynvml, and CallFailed."""
+        """Begins a reading. Returns whether NVML was opened for it. Raises DriverFault without pynvml, and CallFailed."""
         self._steps = steps
         if anew:
             self.close()
@@ -132,7 +132,7 @@ class Library:
         return True
 
     def close(self) -> None:
-        """So that the next opening sees what has changed. Never fails: NVML may be past answering."""
+        """Closes NVML, so that the next opening sees what has changed. Never fails, because NVML may no longer answer."""
         pynvml = self._pynvml
         self._pynvml = None
         if pynvml is not None:
@@ -170,11 +170,11 @@ class Library:
         return None if info is None else int(info.total)
 
     def cpu_affinity(self, device: Handle, largest: int) -> tuple[int, ...]:
-        """The nearest CPUs up to this id; empty if not told."""
+        """The nearest CPUs up to this id; empty if not reported."""
         return ids_in(self.maybe("nvmlDeviceGetCpuAffinity", device, largest // 64 + 1))
 
     def memory_affinity(self, device: Handle, largest: int) -> tuple[int, ...]:
-        """The nearest NUMA nodes up to this id; empty if not told."""
+        """The nearest NUMA nodes up to this id; empty if not reported."""
         return ids_in(self.maybe("nvmlDeviceGetMemoryAffinity", device, largest // 64 + 1, NEAREST_NODE))
 
     def memory_node(self, device: Handle) -> int | None:
@@ -182,7 +182,7 @@ class Library:
         return self._number("nvmlDeviceGetNumaNodeId", device)
 
     def fields(self, device: Handle, wanted: Sequence[int]) -> dict[int, int]:
-        """Those of these fields that the GPU has."""
+        """Reads these fields; those that the GPU does not have are left out."""
         values = self.maybe("nvmlDeviceGetFieldValues", device, list(wanted))
         found = {}
         for value in values or ():
@@ -203,7 +203,7 @@ class Library:
         return info
 
     def level(self, a: Handle, b: Handle) -> PcieClass | None:
-        """What lies between two GPUs on PCIe."""
+        """The PCIe class of a pair of GPUs."""
         return NVML_LEVEL.get(self.maybe("nvmlDeviceGetTopologyCommonAncestor", a, b))
 
     def nvlink_enabled(self, device: Handle, link: int) -> bool | None:
@@ -226,13 +226,13 @@ class Library:
         return modes is not None and modes[0] == 1
 
     def mig_handles(self, device: Handle) -> dict[int, Handle]:
-        """By their index on the GPU, which may have gaps."""
+        """Handles of MIG instances by their index on the GPU, which may have gaps."""
         handles = {}
         for slot in range(self._number("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
             try:
                 handles[slot] = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot)
             except CallFailed as error:
-                if error.code not in {NOT_FOUND, *NOT_TOLD}:
+                if error.code not in {NOT_FOUND, *UNREPORTED}:
                     raise
         return handles
 
@@ -261,11 +261,11 @@ class Library:
         return self.maybe("nvmlEventSetCreate")
 
     def register(self, device: Handle, kinds: int, events: Handle) -> bool:
-        """Lets a set have the events of these kinds. False: the GPU does not report any."""
+        """Adds a GPU's events of these kinds to a set. Returns False if the GPU does not report any."""
         try:
             self.ask("nvmlDeviceRegisterEvents", device, kinds, events)
         except CallFailed as error:
-            if error.code in NOT_TOLD:
+            if error.code in UNREPORTED:
                 return False
             raise
         return True
@@ -282,7 +282,7 @@ class Library:
         return NvmlEvent(data.device, int(data.eventType), int(data.eventData), gpu, compute)
 
     def free(self, events: Handle) -> None:
-        """Ends a set. Never fails: NVML may be past answering."""
+        """Frees a set. Never fails, because NVML may no longer answer."""
         with suppress(CallFailed):
             self.ask("nvmlEventSetFree", events)
 
@@ -291,16 +291,16 @@ class Library:
         return None if value is None else int(value)
 
     def maybe(self, function: str, *arguments: object) -> Any:
-        """The answer, or None where it cannot be had here. Raises CallFailed where something is wrong."""
+        """Calls NVML. Returns None if the value is not available here. Raises CallFailed for an error."""
         try:
             return self.ask(function, *arguments)
         except CallFailed as error:
-            if error.code in NOT_TOLD:
+            if error.code in UNREPORTED:
                 return None
             raise
 
     def ask(self, function: str, *arguments: object) -> Any:
-        """The answer. Raises CallFailed."""
+        """Calls NVML. Raises CallFailed."""
         if self._pynvml is None:
             raise CallFailed(function, UNINITIALIZED, "NVML is not open")
         return self._call(self._pynvml, function, *arguments)
@@ -317,12 +317,12 @@ class Library:
 
 
 def address_of(device: Handle) -> int | None:
-    """Where a handle points: handles of one device are equal in this and in nothing else."""
+    """Returns the address in a handle. Only this is equal for two handles of one device."""
     return cast(device, c_void_p).value
 
 
 def sysfs_address(bus_id: bytes | str) -> str | None:
-    """`00000000:1B:00.0` as sysfs writes it: `0000:1b:00.0`. None if it is no address."""
+    """Converts `00000000:1B:00.0` to the form of sysfs, `0000:1b:00.0`. None if it is no address."""
     text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id
     domain, colon, rest = text.lower().partition(":")
     try:

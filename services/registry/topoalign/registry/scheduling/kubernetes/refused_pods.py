@@ -87,7 +87,7 @@ class RefusedPods:
         self._reservations = reservations
         self._delete = delete
         self._tell = tell
-        self._pace = RequeueBucket(clock, DELETED, DELETED_SECONDS)
+        self._bucket = RequeueBucket(clock, DELETED, DELETED_SECONDS)
         self._waiting = Queue[SeenPod](MOST_WAITING)
 
     def take(self, pod: SeenPod) -> None:
@@ -111,8 +111,8 @@ class RefusedPods:
         """Deletes what is to be deleted, for ever. What fails is left."""
         while True:
             pod = await self._waiting.get()
-            await self._clock.sleep(self._pace.wait())
-            self._pace.take()
+            await self._clock.sleep(self._bucket.wait())
+            self._bucket.take()
             await self._remove(pod)
 
     async def _remove(self, pod: SeenPod) -> None:

@@ -322,7 +322,7 @@ class Reports:
         """`written`, `repeated`, `dropped`, `failed`."""
         self._api = api
         self._clock = clock
-        self._pace = RequeueBucket(clock, BURST, BURST_SECONDS)
+        self._bucket = RequeueBucket(clock, BURST, BURST_SECONDS)
         self._written: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         """`PodEvent.key` -> when it was last written, in monotonic seconds; the longest ago first."""
         self._waiting = Queue[PodEvent](MOST_WAITING)
@@ -335,7 +335,7 @@ class Reports:
         if last is not None and now < last + AGAIN_SECONDS:
             self.counts["repeated"] += 1
             return
-        if self._waiting.full() or not self._pace.take():
+        if self._waiting.full() or not self._bucket.take():
             self.counts["dropped"] += 1
             return
         self._written[key] = now
