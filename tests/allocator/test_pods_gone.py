@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
 from topoalign.allocator.metrics.table import figures
-from topoalign.allocator.ports import ResourceEntry, ShownDevices
+from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.displacement import remainders
 from topoalign.allocator.reconciliation.memory import APART_SECONDS
 from topoalign.allocator.requests.admissions import Admissions
@@ -70,7 +70,7 @@ async def runs(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
 
 
 def show(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
-    node.kubelet.shown.append(ShownDevices(owner=owner(pod), resource=GPU, devices=frozenset(devices), pod_uid=uid))
+    node.kubelet.shown.append(ReportedDevices(owner=owner(pod), resource=GPU, devices=frozenset(devices), pod_uid=uid))
     node.kubelet.usage = (*node.kubelet.usage, ContainerUsage(owner=owner(pod), devices={GPU: devices}))
 
 

@@ -241,7 +241,7 @@ async def test_an_init_container_of_split_units_is_named_by_its_reservation(rese
 async def test_a_pod_that_is_gone_does_not_count(seed: int) -> None:
     """Its entries stay in the checkpoint until the kubelet writes that."""
     async with share_node() as (it, _):
-        it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
+        it.allocations._grants.exclusion.conflicting = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         it.forced = it.units(1, 100, 4)
         shares = Random(seed).sample([(100, 0), (0, 4)], 2)
         for name, share in zip(("gone", "stays"), shares, strict=True):

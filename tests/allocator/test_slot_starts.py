@@ -195,7 +195,7 @@ async def test_anothers_slots_wait_until_the_checkpoint_tells_the_pod(monkeypatc
 
         with monkeypatch.context() as patched:
             patched.setattr(it.pod_resources, "listing", listing)
-            assert "does not tell yet whose" in await failure(it, "b")
+            assert "does not report yet which container" in await failure(it, "b")
 
         assert "they were reserved for another pod" in await failure(it, "b")
 
@@ -277,7 +277,7 @@ async def test_amounts_of_a_reservation_wait_until_it_is_known_whose_they_are(mo
             for name, asked in (("b", SMALL), ("c", Ask(2))):
                 pod = it.asking(name, asked)
                 assert isinstance(await it.kubelet.admit(pod, f"uid-{name}", start=False), Admission)
-            assert "does not tell yet whose" in await failure(it, "b")
+            assert "does not report yet which container" in await failure(it, "b")
             assert "" == await failure(it, "c")
 
 
@@ -466,7 +466,7 @@ async def test_init_containers_start_after_their_reservation_unlisted(
             return unread
 
         monkeypatch.setattr(it.pod_resources, "listing", listing)
-        assert "does not tell yet whose" in await failure(it, "a")
+        assert "does not report yet which container" in await failure(it, "a")
         it.reserved = NodeReservations()
 
         assert "" == await failure(it, "a")

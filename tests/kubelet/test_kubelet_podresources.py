@@ -11,7 +11,7 @@ import pytest
 from kubelet_support import MemoryAllocator, Node, node, pod, short_directory, two_nodes
 from structlog.testing import capture_logs
 
-from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation import pod_resources
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.events import Owner
@@ -130,14 +130,14 @@ async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monke
     """The checkpoint counts as one that cannot be read, until it can be."""
     monkeypatch.setattr(pod_resources, "READ_SECONDS", 0.05)
     go_on, begun = threading.Event(), []
-    plain = pod_resources.given_out
+    plain = pod_resources.read_checkpoint_devices
 
     def hanging(file: Path) -> pod_resources.CheckpointDevices | None:
         begun.append(file)
         go_on.wait()
         return plain(file)
 
-    monkeypatch.setattr(pod_resources, "given_out", hanging)
+    monkeypatch.setattr(pod_resources, "read_checkpoint_devices", hanging)
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
         async with client_of(it) as client:
@@ -161,8 +161,10 @@ async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
         (uid,) = it.kubelet.managers.devices.held
 
         assert {
-            ShownDevices(owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1"))), pod_uid=uid),
-            ShownDevices(owner=owner, resource=NIC, devices=frozenset([DeviceID("mlx5_0")]), pod_uid=uid),
+            ReportedDevices(
+                owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1"))), pod_uid=uid
+            ),
+            ReportedDevices(owner=owner, resource=NIC, devices=frozenset([DeviceID("mlx5_0")]), pod_uid=uid),
         } == set((await listed(it)).holdings)
 
 
@@ -183,7 +185,7 @@ async def test_pod_directories_are_read_at_every_look_and_logged_once_if_missing
     assert found is not None
     assert (False, True) == (found.is_gone("uid-1"), found.is_gone("uid-2"))
     assert [
-        "pods that are gone cannot be told by their directories",
+        "deleted pods cannot be recognized by their directories",
         "the directories of pods can be read again",
     ] == [line["event"] for line in logs if "directories" in line["event"]]
 
@@ -245,7 +247,7 @@ def test_a_container_has_the_uid_of_the_pod_listed_with_its_devices(
     """A container has the UID of the one pod that the checkpoint lists with its devices."""
     owner = Owner(namespace=Namespace("ml"), pod=PodName("train"), container=ContainerName("main"))
     parts = [ResourceEntry(GPU, devices, pod_uid, container) for pod_uid, container, devices in given]
-    holding = ShownDevices(owner=owner, resource=GPU, devices=HELD)
+    holding = ReportedDevices(owner=owner, resource=GPU, devices=HELD)
 
     assert [uid] == [each.pod_uid for each in pod_resources.add_pod_uids([holding], parts, directories)]
 

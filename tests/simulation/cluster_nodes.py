@@ -20,7 +20,7 @@ from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ledger.outbox import Outbox
-from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.usage import UsagePublisher
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
@@ -345,7 +345,7 @@ class Record:
         node = self._node
         owners = {each.pod_uid: each.owner for each in node.ledger.state.allocations.values()}
         shown = tuple(
-            ShownDevices(owner=owner, resource=resource, devices=frozenset(devices), pod_uid=uid)
+            ReportedDevices(owner=owner, resource=resource, devices=frozenset(devices), pod_uid=uid)
             for uid, held in node.used.items()
             for resource, devices in held.items()
             if (owner := owners.get(uid)) is not None

@@ -19,7 +19,7 @@ import anyio
 from simulation.pods import Container, Directories, Pod
 from simulation.starts import IN_TURN, Answer, Starts
 
-from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.core.model.errors import TopoalignError, Unavailable
 from topoalign.core.model.events import ContainerUsage, Owner
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, ResourceName
@@ -185,7 +185,7 @@ class Kubelet:
             usage=tuple(self.usage(shown)),
         )
 
-    def holdings(self, pod: Pod) -> Iterator[ShownDevices]:
+    def holdings(self, pod: Pod) -> Iterator[ReportedDevices]:
         """Of app containers and sidecars: plain init containers are not shown."""
         for container in pod.containers:
             for resource in container.limits:
@@ -193,7 +193,7 @@ class Kubelet:
                 if devices and container.role != "init":
                     owner = Owner(namespace=DEFAULT, pod=pod.name, container=container.name)
                     uid = pod.uid if self.readable and self.file.get((pod.uid, container.name, resource)) else ""
-                    yield ShownDevices(
+                    yield ReportedDevices(
                         owner=owner, resource=resource, devices=devices, pod_uid=uid if self.mounted else ""
                     )
 

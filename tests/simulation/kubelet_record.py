@@ -2,7 +2,7 @@
 
 import anyio
 
-from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Owner
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName
@@ -27,7 +27,7 @@ class KubeletRecord:
             since=0.0,
             pods=len(self.pods) + 1,
             holdings=tuple(
-                ShownDevices(owner=owner(pod), resource=GPU, devices=devices) for pod, devices in self.pods.items()
+                ReportedDevices(owner=owner(pod), resource=GPU, devices=devices) for pod, devices in self.pods.items()
             ),
             checkpoint=places if self.readable else None,
             parts=tuple(ResourceEntry(GPU, devices) for devices in (*self.pods.values(), frozenset(self.init)))

@@ -17,7 +17,7 @@ from topoalign.allocator.allocate.joint_devices import CoAllocatedLacking
 from topoalign.allocator.allocate.reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Binding
-from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.core import wire
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.deviceshare.node_inventory import places_of
@@ -172,7 +172,7 @@ class Record:
         await anyio.lowlevel.checkpoint()
         live = [each for each in self._node.ledger.state.allocations.values() if each.owner is not None]
         shown = [
-            ShownDevices(owner=each.owner, resource=resource, devices=frozenset(devices))
+            ReportedDevices(owner=each.owner, resource=resource, devices=frozenset(devices))
             for each in live
             for resource, devices in each.from_kubelet.items()
             if each.owner is not None

@@ -7,7 +7,7 @@ import anyio
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import KubeletListing, ResourceEntry, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import (
     Allocation,
@@ -38,7 +38,7 @@ class KubeletRecord:
     """A kubelet's PodResources as the test writes it."""
 
     def __init__(self) -> None:
-        self.shown: list[ShownDevices] = []
+        self.shown: list[ReportedDevices] = []
         self.answering = True
         self.kubelet = 1
         self.since = 0.0
@@ -86,7 +86,7 @@ class KubeletRecord:
         return (self.version,)
 
     def show(self, pod: str, *devices: DeviceID, resource: ResourceName = GPU) -> None:
-        self.shown.append(ShownDevices(owner=owner(pod), resource=resource, devices=frozenset(devices)))
+        self.shown.append(ReportedDevices(owner=owner(pod), resource=resource, devices=frozenset(devices)))
 
 
 class Node:

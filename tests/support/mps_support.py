@@ -45,7 +45,7 @@ if [ "$1" = -f ]; then
     exec sleep 100000
 fi
 grep -q '^State:.[^Z]' "/proc/$(cat "$pid" 2>/dev/null)/status" 2>/dev/null || exit 1
-if behaves deaf; then exit 1; fi
+if behaves unresponsive; then exit 1; fi
 while read -r command device limit; do
     case $command in
     get_default_active_thread_percentage) cat "$pipe/percentage" ;;

@@ -17,7 +17,7 @@ from device_allocations_support import GPUS, MACHINE, NODE, Node, owner
 from starlette.applications import Starlette
 
 from topoalign.allocator.ledger import record
-from topoalign.allocator.ports import ResourceEntry, ShownDevices
+from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
@@ -126,7 +126,7 @@ async def displaced(node: Node) -> None:
     await node.device_allocations.allocate(GPU, [[gpu]])
     node.kubelet.version, node.kubelet.parts = 1, (ResourceEntry(GPU, frozenset({gpu}), "uid-1", "main"),)
     node.kubelet.checkpoint = frozenset({(GPU, gpu)})
-    shown = ShownDevices(owner=owner("x1"), resource=GPU, devices=frozenset({gpu}), pod_uid="uid-1")
+    shown = ReportedDevices(owner=owner("x1"), resource=GPU, devices=frozenset({gpu}), pod_uid="uid-1")
     node.kubelet.shown.append(shown)
     node.kubelet.usage = (ContainerUsage(owner=owner("x1"), devices={GPU: (gpu,)}),)
     node.kubelet.directories = PodDirectories(torn_down={"uid-1": False})

@@ -70,7 +70,7 @@ Place = tuple[ResourceName, DeviceID]
 """A device, and the resource of which the kubelet gives it."""
 
 
-class ShownDevices(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedDevices(msgspec.Struct, frozen=True, kw_only=True):
     """The devices of one resource that a container holds, as PodResources lists them."""
 
     owner: Owner
@@ -99,7 +99,7 @@ class KubeletListing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Wall seconds at which this kubelet began to listen."""
     pods: int
     """How many pods it listed, with devices or without."""
-    holdings: tuple[ShownDevices, ...]
+    holdings: tuple[ReportedDevices, ...]
     """Of app containers and sidecars: PodResources does not show plain init containers."""
     checkpoint: frozenset[Place] | None
     """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""
@@ -115,7 +115,7 @@ class KubeletListing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What PodResources reports of each container: CPUs, memory and the devices of every plugin, by owner."""
 
     @cached_property
-    def shown(self) -> Mapping[Place, ShownDevices]:
+    def shown(self) -> Mapping[Place, ReportedDevices]:
         """
         Device -> the container with which PodResources reports it. Computed once, because every live allocation is
         looked up.

@@ -1,17 +1,17 @@
 """
-What comes together with the GPUs of a container: NICs, or virtual functions of them, that are reserved for the container and
-that it does not ask the kubelet for.
+Chooses the co-allocated devices of a container: NICs, or virtual functions of NICs, that are reserved together with its GPUs
+and that it does not request from the kubelet.
 
-Allocate says no more than which GPUs. So the companions are those of the container for which just these GPUs are reserved. A
-NIC that somebody else has got meanwhile, or that is not healthy, is lacking; of a virtual function another one of its NIC
-does as well. A container that needs its companions is refused where some are lacking, so that it fails where everybody sees
-it: its pod is made anew, and scheduled again. Any other container gets those that are left.
+Allocate names only the GPUs. So the co-allocated devices are those of the container for which exactly these GPUs are
+reserved. A NIC is lacking if another container has it meanwhile, or if it is not healthy. A virtual function can be replaced
+by another one of its NIC. If a container needs its co-allocated devices and some are lacking, it is refused, so that its pod
+fails visibly, is created again and scheduled again. Any other container gets the devices that are left.
 
-GPUs that are reserved for nobody have no companions. But the kubelet may take others than those that are reserved: its
-alignment changes when a pod ends, or a GPU becomes ill. So while a container waits for as many GPUs, and for companions,
-those that it would be given with these GPUs come with them: chosen as its pod asks, if it was known since this process
-started, and if possible beside what is planned. Where there are none, and it needs them, it is refused. Registries bind no
-other pod beside it that asks for as many.
+GPUs without a reservation have no co-allocated devices. But the kubelet may allocate other GPUs than the reserved ones: its
+alignment changes when a pod ends or a GPU becomes unhealthy. So if a container waits for this number of GPUs and for
+co-allocated devices, devices are chosen that fit the allocated GPUs. They are chosen by the request of the pod, if it was
+received since this process started, and if possible without devices that are planned for other pods. If there are none and
+the container needs them, it is refused. Registries bind no other pod with this number of GPUs to the node meanwhile.
 """
 
 from collections import OrderedDict
@@ -39,58 +39,59 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
 from topoalign.core.state.reservations import NodeReservations, allocations_of
 
-# Under which ids a container is told of what comes together with its GPUs.
-
 
 def reported_co_allocated(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-    """Resource -> the companions of an allocation, under the ids by which a container is told of them."""
+    """Yields resource -> the co-allocated devices of an allocation, under the ids that the container sees."""
     for resource, ids in allocation.devices.items():
-        beside = [device for device in ids if device in allocation.co_allocated]
-        if beside:
-            yield resource, [each for device in beside for each in reported_ids(device, allocation.virtual_functions)]
+        co_allocated = [device for device in ids if device in allocation.co_allocated]
+        if co_allocated:
+            yield (
+                resource,
+                [each for device in co_allocated for each in reported_ids(device, allocation.virtual_functions)],
+            )
 
 
 def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-    """The same of what is reserved for a container."""
+    """Yields the same for a container's reservation."""
     for resource, ids in reserved.co_allocated.items():
         yield resource, [each for device in ids for each in reported_ids(device, reserved.virtual_functions)]
 
 
 def reported_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
-    """The ids by which a container is told of a device: of a NIC of which it has virtual functions, theirs."""
+    """Returns the ids under which a container sees a device: for a NIC with virtual functions, the functions' ids."""
     return tuple(map(DeviceID, functions.get(device, (device,))))
 
 
 def overlapping_co_allocated(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
-    """The companions of a record that overlap what is asked for, under the ids by which its container is told of them."""
+    """Returns the co-allocated devices of a record that overlap these devices, under the ids that its container sees."""
     wanted = owned.set_of(asked)
     return [each for _, ids in reported_co_allocated(record) for each in ids if wanted.overlaps(owned.holding(each))]
 
 
 REMEMBERED = 1_000
-"""Pods with annotations about devices whose requests are kept: far more than are bound to a node and not admitted yet."""
+"""Requests of pods with device annotations that are kept: far more than the pods bound to a node and not admitted yet."""
 
 
 class CoAllocatedLacking(NoFit):
-    """Raised for GPUs whose container must not start without NICs that cannot be given."""
+    """Raised for GPUs whose container must not start without NICs that cannot be allocated."""
 
     code = "CoAllocatedLacking"
 
     def __init__(self, gpus: Collection[DeviceID], lacking: Collection[DeviceID]) -> None:
         super().__init__(
-            f"with {quoted(sorted(gpus))} the container needs {quoted(sorted(lacking))}, which cannot be given any more",
-            "let the pod be made anew: the scheduler chooses again",
+            f"with {quoted(sorted(gpus))} the container needs {quoted(sorted(lacking))}, which cannot be allocated any more",
+            "let the pod be created again: the scheduler chooses again",
         )
 
 
 class CoAllocated(NamedTuple):
-    """What comes with the GPUs of one container."""
+    """The co-allocated devices of one container."""
 
     devices: Mapping[ResourceName, tuple[DeviceID, ...]] = {}
     functions: Mapping[DeviceID, tuple[str, ...]] = {}
-    """NIC -> PCI addresses of the virtual functions of it that are meant; absent where the NIC itself is."""
+    """NIC -> PCI addresses of its allocated virtual functions; absent if the NIC itself is allocated."""
     lacking: tuple[DeviceID, ...] = ()
-    """What was reserved as well and cannot be given."""
+    """Reserved devices that cannot be allocated."""
 
     @property
     def ids(self) -> tuple[DeviceID, ...]:
@@ -99,26 +100,26 @@ class CoAllocated(NamedTuple):
 
 
 class WaitingContainer(NamedTuple):
-    """A container that waits for GPUs and for companions."""
+    """A container that waits for GPUs and for co-allocated devices."""
 
     pod: Reservation
     container: ReservedContainer
     is_certain: bool
-    """Whether its GPUs were given to nobody, so that the kubelet is still to come for it."""
+    """Whether no container has its GPUs, so that its Allocate is still to come."""
 
 
-class Instead(NamedTuple):
-    """What a container that waits gets if the kubelet takes other GPUs than are reserved for it."""
+class Replacement(NamedTuple):
+    """The devices of a waiting container if the kubelet allocates other GPUs than the reserved ones."""
 
     container: ReservedContainer
     given: ContainerDevices | None
-    """None: nothing can be found."""
+    """None: no devices fit."""
     is_certain: bool
     """As in `WaitingContainer`."""
 
 
 class ReservedCoAllocations:
-    """The companions that are reserved on the node."""
+    """Chooses co-allocated devices by the node's reservations."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class ReservedCoAllocations:
         reserved: Callable[[], NodeReservations],
         placement: Placement,
     ) -> None:
-        """`reserved`: what is reserved on the node now; `placement`: the node's device policy."""
+        """`reserved`: the current reservations of the node; `placement`: the node's device policy."""
         self._state = state
         self._clock = clock
         self._reserved = reserved
@@ -135,7 +136,10 @@ class ReservedCoAllocations:
         self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
 
     def waiting(self, resource: ResourceName, devices: Collection[DeviceID]) -> ReservedContainer | None:
-        """The container for which just these GPUs are reserved and not given yet, if something comes with them."""
+        """
+        Returns the container for which exactly these GPUs are reserved and not allocated, if it has co-allocated
+        devices.
+        """
         if resource != GPU:
             return None
         wanted = frozenset(devices)
@@ -144,17 +148,17 @@ class ReservedCoAllocations:
         return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
     def held_of(self, waiting: ReservedContainer | None) -> list[AllocationID]:
-        """Allocations that hold something of what is to come with the GPUs of this container."""
+        """Returns the allocations that hold co-allocated devices reserved for this container."""
         if waiting is None:
             return []
         owned = self._state().ownership
-        ids = [each for _, told in reserved_co_allocated(waiting) for each in told]
+        ids = [each for _, own in reserved_co_allocated(waiting) for each in own]
         return owned.overlapping(map(owned.holding, ids))
 
-    def left(self, waiting: ReservedContainer, gone: Collection[AllocationID]) -> CoAllocated:
+    def available(self, waiting: ReservedContainer, gone: Collection[AllocationID]) -> CoAllocated:
         """
-        What can be given of what is to come with the GPUs of this container, once these allocations have ended. Raises
-        CompanionsLacking.
+        Returns the reserved co-allocated devices of this container that can be allocated, once these allocations have ended.
+        Raises CoAllocatedLacking.
         """
         state = self._state()
         for name in gone:
@@ -176,7 +180,7 @@ class ReservedCoAllocations:
         return CoAllocated(devices, functions, tuple(lacking))
 
     def remember(self, pod: PodRequest) -> None:
-        """A registry is about to reserve something for this pod."""
+        """Keeps the request of a pod for which a registry is about to reserve devices."""
         if is_joint(pod.annotations):
             self._requests[pod.namespace, pod.name] = pod
             self._requests.move_to_end((pod.namespace, pod.name))
@@ -184,30 +188,35 @@ class ReservedCoAllocations:
                 self._requests.popitem(last=False)
 
     def observe(self) -> None:
-        """Something was granted: what is shown of reservations is noted before it can end."""
+        """Updates the reservations after a grant, before the granted allocations can end."""
         self._reserved()
 
     def preferred(
         self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """The GPUs to prefer for a container that waits for as many and cannot have its own any more; () for nobody."""
+        """
+        Returns the GPUs for a container that waits for this number and can no longer have its own; () if there is none.
+        """
         if not self._reserved().reservations:  # most often, and thousands of shares may be available
             return ()
         others = tuple(device for device in available if device not in must_include)
-        found = self._instead(Bounds(size, tuple(must_include), others), ())
+        found = self._replacement(Bounds(size, tuple(must_include), others), ())
         return found.given.devices.get(GPU, ()) if found is not None and found.given is not None else ()
 
-    def adopted(
+    def choose_for_unreserved(
         self, resource: ResourceName, devices: Collection[DeviceID], gone: Collection[AllocationID]
     ) -> tuple[CoAllocated, tuple[DeviceID, ...]]:
         """
-        What comes with GPUs that are reserved for nobody, once these allocations have ended, and what was reserved instead
-        of all that: nothing, or what a container gets beside them that waits for as many. Raises CompanionsLacking.
+        Chooses the co-allocated devices for GPUs without a reservation, once these allocations have ended. Returns them and
+        the devices that were reserved instead. Both are empty if no container waits for this number of GPUs. Raises
+        CoAllocatedLacking.
         """
         to_come = parts_of(self._reserved(), self._clock.monotonic(), resource)
         is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
         found = (
-            self._instead(Bounds(len(devices), tuple(devices), ()), gone) if resource == GPU and not is_own else None
+            self._replacement(Bounds(len(devices), tuple(devices), ()), gone)
+            if resource == GPU and not is_own
+            else None
         )
         if found is None:
             return CoAllocated(), ()
@@ -219,15 +228,18 @@ class ReservedCoAllocations:
             if waiting.needs_co_allocated and is_certain:
                 raise CoAllocatedLacking(devices, [each for ids in waiting.co_allocated.values() for each in ids])
             return CoAllocated(), reserved if is_certain else ()
-        beside = {
+        co_allocated = {
             name: tuple(each for each in ids if each in given.co_allocated)
             for name, ids in given.devices.items()
             if name != GPU
         }
-        return CoAllocated({name: ids for name, ids in beside.items() if ids}, given.functions), reserved
+        return CoAllocated({name: ids for name, ids in co_allocated.items() if ids}, given.functions), reserved
 
-    def _instead(self, gpus: Bounds, gone: Collection[AllocationID]) -> Instead | None:
-        """What the kubelet may have come for with these GPUs. None: no container waits for as many and for companions."""
+    def _replacement(self, gpus: Bounds, gone: Collection[AllocationID]) -> Replacement | None:
+        """
+        Chooses devices for a container that waits for this number of GPUs. None: no container waits for GPUs and
+        devices.
+        """
         reserved = self._reserved()
         waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
         held = reserved.held(self._clock.monotonic()) if waiting else ()
@@ -243,14 +255,14 @@ class ReservedCoAllocations:
                 request is not None
                 and (given := place_joint_devices(state, request, container, gpus, self._placement)) is not None
             ):
-                return Instead(container, given, is_certain)
-        return Instead(waiting[0].container, None, waiting[0].is_certain) if waiting else None
+                return Replacement(container, given, is_certain)
+        return Replacement(waiting[0].container, None, waiting[0].is_certain) if waiting else None
 
     def _waiting_for(self, amount: int) -> list[WaitingContainer]:
         """
-        The containers that wait for so many GPUs and for companions, those first whose GPUs were given to nobody. Where they
-        were, a pod of another scheduler may have come before its own, until the owner is known. Of what is planned for
-        a gang only that for which the kubelet can have come.
+        Returns the containers that wait for this number of GPUs and for co-allocated devices. Those whose GPUs no container
+        has come first; the others may have lost their GPUs to a pod of another scheduler, until the owner is known. Plans of
+        gangs count only if the kubelet can call Allocate for them.
         """
         reserved = self._reserved()
         now = self._clock.monotonic()
@@ -273,18 +285,19 @@ class ReservedCoAllocations:
         return sorted(found, key=lambda each: not each.is_certain)
 
     def named(
-        self, resource: ResourceName, allocation: Allocation, beside: Mapping[ResourceName, Sequence[DeviceID]]
+        self, resource: ResourceName, allocation: Allocation, others: Mapping[ResourceName, Sequence[DeviceID]]
     ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        Resource of companions -> all that the container of this allocation has of it or is to have, under the ids by which
-        it is told, in the hardware's order. All are in each plugin's answer: of a variable in two the kubelet passes on one.
-        With them `beside`, what it has by other resources of the kind of this one (`VisibleGpus.beside`).
+        Returns resource -> all devices that the container of this allocation has or will have of it, under the ids that the
+        container sees, in the hardware's order. This covers co-allocated devices and `others`, the devices of other
+        resources of the same kind (`VisibleGpus.devices_of_container`). Every plugin's answer names all of them, because
+        the kubelet passes on only one value of a variable.
         """
         state = self._state()
         found = dict[ResourceName, list[DeviceID]]()
-        for name, ids in (*self._co_allocated(resource, allocation), *beside.items()):
+        for name, ids in (*self._co_allocated(resource, allocation), *others.items()):
             found.setdefault(name, []).extend(ids)
-        if resource in found or beside:
+        if resource in found or others:
             own = allocation.from_kubelet.get(resource, ())
             found.setdefault(resource, []).extend(allocation.instances.get(each, each) for each in own)
         return {name: in_offered_order(state.hardware, name, dict.fromkeys(ids)) for name, ids in found.items()}
@@ -292,21 +305,21 @@ class ReservedCoAllocations:
     def _co_allocated(
         self, resource: ResourceName, allocation: Allocation
     ) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-        """What else the container of an allocation has or is to have of the resources of companions, as far as is known."""
+        """Yields the known co-allocated devices that the container of an allocation has or will have, by resource."""
         own = allocation.from_kubelet.get(resource, ())
         reserved = reserved_with(self._reserved(), self._clock.monotonic(), resource, own)
-        if reserved is None:  # it is over, and the kubelet asks again
+        if reserved is None:  # the reservation has ended, and the kubelet repeats its call
             yield from reported_co_allocated(allocation)
             if (owner := allocation.owner) is not None:
                 others = [each for each in self._state().allocations.values() if each.owner == owner]
                 yield from (
-                    beside for each in others if each.id != allocation.id for beside in reported_co_allocated(each)
+                    own_part for each in others if each.id != allocation.id for own_part in reported_co_allocated(each)
                 )
             return
         if resource == GPU:
-            told = [*reported_co_allocated(allocation)]
-            yield from told
-            yield from ((name, reserved.devices.get(name, ())) for name, _ in told)
+            co_allocated = [*reported_co_allocated(allocation)]
+            yield from co_allocated
+            yield from ((name, reserved.devices.get(name, ())) for name, _ in co_allocated)
             return
         gpus = {*reserved.devices.get(GPU, ())}
         live = self._state().allocations.values()
@@ -317,29 +330,31 @@ class ReservedCoAllocations:
 def place_joint_devices(
     state: NodeState, request: PodRequest, reserved: ReservedContainer, gpus: Bounds, placement: Placement
 ) -> ContainerDevices | None:
-    """What a container of this pod gets where the kubelet takes these GPUs, and the NICs that are reserved for it."""
+    """Chooses the devices of a container of this pod for these GPUs and the NICs that are reserved for it."""
     rules = AdmissionRules(mode=Mode.KUBELET, placement=placement)
     bounds = {GPU: gpus}
     if nics := reserved.devices.get(NIC):
         bounds[NIC] = Bounds(len(nics), nics, ())
-    near = {node for gpu in gpus.allowed for node in state.hardware.devices.get(GPU, NO_DEVICES).get(gpu) or ()}
+    numa_nodes = {node for gpu in gpus.allowed for node in state.hardware.devices.get(GPU, NO_DEVICES).get(gpu) or ()}
     try:
         container = next(each for each in read_pod(request, rules).containers if each.container == reserved.container)
-        return place_among(state, container, rules, bounds, (mask_of(near), None) if near else (None,))
+        return place_among(state, container, rules, bounds, (mask_of(numa_nodes), None) if numa_nodes else (None,))
     except (BadRequest, NoFit, StopIteration):
         return None
 
 
 def without_gpus(allocation: Allocation) -> Allocation:
-    """What an allocation has beside GPUs."""
+    """Returns the allocation without its GPUs."""
     devices = {name: ids for name, ids in allocation.devices.items() if name != GPU}
     return msgspec.structs.replace(allocation, devices=devices, slots={})
 
 
 def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:
-    """As many free virtual functions of a NIC as are wanted, those first; () where there are not as many."""
-    card = state.hardware.nic_by_id.get(nic)
+    """Returns as many free virtual functions of a NIC as are wanted, the wanted ones first; () if there are too few."""
+    device = state.hardware.nic_by_id.get(nic)
     owned = state.ownership
-    there = [each.pci for each in card.virtual_functions] if card is not None else []
-    free = [each for each in dict.fromkeys((*wanted, *there)) if each in there and not owned.is_held(DeviceID(each))]
+    present = [each.pci for each in device.virtual_functions] if device is not None else []
+    free = [
+        each for each in dict.fromkeys((*wanted, *present)) if each in present and not owned.is_held(DeviceID(each))
+    ]
     return tuple(free[: len(wanted)]) if len(free) >= len(wanted) else ()

@@ -1,15 +1,14 @@
 """
-What the registries have reserved on this node, for answers to the kubelet's GetPreferredAllocation.
+Follows what the registries have reserved on this node, for answers to the kubelet's GetPreferredAllocation.
 
-The newest message on the node's subject is the truth (`ReservationsChanged`). It is followed on the bus that everybody
-hears. While the bus is away what was received last counts until its time is over, and a node that hears nothing answers
-as if nothing were reserved: a reservation steers a preference, and nothing is given out because of it. But NICs come
-with GPUs because of it, so a process that has just begun waits for a moment until it has read what is reserved
-(`until_read`).
+The newest message on the node's subject (`ReservationsChanged`) replaces all earlier ones. While the bus is
+disconnected, the last message counts until its reservations expire. A node without a message answers as if nothing were
+reserved: reservations change preferences, and nothing is allocated because of them alone. But they decide which NICs are
+co-allocated with GPUs, so a process that has just started waits for a moment until it has read them (`until_read`).
 
-A registry reserves what the node has confirmed, and binds the pod: the kubelet may ask about it before this process, on a
-busy node, has received the reservation. So for a while after a confirmation the stream is asked first what its newest
-message is, and that one is waited for.
+A registry reserves what the node has confirmed, and then binds the pod. On a busy node the kubelet may call before this
+process has received the reservation. So for a while after a confirmation, the newest position of the stream is read first,
+and the process waits for that message.
 """
 
 from contextlib import suppress
@@ -27,41 +26,41 @@ from topoalign.core.state.reservations import NodeReservations
 from topoalign.runtime.tasks import either
 
 AGAIN_SECONDS = 1.0
-"""Between two tries to reach the stream."""
+"""Between two attempts to reach the stream."""
 READ_SECONDS = 3.0
-"""How long from its start on a process makes the kubelet wait for them: with a bus that is there it takes milliseconds."""
+"""How long after its start a process lets the kubelet wait for reservations. With a bus it takes milliseconds."""
 
 EXPECTED_SECONDS = 10.0
-"""After a confirmation, in which the kubelet may ask about a reservation that is not received: a bind has four."""
+"""How long after a confirmation the kubelet may call before the reservation is received: a bind takes at most four."""
 RECEIVE_SECONDS = 1.0
-"""How long the kubelet waits for it then; it takes less than a millisecond where the node is not busy."""
+"""How long the kubelet waits for it then. On an idle node it takes less than a millisecond."""
 
 log = structlog.get_logger("topoalign.allocator.allocate.reservations")
 
 
 class NodeReservationList:
-    """The reservations of this node."""
+    """Follows the reservations of this node."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
-        """`bus`: the one that everybody hears."""
+        """`bus`: the bus shared by all nodes."""
         self._ledger = ledger
         self._bus = bus
         self._clock = clock
         self._newest = NodeReservations()
         self._observed: NodeState | None = None
-        """The state that shows nothing more of them: one call of the kubelet asks for them a dozen times."""
+        """The state for which `_newest` was computed. One call of the kubelet reads the reservations a dozen times."""
         self._began = clock.monotonic()
         self._read = anyio.Event()
         self._expected_until = self._began
-        """Monotonic seconds: until then there may be a reservation that matters and was not received."""
+        """Monotonic seconds until which a reservation may exist that was not received yet."""
         self._position = 0
         self._more = anyio.Event()
-        """Of the newest message that was received, and what is set by the next one."""
+        """`_position`: of the newest received message. `_more`: set by the next message."""
         self.unreadable = 0
         """Messages on the subject that are no reservations of this node."""
 
     def current(self) -> NodeReservations:
-        """What is known of them now, with what the node has given since taken into account."""
+        """Returns the known reservations, updated by what the node has allocated since."""
         state = self._ledger.state
         if self._newest.reservations and state is not self._observed:
             before = self._newest
@@ -70,13 +69,13 @@ class NodeReservationList:
         return self._newest
 
     def expect(self) -> None:
-        """The node has confirmed what it would give a pod: a registry is about to reserve it."""
+        """Expects a reservation: the node has confirmed a prediction, and a registry is about to reserve the devices."""
         self._expected_until = self._clock.monotonic() + EXPECTED_SECONDS
 
     async def until_read(self) -> None:
         """
-        Returns once they have been read, and `READ_SECONDS` after the start at the latest; where one is expected, once all
-        are received that there are now, after `RECEIVE_SECONDS` at the latest.
+        Waits until the reservations have been read, at most until `READ_SECONDS` after the start. If one is expected, waits
+        until the newest message is received, at most for `RECEIVE_SECONDS`.
         """
         left = self._began + READ_SECONDS - self._clock.monotonic()
         if left > 0 and not self._read.is_set():
@@ -85,7 +84,7 @@ class NodeReservationList:
             await either(self._until_newest, lambda: self._clock.sleep(RECEIVE_SECONDS))
 
     async def _until_newest(self) -> None:
-        """Returns once the newest message of the stream is received, or where the stream does not answer."""
+        """Waits until the newest message of the stream is received. Returns at once if the stream does not answer."""
         with suppress(Unavailable, BadRequest):
             newest = await self._bus.last_position(Stream.RESERVATIONS, wire.reservation_subject(self._ledger.node))
             while self._position < newest:
@@ -113,7 +112,7 @@ class NodeReservationList:
                     self._read.set()
 
     def take(self, received: Received) -> None:
-        """Takes in a message of the subject. One that is no reservation of this node is passed over, and counted."""
+        """Applies a message of the subject. One that is no reservation of this node is ignored and counted."""
         try:
             event = wire.decode(received.message)
         except BadRequest as error:
@@ -130,7 +129,7 @@ class NodeReservationList:
     def _note_unreadable(self, finding: str) -> None:
         self.unreadable += 1
         log.warning(
-            "a message about reservations was passed over",
+            "a message about reservations was ignored",
             finding=finding,
             remedy="see who may publish on the node's reservation subject: only registries should",
         )

@@ -1,12 +1,12 @@
 """
-What this process remembers between two polls of the kubelet: small values with named transitions, without I/O.
+Keeps what this process remembers between two polls of the kubelet: small values with named transitions, without I/O.
 
-Of each allocation it remembers where it was found (`Presence`) and what the kubelet has told of it (`Evidence`); of the
-kubelet, how long it needs to settle (`Settling`). None of it is in the record: a process that starts anew knows nothing of
-this but which allocations are live.
+For each allocation these are where polls found it (`Presence`) and what the kubelet has reported of it (`Evidence`); for the
+kubelet, how long it needs to settle (`Settling`). None of this is in the record, so a process that has just started knows
+only which allocations are live.
 
-A presence goes one way at each poll: `show` where the kubelet shows the container, `miss` where it does not and the wait for
-its end goes on, or neither where the kubelet has lost the container. What the poll found is kept by `find`.
+At each poll a presence takes `show` if the kubelet reports the container, `miss` if it does not and the wait for its end
+goes on, and neither if the kubelet has lost the container. `find` keeps the finding of the poll.
 """
 
 from enum import Enum, auto
@@ -17,37 +17,37 @@ from topoalign.core.model.ids import AllocationID
 
 APART_SECONDS = 1.0
 """
-For so long, and for two polls, the kubelet shows something else than a record before that makes way. Polls for an owner may
-be 0.1 s apart.
+How long, and for at least two polls, the kubelet must contradict a record before the record is released. Polls for an owner
+may be 0.1 s apart.
 """
 
 Kubelet = tuple[int, ...]
-"""Tells one run of the kubelet from another (`Listing.kubelet`)."""
+"""Identifies a run of the kubelet (`KubeletListing.kubelet`)."""
 
 
 class PollFinding(Enum):
-    """What a poll finds of an allocation."""
+    """The result of a poll for one allocation."""
 
     NOTHING = auto()
-    """It is not judged, as when it was granted since the kubelet was asked."""
+    """It is not judged, for example because it was granted after the poll."""
     SHOWN = auto()
-    """Its devices are shown with one owner."""
+    """Its devices are reported with one owner."""
     APART = auto()
     """
-    Its devices are shown with several owners, some with none, or with others; or it has no owner, and the checkpoint has
-    some of its devices. For a while that contradicts the record.
+    Its devices are reported with several owners, some with none, or together with others; or it has no owner, and the
+    checkpoint has some of its devices. If this lasts, it contradicts the record.
     """
     FORGOTTEN = auto()
     """The kubelet has lost its container, which runs."""
     MISSING = auto()
-    """The kubelet does not show it."""
+    """The kubelet does not report it."""
 
 
 class Presence(NamedTuple):
-    """What the polls have found of one allocation so far."""
+    """The results of the polls for one allocation so far."""
 
     is_inherited: bool = False
-    """Live at our start, and not shown since: should it have ended, then while no allocator ran."""
+    """Live at the start of this process, and not reported since: if it has ended, it ended while no allocator ran."""
     missing_since: float | None = None
     """Monotonic seconds of the first poll at which it was missing; None: it is not missing."""
     finding: PollFinding = PollFinding.NOTHING
@@ -55,10 +55,10 @@ class Presence(NamedTuple):
     apart_since: float | None = None
     """Monotonic seconds of the first of the last polls that found it APART; None: the last did not."""
     is_explained: bool = False
-    """A poll has told why it is not shown although it may run. One at which less can be read does not change that."""
+    """A poll has shown why it is not reported although it may run. A poll that can read less does not change that."""
 
     def show(self) -> "Presence":
-        """The presence after the kubelet has shown the allocation, or named it as held."""
+        """The presence after the kubelet has reported the allocation."""
         return Presence(finding=self.finding, apart_since=self.apart_since)
 
     def miss(self, at: float) -> "Presence":
@@ -66,11 +66,14 @@ class Presence(NamedTuple):
         return self if self.missing_since is not None else self._replace(missing_since=at)
 
     def explain(self) -> "Presence":
-        """The presence where it may run unshown, as the kubelet has lost it or waits for its pod: it is not missing yet."""
+        """
+        The presence if it may run unreported, because the kubelet has lost it or waits for its pod: it is not missing
+        yet.
+        """
         return self._replace(missing_since=None, is_explained=True)
 
-    def await_anew(self) -> "Presence":
-        """The presence after a change of the kubelet: what the former one did not show means nothing."""
+    def restart_wait(self) -> "Presence":
+        """The presence after a restart of the kubelet: what the former run did not report does not count."""
         return self._replace(missing_since=None)
 
     def find(self, finding: PollFinding, at: float) -> "Presence":
@@ -87,32 +90,32 @@ class Grant(NamedTuple):
     """The moment at which an allocation was granted."""
 
     written: tuple[int, ...]
-    """The version of the checkpoint when the kubelet asked for it."""
+    """The version of the checkpoint at the kubelet's call."""
     at: float
     """Monotonic seconds."""
 
 
 class Rest(NamedTuple):
-    """What is left of an allocation that was replaced by others."""
+    """The remainder of an allocation that was replaced by others."""
 
     allocation: Allocation
     former: AllocationID
-    """What it is left of."""
+    """The replaced allocation."""
 
 
 class Evidence(NamedTuple):
-    """What runs of the kubelet have shown or written of one allocation."""
+    """What runs of the kubelet have reported or written of one allocation."""
 
-    shown_by: Kubelet | None = None
-    """The kubelet that showed it last."""
+    reported_by: Kubelet | None = None
+    """The kubelet that reported it last."""
     written_by: Kubelet | None = None
-    """The kubelet that wrote last that the allocation's pod has something of it."""
+    """The kubelet that last wrote an entry of the allocation's pod with a device of it."""
     grant: Grant | None = None
-    """None: it was there before this process."""
+    """None: it is older than this process."""
 
     def show(self, kubelet: Kubelet) -> "Evidence":
-        """The evidence after this kubelet has shown the allocation."""
-        return self._replace(shown_by=kubelet)
+        """The evidence after this kubelet has reported the allocation."""
+        return self._replace(reported_by=kubelet)
 
     def write(self, kubelet: Kubelet) -> "Evidence":
         """The evidence after this kubelet has written an entry for the allocation's pod with a device of it."""
@@ -123,19 +126,21 @@ class Evidence(NamedTuple):
         return self._replace(grant=grant)
 
     def inherit(self, former: "Evidence") -> "Evidence":
-        """The evidence of what is left of a former allocation: what is known of that holds for it, too."""
-        return self._replace(shown_by=former.shown_by or self.shown_by, written_by=former.written_by or self.written_by)
+        """The evidence of the remainder of a former allocation: the former evidence applies to it, too."""
+        return self._replace(
+            reported_by=former.reported_by or self.reported_by, written_by=former.written_by or self.written_by
+        )
 
 
 class Settling(NamedTuple):
-    """How far the kubelet that answers has come: one that has just started lists fewer pods than run."""
+    """Whether the kubelet has settled: a kubelet that has just started lists fewer pods than run."""
 
     kubelet: Kubelet | None = None
     """None: none has answered yet."""
     until: float = 0.0
     """Monotonic seconds until which it settles."""
     is_boot_known: bool = False
-    """Whether there was a poll since the hardware is known, and with it the boot."""
+    """Whether there was a poll with known hardware, and so a known boot."""
 
     def meet(self, kubelet: Kubelet, at: float, seconds: float, age: float, *, rebooted: bool) -> "Settling":
         """

@@ -1,15 +1,14 @@
 """
-What the kubelet gives away without asking us: CPUs, memory, and devices of other plugins.
+Publishes what the kubelet allocates without this allocator: CPUs, memory, and devices of other plugins.
 
-It is read from PodResources with everything else, kept in the node's state, and said on the bus whenever it has changed, so
-that predictions elsewhere know what is left. Only the newest reading matters: one that could not be said is not said later.
-A stream that was lost or rolled back no longer has it, and somebody else may have spoken over it; so every now and then it
-is checked. Over a forged reading it is said anew under a new epoch, because listeners drop what has no greater revision
-than what they received in the same epoch.
+It is read from PodResources, kept in the node's state, and published whenever it changes, so that predictions elsewhere know
+what is left. Only the newest reading matters, so an unpublished one is replaced by the next. The stream may lose the
+reading, or another client may publish over it, so the stream is checked from time to time. Over a forged reading it is
+published again under a new epoch, because subscribers drop messages without a greater revision of the same epoch.
 
-After a start the kubelet's files may be read before PodResources has answered. An earlier version of a listener would take
-that for a node on which nobody holds anything, so while the stream has what was said before the start, a reading without
-containers waits: until PodResources has answered, at most `FIRST_SECONDS`.
+After a start the kubelet's files may be read before PodResources has answered. An earlier version of a subscriber would take
+such a reading for a node without containers. So while the stream has a reading from before the start, a reading without
+containers waits until PodResources has answered, for at most `FIRST_SECONDS`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,50 +29,50 @@ from topoalign.core.ports import Bus, Clock, Message, Stream
 from topoalign.runtime.speaker import FactPublisher
 
 AGAIN_SECONDS = 2.0
-"""Between two tries while the bus does not confirm."""
+"""Between two attempts while the bus does not confirm."""
 RENEW_SECONDS = 5.0
-"""Between two epochs that begin because others have spoken over a reading: forged ones may come in any number."""
+"""Between two epochs that begin because another client published a reading: forged ones may come in any number."""
 FIRST_SECONDS = 60.0
-"""For so long after the start the first reading waits for PodResources: a kubelet that is away may stay away."""
+"""How long after the start the first reading waits for PodResources, because the kubelet may not run."""
 HELD_SECONDS = 0.5
 """Between two checks whether the first reading still waits."""
 POLL_SECONDS = 60.0
-"""Between two checks whether the stream still has what was said."""
+"""Between two checks whether the stream still has the published reading."""
 
 log = structlog.get_logger("topoalign.allocator.reconciliation.usage")
 
 
 class UsagePublisher:
-    """Publishes the ledger's newest `UsageObserved` whenever it has changed, and again where the stream has lost it."""
+    """Publishes the ledger's newest `UsageObserved` whenever it has changed, and again if the stream has lost it."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
-        """`hub` is the bus that everybody hears, where `bus` also has a shorter way to the services of this process."""
+        """`hub` is the bus shared by all nodes; `bus` may also join the one inside this process."""
         self._ledger = ledger
         self._clock = clock
         self._hub = hub
         self._publisher = FactPublisher(bus, clock)
-        self._said: UsageObserved | None = None
+        self._published: UsageObserved | None = None
         self._position = 0
-        """Of that in the stream."""
+        """The position of `_published` in the stream."""
         self._waits_until = clock.monotonic() + FIRST_SECONDS
         """Monotonic seconds until which a first reading without containers may wait."""
         self._has_former = False
-        """Whether the stream was seen to have what was said before the start."""
+        """Whether the stream had a reading from before the start."""
         self._shortened = False
-        """Whether the last one was too large to be said whole."""
+        """Whether the last reading was too large for one message."""
         self._renewed: float | None = None
-        """Monotonic seconds at which the last epoch for a reading that was spoken over began."""
+        """Monotonic seconds at which the last such epoch began."""
 
     async def run(self) -> None:
-        """Publishes each new reading until cancelled, and tries again every `AGAIN_SECONDS` while the bus refuses it."""
+        """Publishes each new reading until cancelled. Retries every `AGAIN_SECONDS` while the bus refuses it."""
         while True:
             version = self._ledger.version
             usage = self._ledger.state.usage
-            if usage is not None and usage is not self._said:
+            if usage is not None and usage is not self._published:
                 if await self._waits(usage):
                     await self._clock.sleep(HELD_SECONDS)
                     continue
-                if not await self._say(usage):
+                if not await self._publish(usage):
                     await self._clock.sleep(AGAIN_SECONDS)
                     continue
             await self._ledger.wait_past(version)
@@ -81,40 +80,39 @@ class UsagePublisher:
     @property
     def has_published(self) -> bool:
         """Whether a reading was published since the start of this process."""
-        return self._said is not None
+        return self._published is not None
 
     async def _waits(self, usage: UsageObserved) -> bool:
-        """Whether this is a first reading without containers that would stand over what was said before the start."""
+        """Whether this is a first reading without containers that would replace one from before the start."""
         if usage.containers_known or self.has_published or self._clock.monotonic() >= self._waits_until:
             return False
         if not self._has_former:
             try:
                 self._has_former = await self._hub.last_position(Stream.NODES, wire.subject(usage)) > 0
             except Unavailable:
-                return True  # a bus that cannot be asked does not take it either
+                return True  # such a bus does not accept the reading either
         return self._has_former
 
     async def watch(self) -> None:
         """
-        Checks the stream every `POLL_SECONDS` until cancelled; has the usage published again where it is not the
-        newest.
+        Checks the stream every `POLL_SECONDS` until cancelled. Publishes the usage again if it is not the newest message.
         """
         while True:
             await self._clock.sleep(POLL_SECONDS)
-            said = self._said
-            if said is None:
+            published = self._published
+            if published is None:
                 continue
             with suppress(Unavailable):
-                position = await self._hub.last_position(Stream.NODES, wire.subject(said))
-                if said is not self._ledger.state.usage:
+                position = await self._hub.last_position(Stream.NODES, wire.subject(published))
+                if published is not self._ledger.state.usage:
                     continue
                 if position < self._position:
-                    self._ledger.take_reading(msgspec.structs.replace(said, revision=said.revision + 1))
+                    self._ledger.take_reading(msgspec.structs.replace(published, revision=published.revision + 1))
                 elif position > self._position:
                     self.announce()
 
     def announce(self) -> None:
-        """Has the usage published under a new epoch, at most every `RENEW_SECONDS`; nothing where nothing was read."""
+        """Publishes the usage under a new epoch, at most every `RENEW_SECONDS`. Does nothing before the first reading."""
         usage = self._ledger.state.usage
         now = self._clock.monotonic()
         if usage is None or (self._renewed is not None and now < self._renewed + RENEW_SECONDS):
@@ -123,8 +121,8 @@ class UsagePublisher:
         epoch = max(int(self._clock.wall() * 1000), usage.epoch + 1)
         self._ledger.take_reading(msgspec.structs.replace(usage, epoch=epoch, revision=1))
 
-    async def _say(self, usage: UsageObserved) -> bool:
-        """Whether nothing more is to be done about it."""
+    async def _publish(self, usage: UsageObserved) -> bool:
+        """Publishes a reading. Returns False if it has to be tried again."""
         message = self._message(usage)
         if len(message.body) > wire.LARGEST_BODY:
             log.error("usage too large for the bus", containers=len(usage.containers), bytes=len(message.body))
@@ -132,15 +130,15 @@ class UsagePublisher:
             try:
                 self._position = await self._publisher.publish(message)
             except Unavailable as error:
-                log.debug("usage not said", finding=error.finding)
+                log.debug("usage not published", finding=error.finding)
                 return False
-        self._said = usage
+        self._published = usage
         return True
 
     def _message(self, usage: UsageObserved) -> Message:
         """
-        What is said. Where all of it is more than a message holds, what the kubelet holds is left out, and that is said; the
-        predictions of this node itself know all of it.
+        Builds the message. If it exceeds the limit, the kubelet's containers are left out and the message states that. The
+        predictions of this node itself still use all of it.
         """
         message = wire.encode(usage, self._clock.wall())
         size = len(message.body)
@@ -149,12 +147,12 @@ class UsagePublisher:
         if not self._shortened:
             return message
         if not had:
-            log.error("what predictions stand on is too large for the bus: listeners cannot predict", bytes=size)
+            log.error("the data for predictions is too large for the bus: subscribers cannot predict", bytes=size)
         return wire.encode(without_details(usage, size), self._clock.wall())
 
 
 def without_details(usage: UsageObserved, size: int) -> UsageObserved:
-    """The same usage with the kubelet's rules, without what it holds, and with the reason. `size`: bytes of the whole."""
+    """Returns the usage with the kubelet's rules, without its containers, and with the reason. `size`: bytes of all."""
     if usage.kubelet is None:
         return usage
     why = f"what the kubelet holds is too much for one message: {size} bytes, and {wire.LARGEST_BODY} are the limit"
@@ -165,15 +163,15 @@ def without_details(usage: UsageObserved, size: int) -> UsageObserved:
 
 def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
     """
-    Whether a device id is of a card that this allocator keeps the record of: under a resource that is offered
-    now, or, if it is a GPU, under any, for it may have been offered under another name before.
+    Whether this allocator records a device: a GPU under any resource, because it may have been offered under another name
+    before, and a NIC under a resource that is offered now.
     """
-    card = hardware.card_of(device)
-    return card in hardware.gpu_by_id or (card in hardware.nic_by_id and resource in hardware.offers_of)
+    owner = hardware.card_of(device)
+    return owner in hardware.gpu_by_id or (owner in hardware.nic_by_id and resource in hardware.offers_of)
 
 
 def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
-    """CPUs, memory and foreign devices of all containers, sorted by owner; containers without any are left out."""
+    """Returns CPUs, memory and foreign devices of all containers, sorted by owner; containers without any are left out."""
     containers = by_owner(shown)
     blocks = spread([block for each in containers for block in each.memory], hardware)
     usage = [
@@ -186,7 +184,7 @@ def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tupl
 
 
 def by_owner(shown: Iterable[ContainerUsage]) -> list[ContainerUsage]:
-    """One entry per owner, sorted: a pod that ends may be shown beside the one that replaces it under the same name."""
+    """Returns one entry per owner, sorted. A pod that ends may be reported together with its successor of the same name."""
     found: dict[Owner, list[ContainerUsage]] = {}
     for each in shown:
         found.setdefault(each.owner, []).append(each)
@@ -214,6 +212,6 @@ def join_usages(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage
 def foreign(
     devices: dict[ResourceName, tuple[DeviceID, ...]], hardware: Topology
 ) -> dict[ResourceName, tuple[DeviceID, ...]]:
-    """Those of the devices that are not ours (`is_recorded_here`), by resource; resources without any are left out."""
+    """Keeps the devices that this allocator does not record, by resource; resources without any are left out."""
     others = {name: tuple(d for d in ids if not is_recorded_here(hardware, name, d)) for name, ids in devices.items()}
     return {name: ids for name, ids in others.items() if ids}

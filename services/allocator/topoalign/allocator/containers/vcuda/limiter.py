@@ -25,7 +25,7 @@ from anyio import to_thread
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from topoalign.allocator.allocate.pre_start import entries_of_holder, limit_keys_by_kind, live_parts
+from topoalign.allocator.allocate.pre_start import entries_of_holder, limit_keys_by_kind, live_unit_entries
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.vcuda import directories
 from topoalign.allocator.containers.vcuda.directories import (
@@ -359,7 +359,7 @@ class VcudaLimiter:
             configured = self._root()
             root = Path(configured)
             if configured and poll is not None:
-                self._parts = live_parts(poll.listing)
+                self._parts = live_unit_entries(poll.listing)
             present = directories.list_units_directories(root) if configured else []
             needed = self._needed(state) if configured else set()
             self._groups.clear()
@@ -386,7 +386,7 @@ class VcudaLimiter:
         async with self._turn:
             if self._is_closed:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
-            parts = self._parts = live_parts(poll.listing)
+            parts = self._parts = live_unit_entries(poll.listing)
             written = directories.read_config_owner(root, self._name(resource, asked))
             holder = self._calls.starting(resource, asked, parts, written, poll.at)
             limits = limits_for(holder, parts, self._hardware())
