@@ -168,7 +168,7 @@ async def test_a_root_that_cannot_be_written_is_said_and_refused() -> None:
         decision = await it.admit_pod(it.asking("a", Ask(1)))
 
         assert isinstance(decision, Refusal)
-        assert "cannot make its directories" in decision.finding
+        assert "cannot create its directories" in decision.finding
         assert {} == dict(it.ledger.state.allocations)
 
 

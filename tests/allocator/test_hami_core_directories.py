@@ -52,13 +52,13 @@ async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
     async with hami_core_node() as (it, _):
         (it.root / NAME).mkdir()
 
-        it.sweeps.sweep(it.ledger.state, None)
+        it.sweeps.clean_up(it.ledger.state, None)
         assert {NAME} == it.directories()
         await it.allocations.reconcile()
         poll = it.allocations.polled
         assert poll is not None
         unread = poll._replace(listing=msgspec.structs.replace(poll.listing, checkpoint=None))
-        it.sweeps.sweep(it.ledger.state, unread)
+        it.sweeps.clean_up(it.ledger.state, unread)
         assert {NAME} == it.directories()
         it.sweep()
         assert set() == it.directories()
@@ -79,7 +79,7 @@ async def test_a_directory_stays_while_its_pod_is_there_or_the_checkpoint_has_it
         def sweep(old: bool, listed: tuple[ResourceEntry, ...]) -> set[str]:
             pods = PodDirectories(torn_down={"uid-new": False, "uid-old": not old})
             listing = msgspec.structs.replace(poll.listing, directories=pods, parts=listed)
-            it.sweeps.sweep(it.ledger.state, poll._replace(listing=listing))
+            it.sweeps.clean_up(it.ledger.state, poll._replace(listing=listing))
             it.sweeps.remove_leftovers()
             return it.directories()
 

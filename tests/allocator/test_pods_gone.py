@@ -4,9 +4,9 @@ import anyio
 import pytest
 from device_allocations_support import GPUS, NODE, Node, bound, owner
 from structlog.testing import capture_logs
+from topoalign.allocator.ledger.release_log import MOST_EXPLAINED, REMEMBERED, ReleaseLog
 
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
 from topoalign.allocator.metrics.table import figures
 from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.displacement import remainders
@@ -912,16 +912,16 @@ async def test_explain_tells_the_pods_of_one_name_apart(node: Node) -> None:
 
 
 def test_no_more_endings_are_remembered_than_can_be_told() -> None:
-    endings = Endings()
+    endings = ReleaseLog()
     live = {AllocationID(str(n)): Allocation(id=AllocationID(str(n)), owner=owner("p")) for n in range(REMEMBERED + 5)}
     gone = [
         AllocationReleased(node=NODE, epoch=1, seq=n, allocation=name, reason="gone") for n, name in enumerate(live, 1)
     ]
     endings.note(live, gone)
 
-    assert () == endings.told("4", {})
-    assert 1 == len(endings.told("5", {}))
-    assert TOLD == len(endings.told("default/p", {}))
+    assert () == endings.explain("4", {})
+    assert 1 == len(endings.explain("5", {}))
+    assert MOST_EXPLAINED == len(endings.explain("default/p", {}))
 
 
 # Readiness

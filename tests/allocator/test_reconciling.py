@@ -680,7 +680,7 @@ async def test_answers_that_always_come_too_late_are_a_kubelet_that_is_away() ->
         node.kubelet.meanwhile = late
 
     node.kubelet.meanwhile = late
-    with pytest.raises(Unavailable, match="too late"):
+    with pytest.raises(Unavailable, match="so late"):
         await node.device_allocations.reconcile()
 
 

@@ -162,6 +162,6 @@ async def test_a_kubelet_that_hangs_up_while_an_instance_is_made_is_no_fault(sta
     assert (True, False) == (former.cancelled(), call.done())
     standin.release()
     made = await call
-    await instances.sweep(lambda: {made.uuid})
+    await instances.destroy_unused(lambda: {made.uuid})
     assert [{made.uuid}] == [{*each.uuids} for each in await NvmlInstances(clock, SECONDS).there(OTHER)]
     assert {} == instances.failing

@@ -28,7 +28,7 @@ from simulation.world import NODE, Violation, World
 
 from topoalign.allocator.allocate.reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.directories import Collections
+from topoalign.allocator.containers.hami_core.directories import DirectoryCleanup
 from topoalign.allocator.device_plugin.front import resources_to_serve
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
@@ -264,7 +264,7 @@ class Parts:
     admissions: type[Admissions] = Admissions
     bus: type[FaultyBus] = FaultyBus
     limiter: type[SocketlessLimiter] = SocketlessLimiter
-    sweeps: type[Collections] = Collections
+    sweeps: type[DirectoryCleanup] = DirectoryCleanup
     instances: type[Instances] = Instances
 
 

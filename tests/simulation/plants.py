@@ -31,8 +31,8 @@ from simulation.share_plants import (
 
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.directories import Collections
-from topoalign.allocator.ledger.ledger import Draft, Ledger
+from topoalign.allocator.containers.hami_core.directories import DirectoryCleanup
+from topoalign.allocator.ledger.ledger import Ledger, UnsequencedFact
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import AskedDevices, KubeletListing
 from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places
@@ -215,7 +215,7 @@ class WhimsicalLedger(Ledger):
 class ForgetfulLedger(Ledger):
     """Its snapshots lack the newest allocation."""
 
-    def _snapshot(self) -> Draft:
+    def _snapshot(self) -> UnsequencedFact:
         older = tuple(self.state.allocations.values())[:-1]
         return partial(AllocationsSnapshot, allocations=older, memory={}, digest=self.state.digest)
 
@@ -328,7 +328,7 @@ class BelievingDeviceAllocations(DeviceAllocations):
 class Plant(NamedTuple):
     breaks: str
     """The invariant."""
-    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus | SocketlessLimiter | Collections | Instances]
+    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus | SocketlessLimiter | DirectoryCleanup | Instances]
     first: int = 0
     """The seed from which on it is looked for: what takes a rare chain of events is found sooner from here."""
 

@@ -14,7 +14,7 @@ from topoalign.allocator.allocate.pre_start import ShareStarts
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.units import Shares
-from topoalign.allocator.containers.hami_core.directories import Collections, DirectoryOwner
+from topoalign.allocator.containers.hami_core.directories import DirectoryCleanup, DirectoryOwner
 from topoalign.allocator.containers.vcuda import directories
 from topoalign.allocator.containers.vcuda.directories import Limits
 from topoalign.allocator.ledger.ledger import Ledger
@@ -114,7 +114,7 @@ class KeepingLimiter(SocketlessLimiter):
             await super()._prepare(root, name, limits)
 
 
-class MistakingSweeps(Collections):
+class MistakingSweeps(DirectoryCleanup):
     """All directories are those of one record."""
 
     def _held(self, state: NodeState) -> dict[str, DirectoryOwner | None]:
@@ -123,10 +123,10 @@ class MistakingSweeps(Collections):
         return dict.fromkeys(found, owner or DirectoryOwner(AllocationID("")))
 
 
-class IdleSweeps(Collections):
+class IdleSweeps(DirectoryCleanup):
     """What is gone stays gone, and what is left over stays."""
 
-    def sweep(self, state: NodeState, poll: Poll | None) -> None:
+    def clean_up(self, state: NodeState, poll: Poll | None) -> None:
         pass
 
 

@@ -89,7 +89,7 @@ class InstanceNode(SlotNode):
 
     async def sweep(self) -> None:
         assert self.instances is not None
-        await self.instances.sweep(lambda: live_of(self.ledger.state), lambda: unknown_of(self.ledger.state))
+        await self.instances.destroy_unused(lambda: live_of(self.ledger.state), lambda: unknown_of(self.ledger.state))
 
     def answers(self, name: str) -> list[v1beta1.ContainerAllocateResponse]:
         """What a running pod's containers were answered."""

@@ -133,7 +133,7 @@ class ShareNode:
         self.allocations.prefer = prefer  # type: ignore[assignment,method-assign]  # the answer is forced
 
     def observed(self) -> NodeReservations:
-        self.reserved = self.reserved.observe(self.ledger.state, self.ledger.endings.origins, own=True)
+        self.reserved = self.reserved.observe(self.ledger.state, self.ledger.release_log.origins, own=True)
         return self.reserved
 
     async def admit(self, name: str, *shares: tuple[int, int], init: tuple[tuple[int, int], ...] = ()) -> Decision:

@@ -337,7 +337,7 @@ class Grants:
         grant = Grant(self._pod_resources.written(), self._clock.monotonic())
         judged: list[tuple[AllocateCall, Judgement]] = []
         try:
-            with self._ledger.together():
+            with self._ledger.transaction():
                 for call in calls:
                     try:
                         if (judgement := self.judge(call)) is not None:
@@ -409,7 +409,7 @@ class Grants:
         granted += [rest.allocation for rest in rests]
         granted += return_displaced(self._ledger, [*gone.values()], listing, granted)
         self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
-        self._ledger.endings.left_over({rest.allocation.id: rest.former for rest in rests})
+        self._ledger.release_log.left_over({rest.allocation.id: rest.former for rest in rests})
         return Judgement(answers, granted, rests)
 
     def _overlapping(

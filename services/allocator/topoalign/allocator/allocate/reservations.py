@@ -64,7 +64,7 @@ class NodeReservationList:
         state = self._ledger.state
         if self._newest.reservations and state is not self._observed:
             before = self._newest
-            self._newest = self._newest.observe(state, self._ledger.endings.origins, own=True)
+            self._newest = self._newest.observe(state, self._ledger.release_log.origins, own=True)
             self._observed = state if self._newest is before else None
         return self._newest
 

@@ -1,9 +1,9 @@
 """
-Keeps the node ready to tell containers of their devices, as configuration and hardware come and go.
+Prepares the host for passing devices to containers, when the configuration or the hardware changes.
 
-Most ways of telling need nothing. Under the CDI strategies a container only gets names, and the specification that they
-refer to must be in place before: so an Allocate is refused for as long as it cannot be. It is checked every few
-seconds, too, so that what is missing is known before a pod fails.
+Most device list strategies need no preparation. With the CDI strategies a container gets only names, and the specification
+that they refer to must exist before. An Allocate is refused as long as it cannot be written. This is also checked every few
+seconds, so that an error is known before a pod fails.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -37,7 +37,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Specified(NamedTuple):
-    """What the CDI specifications in place were made of, and what they are about."""
+    """The inputs and the classes of the current CDI specifications."""
 
     configuration: Configuration
     topology: Topology
@@ -64,16 +64,16 @@ class Containers:
         self._cgroups = cgroups
         self._files = SpecificationFiles(cdi_dir)
         self._specified: Specified | None = None
-        """None: nothing is in place, or the next call is to check it."""
+        """None: no specifications are written, or the next call has to check them."""
         self._minors: Mapping[host_files.Instance, int] | None = None
         """Read from four thousand lines of /proc. None: not read since the last poll."""
         self._reason: str | None = None
 
     def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
         """
-        Returns what answers one Allocate call: all its containers by the same configuration and the same hardware.
+        Returns the writer for one Allocate call, so that all its containers use the same configuration and hardware.
 
-        Raises ContainerUnready or StateFault if containers could not use what they are told: nothing is to be allocated.
+        Raises ContainerUnready or StateFault if containers could not use their devices. Then nothing may be allocated.
         """
         if not has_gpus(topology, resource):
             return ResponseWriter()
@@ -101,9 +101,9 @@ class Containers:
             if reason != self._reason:
                 self._reason = reason
                 if reason is None:
-                    log.info("containers can be told of their devices")
+                    log.info("devices can be passed to containers")
                 else:
-                    log.warning("containers cannot be told of their devices", reason=reason)
+                    log.warning("devices cannot be passed to containers", reason=reason)
             await either(
                 partial(clock.sleep, until_tick(clock, POLL_SECONDS)), partial(wait_for_hardware, allocator, topology)
             )
@@ -158,7 +158,7 @@ class Containers:
         return writer._replace(extras=extras)
 
     def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
-        """Has the specifications in place, and gives their classes."""
+        """Writes the specifications if they have changed, and returns their classes."""
         specified = self._specified
         if (
             specified is None
@@ -181,7 +181,7 @@ async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> Non
 
 
 def is_shared_by_mps(topology: Topology, resource: ResourceName) -> bool:
-    """Whether a resource offers shares that are kept apart by MPS."""
+    """Whether a resource offers shares that MPS separates."""
     return any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ()))
 
 

@@ -1,16 +1,16 @@
 """
-How a journal is written, and what can be trusted of one that is damaged.
+Encodes and decodes journals, and finds what can be trusted in a damaged one.
 
 A header, and then one line per entry. A line is the CRC-32 of its JSON, a blank, and the JSON. A line without an end is an
 append that was cut short and never answered, so it is dropped; anything else that is not as it was written is damage.
 
-The state is what follows from the newest snapshot on. So damage before that costs no more than facts which the bus has not
-received, and the snapshot stands in for them; damage after it, or in the header, means that something may have been given of
-which nothing is known here, and leaves the record unconfirmed. Of what is whole, the lines around the newest snapshot are
-trusted as far as they follow one another; nothing of a journal of another node, or of a later version of this format.
+The state follows from the newest snapshot on. So damage before it loses only facts that the bus has not received, and the
+snapshot replaces them. Damage after it, or in the header, means that allocations may be missing, and leaves the record
+unconfirmed. Of the undamaged lines, those around the newest snapshot are trusted as far as they follow one another. A
+journal of another node, or of a later version of this format, is not trusted at all.
 
-Fields may be added to the format and to events, never renamed: readers pass over those that they do not know. A fact of a
-kind that is not known may have changed what is held, and counts as damage where it stands.
+Fields may be added to the format and to events, never renamed: readers ignore unknown fields. A fact of an unknown kind may
+have changed the allocations, so it counts as damage.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ Place = tuple[int, int]
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="topoalign.journal"):
-    """The first line: whose journal this is, and how it is written."""
+    """The first line: the node of the journal, and the version of the format."""
 
     version: int
     node: NodeName
-    doubt: str = ""
+    unconfirmed: str = ""
     """Why entries may be missing; empty: none is."""
 
 
@@ -56,9 +56,9 @@ class JournalContent(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: int = 0
     """Bytes of a last line that was never finished."""
     damage: str | None = None
-    """What is not as it was written."""
+    """What is damaged."""
     unconfirmed: str | None = None
-    """Why the record is unconfirmed: something may have been given that is not in `lines`. None: it is confirmed."""
+    """Why the record is unconfirmed: allocations may be missing in `lines`. None: it is confirmed."""
 
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def read_journal(content: bytes, node: NodeName, published: Place | None) -> Jou
         header = decode_line("the header", first, _headers)
     except Undecodable as error:
         damages.append(error.finding)
-        header = JournalHeader(version=VERSION, node=node, doubt=error.finding)
+        header = JournalHeader(version=VERSION, node=node, unconfirmed=error.finding)
     if header.version > VERSION:
         return lost_journal(f"it is of version {header.version}, and this program reads up to version {VERSION}")
     if header.node != node:
@@ -98,14 +98,14 @@ def read_journal(content: bytes, node: NodeName, published: Place | None) -> Jou
     if unfinished and is_whole(unfinished[:-1]):
         damages.append("the last line has lost its end")
         runs.append([])
-    if not header.doubt:
-        damages += ending(runs[-1], published)
+    if not header.unconfirmed:
+        damages += missing_at_end(runs[-1], published)
     if not damages:
-        return JournalContent(lines=runs[-1], unfinished=len(unfinished), unconfirmed=header.doubt or None)
+        return JournalContent(lines=runs[-1], unfinished=len(unfinished), unconfirmed=header.unconfirmed or None)
     damage = damages[0] if len(damages) == 1 else f"{damages[0]}, and {len(damages) - 1} more"
     trusted = next((run for run in reversed(runs) if has_snapshot(run)), [])
-    is_all = trusted is runs[-1] and has_snapshot(trusted) and not ending(trusted, published)
-    return JournalContent(lines=trusted, damage=damage, unconfirmed=header.doubt or (None if is_all else damage))
+    is_all = trusted is runs[-1] and has_snapshot(trusted) and not missing_at_end(trusted, published)
+    return JournalContent(lines=trusted, damage=damage, unconfirmed=header.unconfirmed or (None if is_all else damage))
 
 
 def lost_journal(damage: str) -> JournalContent:
@@ -131,12 +131,12 @@ def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[JournalLi
     return runs, damages
 
 
-def ending(run: Sequence[JournalLine], published: Place | None) -> list[str]:
-    """What is missing at the end of a journal whose last run is this; empty: nothing, as far as can be told."""
-    said = facts_of_lines(run)
-    if said and not has_snapshot(run) and said[0].seq != 1:
+def missing_at_end(run: Sequence[JournalLine], published: Place | None) -> list[str]:
+    """Returns what is missing at the end of a journal whose last run is this; empty: nothing is known to be missing."""
+    facts = facts_of_lines(run)
+    if facts and not has_snapshot(run) and facts[0].seq != 1:
         return ["the snapshot at its end is missing"]
-    if published is not None and published > (fact_position(said[-1]) if said else (0, 0)):
+    if published is not None and published > (fact_position(facts[-1]) if facts else (0, 0)):
         return ["facts at its end are missing, which were published"]
     return []
 
@@ -195,8 +195,8 @@ def unpublished(
     The facts, with their times, that the bus does not have: all after the newest published one; all, if the journal has
     that one no longer. `newest` is the index of the newest snapshot.
 
-    Where it is not known what the bus has received, the newest snapshot stands for everything before it: to say old facts
-    again, after newer ones, would be worse than to leave some of them out.
+    If it is not known what the bus has received, the newest snapshot replaces everything before it: publishing old facts
+    again after newer ones would be worse than leaving some out.
     """
     if published is None:
         return events[newest:]

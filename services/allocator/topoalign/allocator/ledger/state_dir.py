@@ -1,5 +1,5 @@
 """
-The directory in which a node's record is kept: whose it is, who may use it now, and what its failures mean.
+Checks and locks the directory of a node's record, and explains its failures.
 
 It belongs to the user that the allocator runs as, or to root, and to one process at a time, which holds its lock. A link in
 the place of the directory or of a file in it is refused: who could put it there could have the allocator write elsewhere.
@@ -29,7 +29,7 @@ REMEDIES = {
 }
 
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.EISDIR, errno.ENOTDIR})
-"""Errors that come of how a directory or file is set up: they do not pass by themselves."""
+"""Errors of a wrong setup of a directory or file. They do not pass by themselves."""
 
 
 PID = 20
@@ -144,7 +144,7 @@ def write_whole(file: int, data: bytes) -> None:
 
 @contextmanager
 def faults(path: Path, deed: str) -> Iterator[None]:
-    """Turns an OSError into a StateFault that says what could not be done, why, and what helps."""
+    """Turns an OSError into a StateFault with the failed action, the reason and the remedy."""
     try:
         yield
     except OSError as error:

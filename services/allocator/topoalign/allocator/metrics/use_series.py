@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
+from topoalign.allocator.ledger.release_log import container_title
 
-from topoalign.allocator.ledger.endings import container_title
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError

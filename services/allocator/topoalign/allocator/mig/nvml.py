@@ -1,8 +1,8 @@
 """
-MIG instances by NVML, which privileged users alone may make and destroy.
+Creates and destroys MIG instances by NVML, which only privileged users may do.
 
-NVML is opened for each task and closed after it. Each call has a time limit, in a thread of its own: a driver that does not
-answer keeps this thread and nobody else. Functions: NVML as in nvidia-ml-py 13.615.71.
+NVML is opened for each task and closed after it. Each call has a time limit and runs in a thread of its own, so a driver
+that does not answer blocks this thread only. Functions: NVML as in nvidia-ml-py 13.615.71.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ SHARED_ENGINES = 0
 """NVML_GPU_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED."""
 MOST = 64
 """Instances of one profile on a GPU."""
-REMEDY = "see that the agent is root and has CAP_SYS_ADMIN, and what the kernel log says of the driver"
+REMEDY = "see that the agent is root and has CAP_SYS_ADMIN, and read the driver's messages in the kernel log"
 T = TypeVar("T")
 
 
@@ -50,13 +50,13 @@ class NvmlInstances:
 
     async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
         """
-        Makes a GPU instance of this profile at this place, and one compute instance of all of it. Raises DriverFault, and
-        PlaceTaken.
+        Creates a GPU instance of this profile at this placement, and one compute instance of all of it. Raises
+        DriverFault and PlaceTaken.
         """
         return await self._run(gpu, partial(MigGpu.make, profile=profile, placement=placement))
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
-        """Destroys the GPU instance with this id and all in it; nothing where there is none. Raises DriverFault."""
+        """Destroys the GPU instance with this id and all in it, if it exists. Raises DriverFault."""
         await self._run(gpu, partial(MigGpu.destroy, instance=instance))
 
     async def _run(self, gpu: DeviceID, work: "Callable[[MigGpu], T]") -> T:
@@ -69,7 +69,7 @@ class NvmlInstances:
 
 @contextmanager
 def open_mig_gpu(gpu: DeviceID, steps: Steps) -> "Iterator[MigGpu]":
-    """A GPU, with NVML open in the block. Raises DriverFault, also for an error of NVML's in the block."""
+    """Opens NVML for the block and yields a GPU. Raises DriverFault, also for an error of NVML in the block."""
     steps("import pynvml")
     try:
         import pynvml  # most nodes make no instances
@@ -130,7 +130,7 @@ class MigGpu:
             raise PlaceTaken(self.id, profile, placement) from error
         try:
             self._compute(handle, int(kind.sliceCount))
-            return self._told(int(self._ask("nvmlGpuInstanceGetInfo", handle).id), profile, placement)
+            return self._mig_device(int(self._ask("nvmlGpuInstanceGetInfo", handle).id), profile, placement)
         except self._pynvml.NVMLError as error:
             fault = fault_of(self.id, self._steps.current[0], error)
             with suppress(self._pynvml.NVMLError):
@@ -157,14 +157,14 @@ class MigGpu:
         self._ask("nvmlGpuInstanceDestroy", handle)
 
     def _compute(self, handle: Any, slices: int) -> None:
-        """Makes one compute instance of all slices of a GPU instance."""
+        """Creates one compute instance of all slices of a GPU instance."""
         profiles = [each for each in self._compute_profiles(handle) if int(each.sliceCount) == slices]
         if not profiles:
             raise self._pynvml.NVMLError(self._pynvml.NVML_ERROR_NOT_SUPPORTED)
         self._ask("nvmlGpuInstanceCreateComputeInstance", handle, profiles[0].id)
 
-    def _told(self, number: int, profile: str, placement: MigPlacement) -> MigDevice:
-        """The MIG device of a GPU instance that has one."""
+    def _mig_device(self, number: int, profile: str, placement: MigPlacement) -> MigDevice:
+        """Reads the MIG device of a GPU instance."""
         for index, handle in enumerate(self._mig_handles()):
             if int(self._ask("nvmlDeviceGetGpuInstanceId", handle)) == number:
                 return MigDevice(
@@ -206,5 +206,5 @@ class MigGpu:
 
 
 def strip_profile_prefix(profile: Any) -> str:
-    """The name of a profile as NVIDIA prints it, without what NVML says before it: `MIG 1g.10gb` is `1g.10gb`."""
+    """Returns the name of a profile as NVIDIA prints it: NVML's `MIG 1g.10gb` is `1g.10gb`."""
     return "".join(str(profile.name).split()[-1:])

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import structlog
+from topoalign.allocator.ledger.release_log import container_title
 
-from topoalign.allocator.ledger.endings import container_title
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import KubeletListing, Place
 from topoalign.allocator.reconciliation.adoption import of_devices

@@ -24,9 +24,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import structlog
+from topoalign.allocator.ledger.release_log import container_title
 
 from topoalign.allocator.hardware_watch import is_confirmed
-from topoalign.allocator.ledger.endings import container_title
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import KubeletListing, Place, Poll, ReportedDevices
 from topoalign.allocator.reconciliation.adoption import adopt_unrecorded, return_displaced

@@ -293,7 +293,7 @@ class Admissions:
         live = tuple(self._named(request.target))
         decision = self._decisions.get(request.target)
         state = self._ledger.state
-        notes = self._ledger.endings.told(request.target, state.allocations)
+        notes = self._ledger.release_log.explain(request.target, state.allocations)
         if not live and decision is None and not notes:
             notes = (absence(request.target, self._lists(request.target), by_kubelet=self._kubelet_owns_devices),)
         ailing = {device: health for held in live for device, health in state.ailing(held).items()}

@@ -1,17 +1,18 @@
 """
-What a container with slots gets of HAMi-core: the limits as variables, the library and the list that has it loaded, a
-directory of its own, and the directory in which all containers of the node lock.
+Adds HAMi-core to Allocate's answers: the limits as variables, the library and the preload list, a directory for the
+container, and the directory of locks shared by all containers of the node.
 
 - The library counts GPUs as NVML does in the container, which is the order of the host: the limits are in that order, and
   not in the order of the slots.
-- It takes a limit of 0 for none, so no memory is less than one MiB. Cores are limited where a container has some, and not
-  all, of a GPU's. One variable says it for all GPUs where it is the same; else each GPU has its own, and one without a limit
-  has none, because the variable for all would be read for it.
-- The limits are those of the first process that opens the shared file. Its name cannot be foreseen and is another one in
-  each answer, so a container never finds the limits of an init container that had its slots.
+- A limit of 0 means no limit, so the memory limit is at least one MiB. Cores are limited if a container has some, and not
+  all, of a GPU's cores. If the limit is the same on all GPUs, one variable sets it; else each limited GPU has its own
+  variable, because the common variable would apply to GPUs without a limit.
+- The limits are those of the first process that opens the shared file. The file has an unpredictable new name in each
+answer,
+  so a container never gets the limits of an init container that had its slots.
 
-A pod can set these variables itself, and the kubelet passes on what the pod says: who wants to exceed its limits, does. What
-priority a pod has, its own environment says (the webhook writes it there): Allocate does not know it.
+A pod can set these variables itself, and the kubelet passes on the pod's values, so these limits do not stop a malicious
+pod. The priority of a pod is in its own environment, where the webhook writes it; Allocate does not know it.
 
 Source: HAMi-core 8f3a89c, how it reads its environment; HAMi 4707fb02, what its device plugin mounts.
 """
@@ -53,7 +54,7 @@ CORE_LIMIT = "CUDA_DEVICE_SM_LIMIT"
 SHARED_FILE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 CONTAINER_LOCKS = "/tmp/vgpulock"  # noqa: S108  # where the library locks
 MOST_GPUS = 16
-"""Of a container: the library has room for no more."""
+"""The largest number of GPUs of a container that the library supports."""
 MIB = 1024 * 1024
 
 
@@ -64,7 +65,7 @@ class HamiCoreEdits(NamedTuple):
     """`flags.hamiRoot`, on the host."""
 
     def check(self, containers: Collection[Sequence[DeviceID]]) -> None:
-        """Raises ContainerUnready for a container with more GPUs than the library has room for."""
+        """Raises ContainerUnready for a container with more GPUs than the library supports."""
         if (most := max((len({*map(base_of, slots)}) for slots in containers), default=0)) > MOST_GPUS:
             finding = f"the limiter hami-core limits {MOST_GPUS} GPUs of a container, and this one has {most}"
             raise ContainerUnready(finding, f"let the container ask for at most {MOST_GPUS}")
@@ -78,15 +79,15 @@ class HamiCoreEdits(NamedTuple):
         others: Collection[DeviceID] = (),
     ) -> None:
         """
-        Adds variables and mounts for the container of this allocation, and makes its directory. `others`: the GPUs that the
-        container has by other resources, and sees. Raises StateFault.
+        Adds variables and mounts for the container of this allocation, and creates its directory. `others`: the GPUs
+        that the container has by other resources, and sees. Raises StateFault.
         """
         slots = allocation.from_kubelet[resource]
         name = slots_directory_name(resource, slots)
         try:
             prepare_slots_directory(Path(self.root), name, DirectoryOwner(allocation.id, allocation.pod_uid))
         except OSError as error:
-            finding = f"the directory of a container cannot be made below {clean(self.root)}: {error.strerror}"
+            finding = f"the directory of a container cannot be created below {clean(self.root)}: {error.strerror}"
             raise StateFault(finding, "make room there, and see that it belongs to the agent's user") from error
         file = f"{CONTAINER_ROOT}/{secrets.token_hex(16)}.cache"
         limits = {**limit_variables(held_in_order(slots, allocation.slots, hardware, others)), SHARED_FILE: file}
@@ -111,8 +112,8 @@ def held_in_order(
     others: Collection[DeviceID] = (),
 ) -> list[Amount | None]:
     """
-    What a container holds by slots of each GPU that it sees, in the order of NVML; None: it has the GPU by another resource.
-    Raises ContainerUnready for a GPU that is not in slots any more.
+    Returns the amount of each GPU that a container sees, in NVML's order; None: it has the GPU by another resource. Raises
+    ContainerUnready for a GPU that is no longer in slots.
     """
     found: dict[int, Amount | None] = {hardware.gpu_by_id[hardware.card_of(each)].index: None for each in others}
     for slot in slots:
@@ -134,7 +135,7 @@ def limit_variables(held: Sequence[Amount | None]) -> dict[str, str]:
 
 
 def hami_core_edits(flags: Flags) -> HamiCoreEdits:
-    """What is to be told of the limiter now. Raises ContainerUnready where it could not work for any container."""
+    """Returns the current edits of the limiter. Raises ContainerUnready if it could not work for any container."""
     root = flags.hami_root.rstrip("/")
     if not root:
         finding = "the limiter hami-core has no directory (flags.hamiRoot)"
@@ -149,6 +150,6 @@ def hami_core_edits(flags: Flags) -> HamiCoreEdits:
     try:
         make_locks(Path(root))
     except OSError as error:
-        finding = f"the limiter hami-core cannot make its directories: {error.strerror}"
+        finding = f"the limiter hami-core cannot create its directories: {error.strerror}"
         raise ContainerUnready(finding, "see that flags.hamiRoot is a directory that the agent may write") from error
     return HamiCoreEdits(root)

@@ -1,21 +1,21 @@
 """
-The directories in which the library keeps its shared file: one for each allocation of slots, below one root.
+Manages the directories of the library's shared files: one for each allocation of slots, below one root.
 
-A directory is named by a digest of the resource and the slots, as those of vcuda are: not after the record, which is another
-one where the journal was lost. So the mount that the kubelet keeps, and gives a container again whenever that starts, always
-finds it, and one that is gone can be made again.
+A directory is named by a digest of the resource and the slots, as those of vcuda are, and not after the record, which
+changes if the journal is lost. So the mount that the kubelet keeps for each start of a container stays valid, and a
+missing directory can be created again.
 
     <root>/slots-2f1c…          of this process' user, mode 0755: a container cannot change what is in it
-        of                      the record that it was made for and, once known, the UID of its pod
+        of                      the id of its allocation and, once known, the UID of its pod
         cache/                  mode 0777, mounted read-write at /usr/local/vgpu
     <root>/vgpulock/            mode 0777, mounted at /tmp/vgpulock of all containers
 
-The root is closed to other users of the host (mode 0700): a container's root may leave programs there that run as root, and
-device nodes. Containers need no right to it, because what they see is mounted.
+The root is closed to other users of the host (mode 0700), because root in a container may leave setuid programs and device
+nodes there. Containers need no access to it, because their directories are mounted.
 
-Allocate makes a directory anew for another record: the former one loses its name, and sweeps remove it. `cache` is the
-container's, which may have changed it in every way; `vgpulock` is all containers', and where one has made it its own, the
-next containers get another one.
+For another record Allocate creates the directory again: the former one is renamed, and the cleanup removes it. `cache`
+belongs to the container, which may change it in any way. `vgpulock` is shared by all containers; if one of them has
+taken ownership of it, the next containers get a new one.
 """
 
 import errno
@@ -55,11 +55,11 @@ OWNER = "of"
 CACHE = "cache"
 LOCKS = "vgpulock"
 OPEN = 0o777
-"""Of directories in which users of all containers write."""
+"""Mode of directories that users of all containers may write to."""
 
 
 class DirectoryOwner(NamedTuple):
-    """Whose a directory is."""
+    """The owner of a directory."""
 
     allocation: AllocationID
     pod_uid: str = ""
@@ -67,17 +67,17 @@ class DirectoryOwner(NamedTuple):
 
 
 def slots_directory_name(resource: ResourceName, slots: Collection[DeviceID]) -> str:
-    """The name of the directory of these slots, in whatever order they are."""
+    """Returns the directory name of these slots, in any order."""
     return f"slots-{digest_of(resource, slots)}"
 
 
 def list_slots_directories(root: Path) -> list[str]:
-    """The names of the directories below the root that are ours; none where there is no root. Raises OSError."""
+    """Lists the own directories below the root; empty without a root. Raises OSError."""
     return limiter_files.list_own_directories(root, NAME)
 
 
 def read_directory_owner(root: Path, name: str) -> DirectoryOwner | None:
-    """Whose a directory is; None where that is not written."""
+    """Reads the owner of a directory; None if none is written."""
     try:
         with open_directory(root) as at, open_directory(name, at) as directory:
             allocation, _, pod_uid = read_file(directory, OWNER).decode("utf-8", "replace").partition("\n")
@@ -87,7 +87,7 @@ def read_directory_owner(root: Path, name: str) -> DirectoryOwner | None:
 
 
 def make_locks(root: Path) -> None:
-    """Has the root, for this process' user alone, and the directory of locks. Raises OSError."""
+    """Creates the root, for this process' user alone, and the directory of locks. Raises OSError."""
     make_root(root)
     with open_directory(root) as at:
         if is_taken(at, LOCKS):
@@ -96,7 +96,7 @@ def make_locks(root: Path) -> None:
 
 
 def is_taken(at: int, name: str) -> bool:
-    """Whether this is a directory that a container has given to another user: its rights are that user's to set."""
+    """Whether this is a directory that a container has given to another user, who then controls its mode."""
     try:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
@@ -106,8 +106,8 @@ def is_taken(at: int, name: str) -> bool:
 
 def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> None:
     """
-    Has the directory of this record, with nothing of a former one in it; what its own container has written stays. Raises
-    OSError; then it can be repeated.
+    Prepares the directory of this record. Removes the content of a former record and keeps that of its own container. Raises
+    OSError; then the call can be repeated.
     """
     with open_directory(root) as at:
         former = read_directory_owner(root, name)
@@ -124,15 +124,15 @@ def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> Non
 
 
 def write_owner(root: Path, name: str, owner: DirectoryOwner) -> None:
-    """Notes whose a directory is; its content stays. Raises OSError."""
+    """Writes the owner of a directory; its other content stays. Raises OSError."""
     with open_directory(root) as at, open_directory(name, at) as directory:
         write_file(directory, OWNER, "\n".join(owner).encode())
 
 
 def make_open(at: int, name: str) -> None:
     """
-    Has a directory that all users may write to, also where its container has closed it. Raises OSError, also where something
-    else has the name.
+    Creates a directory that all users may write to, or opens it again if its container has closed it. Raises OSError,
+    also if the name is not a directory.
     """
     with suppress(FileExistsError):
         os.mkdir(name, OPEN, dir_fd=at)
@@ -144,24 +144,24 @@ def make_open(at: int, name: str) -> None:
         os.close(directory)
 
 
-# Keeps the directories of containers that are limited by HAMi-core, every few seconds and when the agent has started.
+# The cleanup runs every few seconds and after the start of the agent.
 #
-# A directory whose slots are in the record or in the kubelet's checkpoint, or whose pod is there, stays; one that is
-# missing for slots in the record or the checkpoint is made again. Any other is taken away, and removed some entries at
-# a time, in a thread: to give a large file's blocks back may take a file system seconds. Without an answer of the
-# kubelet, or where its checkpoint cannot be read, nothing is removed.
+# A directory stays if its slots are in the record or in the kubelet's checkpoint, or if its pod exists. A missing directory
+# of slots in the record or the checkpoint is created again. Any other is renamed, and its content is removed in small
+# batches in a thread, because a file system may need seconds to free a large file. Nothing is removed without an answer
+# of the kubelet, or if its checkpoint cannot be read.
 
 
 COLLECT_SECONDS = 5.0
 NOBODY = DirectoryOwner(AllocationID(""))
-"""Of a directory of slots that the checkpoint has and the record has not: an init container's, which may run once more."""
+"""Owner of slots that only the checkpoint has: those of an init container, which may run again."""
 
 log = structlog.get_logger("topoalign.allocator.containers.hami_core")
 Held = tuple[ResourceName, frozenset[DeviceID]]
 
 
 class LedgerView(Protocol):
-    """What a sweep asks of the allocator."""
+    """The state of the allocator that a cleanup needs."""
 
     @property
     def state(self) -> NodeState:
@@ -169,26 +169,26 @@ class LedgerView(Protocol):
 
     @property
     def polled(self) -> Poll | None:
-        """What the kubelet answered last; None: nothing yet, or it did not answer."""
+        """The kubelet's last answer; None: none yet, or the poll failed."""
 
 
-class Collections:
+class DirectoryCleanup:
     """Restores and removes directories below one root."""
 
     def __init__(self, root: Callable[[], str]) -> None:
         """`root`: `flags.hamiRoot` of the newest configuration, empty: there is none."""
         self._root = root
         self._owners: dict[str, DirectoryOwner | None] = {}
-        """Directory -> whose it is, by what is written in it."""
+        """Directory -> the owner that is written in it."""
         self._names: dict[Held, str] = {}
 
     async def run(self, allocations: LedgerView, clock: Clock) -> None:
-        """Sweeps every `COLLECT_SECONDS` until cancelled. Logs once why it fails."""
+        """Cleans up every `COLLECT_SECONDS` until cancelled. Logs a failure once."""
         failing = None
         while True:
             try:
                 try:
-                    self.sweep(allocations.state, allocations.polled)
+                    self.clean_up(allocations.state, allocations.polled)
                 finally:
                     await to_thread.run_sync(self.remove_leftovers)
                 failing = None
@@ -198,8 +198,8 @@ class Collections:
                 failing = reason
             await clock.sleep(until_tick(clock, COLLECT_SECONDS))
 
-    def sweep(self, state: NodeState, poll: Poll | None) -> None:
-        """One of them. Raises OSError once all that can be done is done."""
+    def clean_up(self, state: NodeState, poll: Poll | None) -> None:
+        """Restores and removes directories once. Raises OSError after it has done all that is possible."""
         if not (configured := self._root().rstrip("/")):
             return
         if poll is not None and poll.listing.checkpoint is None:
@@ -207,9 +207,9 @@ class Collections:
         root = Path(configured)
         failure = None
         held = self._held(state)
-        shown = self._shown(poll)
+        in_checkpoint = self._in_checkpoint(poll)
         limited = [name for (resource, _), name in self._names.items() if is_limited(state, resource)]
-        limited += [name for name, resource in shown.items() if is_limited(state, resource)]
+        limited += [name for name, resource in in_checkpoint.items() if is_limited(state, resource)]
         present = list_slots_directories(root)
         self._owners = {name: self._owners.get(name) or read_directory_owner(root, name) for name in present}
         for name in present:
@@ -219,7 +219,7 @@ class Collections:
                     if (now := held[name]) is not None and now != owner:
                         write_owner(root, name, now)
                         self._owners[name] = now
-                elif poll is not None and name not in shown and not is_owner_present(owner, poll):
+                elif poll is not None and name not in in_checkpoint and not is_owner_present(owner, poll):
                     limiter_files.remove_own_directory(root, name)
             except OSError as error:
                 failure = error
@@ -234,16 +234,16 @@ class Collections:
             raise failure
 
     def remove_leftovers(self) -> None:
-        """Goes on removing what was taken away. Raises OSError where some of it cannot be removed."""
+        """Removes the content of renamed directories. Raises OSError if some of it cannot be removed."""
         if configured := self._root().rstrip("/"):
             try:
                 limiter_files.remove_leftovers(Path(configured))
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY:  # the next one goes on
+                if error.errno != errno.ENOTEMPTY:  # the next cleanup continues
                     raise
 
     def _held(self, state: NodeState) -> dict[str, DirectoryOwner | None]:
-        """Directory of slots that are held, by the record -> whose it is. None: of a container that was displaced."""
+        """Returns the directories of slots in the record -> the owner. None: of a displaced container."""
         pairs = {
             pair: DirectoryOwner(each.id, each.pod_uid) if each is not None else None
             for each, pair in held_slots(state)
@@ -251,8 +251,8 @@ class Collections:
         self._names = {pair: self._name(pair) for pair in pairs}
         return {self._names[pair]: owner for pair, owner in pairs.items()}
 
-    def _shown(self, poll: Poll | None) -> dict[str, ResourceName]:
-        """The directories of slots in the kubelet's checkpoint -> the resource, without entries of pods that are gone."""
+    def _in_checkpoint(self, poll: Poll | None) -> dict[str, ResourceName]:
+        """Returns the directories of slots in the kubelet's checkpoint -> the resource, without deleted pods."""
         if poll is None:
             return {}
         pods = poll.listing.directories
@@ -263,7 +263,7 @@ class Collections:
         }
 
     def _name(self, pair: Held) -> str:
-        """`slots_directory_name`, remembered for slots in the record."""
+        """Returns the directory name of slots; it is cached for slots in the record."""
         return self._names.get(pair) or slots_directory_name(*pair)
 
 
@@ -273,7 +273,7 @@ def is_limited(state: NodeState, resource: ResourceName) -> bool:
 
 
 def held_slots(state: NodeState) -> Iterator[tuple[Allocation | None, Held]]:
-    """The slots of each allocation of the record; None as the allocation: of one that was displaced."""
+    """Yields the slots of each allocation of the record. The allocation is None for a displaced container."""
     for each in state.allocations.values():
         for former in each.displaced:
             yield from ((None, (name, frozenset(ids))) for name, ids in former.devices.items() if are_slots(ids))
@@ -282,11 +282,11 @@ def held_slots(state: NodeState) -> Iterator[tuple[Allocation | None, Held]]:
 
 
 def are_slots(devices: Collection[DeviceID]) -> bool:
-    """Whether these may be slots, also of a configuration that is not there any more: ids with a number behind a device."""
+    """Whether these may be slots, also of a former configuration: ids of a device followed by a number."""
     return any(base_of(each) != each and unit_kind(each) is None for each in devices)
 
 
 def is_owner_present(owner: DirectoryOwner | None, poll: Poll) -> bool:
-    """Whether the pod of a directory's owner is there still."""
+    """Whether the pod of a directory's owner still exists."""
     pods = poll.listing.directories
     return owner is not None and bool(owner.pod_uid) and pods is not None and not pods.is_gone(owner.pod_uid)

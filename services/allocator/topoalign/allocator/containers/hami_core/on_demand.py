@@ -1,6 +1,6 @@
 """
-The sweeps, the feedback, and what reads the files of containers, from when the configuration names a directory for them:
-most nodes have none, and import nothing of it.
+Starts the cleanup, the feedback and the reader of HAMi-core's files when the configuration names a directory for them. Most
+nodes have none and import nothing of it.
 """
 
 from collections.abc import Callable
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from topoalign.core.model.processes import LibraryReading
 
 LOOK_SECONDS = 5.0
-"""Between two looks at the configuration."""
+"""Between two checks of the configuration."""
 
 
 async def keep_directories(root: Callable[[], str], allocations: "LedgerView", clock: Clock) -> None:
-    """`Collections.run`, from when there is a root."""
+    """Runs `DirectoryCleanup.run` as soon as a root is configured."""
     while not root():
         await clock.sleep(until_tick(clock, LOOK_SECONDS))
-    from topoalign.allocator.containers.hami_core.directories import Collections  # few nodes have it
+    from topoalign.allocator.containers.hami_core.directories import DirectoryCleanup  # few nodes have it
 
-    await Collections(root).run(allocations, clock)
+    await DirectoryCleanup(root).run(allocations, clock)
 
 
 async def keep_priorities(
     root: Callable[[], str], is_on: Callable[[], bool], state: Callable[[], NodeState], clock: Clock
 ) -> None:
-    """`Feedback.run`, from when there is a root: also where it is off, because a former process may have told something."""
+    """Runs `Feedback.run` as soon as a root is configured, also if it is off, to reset notes of a former process."""
     while not root():
         await clock.sleep(until_tick(clock, LOOK_SECONDS))
     from topoalign.allocator.containers.hami_core.feedback import Feedback  # as above
@@ -46,7 +46,7 @@ async def keep_priorities(
 
 
 class SharedFilesOnDemand:
-    """As `SharedFiles`, which it makes when somebody asks on a node with a root."""
+    """A `SharedFiles` that is created on the first read of a node with a root."""
 
     def __init__(self, root: Callable[[], str], state: Callable[[], NodeState], clock: Clock) -> None:
         """As `SharedFiles`."""
@@ -80,10 +80,10 @@ class SharedFilesOnDemand:
 
     def figure(self) -> Figure:
         """How many files could not be used, for /metrics."""
-        made: dict[str, SharedFiles] = self.__dict__
+        cached: dict[str, SharedFiles] = self.__dict__
         return Figure(
             "counter",
             "topoalign_allocator_hami_core_unusable_files",
             "Files of containers under the limiter hami-core that are not what its library writes, in all readings.",
-            lambda: made["_files"].refused if "_files" in made else 0,
+            lambda: cached["_files"].refused if "_files" in cached else 0,
         )

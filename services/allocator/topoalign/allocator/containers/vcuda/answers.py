@@ -1,8 +1,8 @@
 """
-What a container with units gets of its limiter: the directory of the units, and the library where that is configured.
+Adds the limiter vcuda to Allocate's answers: the directory of the units, and the library if it is configured.
 
-Computing time and memory of a container are answered apart, and of two mounts at one path the kubelet keeps one: the
-directory of either will do, as both have the same content before the container starts (`limiter`).
+Computing time and memory of a container have separate answers, and of two mounts at one path the kubelet keeps one. Either
+directory works, because both have the same content before the container starts (`limiter`).
 """
 
 import os
@@ -29,7 +29,7 @@ class VcudaEdits(NamedTuple):
     root: str
     """`flags.vcudaRoot`, on the host."""
     libraries: str
-    """`flags.vcudaLibraries`, on the host; empty: containers have the library by another way."""
+    """`flags.vcudaLibraries`, on the host; empty: containers get the library in another way."""
 
     def add(
         self, response: v1beta1.ContainerAllocateResponse, resource: ResourceName, units: Collection[DeviceID]
@@ -50,7 +50,7 @@ class VcudaEdits(NamedTuple):
 
 
 def vcuda_edits(flags: Flags, proc: Path, cgroups: Path) -> VcudaEdits:
-    """What is to be told of the limiter now. Raises ContainerUnready where it could not work for any container."""
+    """Returns the current edits of the limiter. Raises ContainerUnready if it could not work for any container."""
     if reason := unready(flags.vcuda_root, proc, cgroups):
         raise reason
     return VcudaEdits(flags.vcuda_root.rstrip("/"), flags.vcuda_libraries)
@@ -58,14 +58,14 @@ def vcuda_edits(flags: Flags, proc: Path, cgroups: Path) -> VcudaEdits:
 
 def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:
     """
-    Why no container could be limited: nobody that registers could be told from others, its processes could not be found, or
-    there is no place for its files. None: it could.
+    Returns why no container could be limited: the caller of a registration could not be identified, its processes could not
+    be found, or its files could not be written. None: containers can be limited.
     """
     if not root:
         finding = "the limiter vcuda has no directory (flags.vcudaRoot)"
         return ContainerUnready(finding, "give discovery and allocator the same configuration file")
     if not sees_all_processes(proc):
-        finding = "the limiter vcuda cannot tell who registers: the agent does not see the node's processes"
+        finding = "the limiter vcuda cannot identify callers: the agent does not see the node's processes"
         return ContainerUnready(finding, "run the agent in the host's PID namespace (hostPID)")
     if not any(is_root(cgroups / each) for each in HIERARCHIES):
         finding = f"the limiter vcuda does not find the host's control groups at {cgroups}"
@@ -73,15 +73,15 @@ def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:
     try:
         make_root(Path(root))
     except OSError as error:
-        finding = f"the limiter vcuda cannot make its directory: {error.strerror}"
+        finding = f"the limiter vcuda cannot create its directory: {error.strerror}"
         return ContainerUnready(finding, "see that flags.vcudaRoot is a directory on the host that the agent may write")
     return None
 
 
 def is_root(hierarchy: Path) -> bool:
     """
-    Whether this is a hierarchy of control groups, and not of the agent's container alone: its root is the one group of
-    version 2 without events ("Control Group v2" of the kernel's documentation). Of version 1 nothing tells. One that cannot
-    be looked at is none.
+    Whether this is the host's hierarchy of control groups, and not the container's. In version 2 the root is the only group
+    without events ("Control Group v2" of the kernel's documentation). In version 1 this cannot be checked. A directory that
+    cannot be read is no hierarchy.
     """
     return os.path.isfile(hierarchy / PROCESSES) and not os.path.exists(hierarchy / "cgroup.events")

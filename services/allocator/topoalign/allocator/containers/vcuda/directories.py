@@ -1,29 +1,29 @@
 """
-The directories that containers see at /etc/vcuda: one for each allocation of units, below one root that is ours alone.
+Manages the directories that containers see at /etc/vcuda: one for each allocation of units, below one root.
 
-A directory is named after what was allocated, by a digest of the resource and the ids: not after the pod, which Allocate
-does not tell, nor after a record, which is another one where the journal was lost. So the mount that the kubelet keeps, and
-gives a container again whenever that starts, always finds it.
+A directory is named by a digest of the resource and the ids of the devices. It is not named after the pod, because Allocate
+does not name it, nor after the record, which changes if the journal is lost. So the mount that the kubelet keeps for each
+start of a container stays valid.
 
     <root>/units-2f1c…          of this process' user, mode 0755, mounted read-only
-        vcuda.config            whose it is and what that is limited to; written before the container starts
+        vcuda.config            owner and limits; written before the container starts
         pids.config             processes of the container, since one of them has registered
         vcuda.sock
-        <container id>/         the two files once more, where the library looks if there is no vcuda.config above
+        <container id>/         copies of the two files, which the library reads if there is no vcuda.config above
 
-The same units may be another container's later. Its directory is made anew then: should the former container still run, what
-it has mounted is empty from then on, and the library ends its processes, as it opens `pids.config` again and again (source:
-vcuda-controller 72e0115, src/hijack_call.c).
+If another container gets the same units later, its directory is created again. If the former container still runs, its mount
+is empty from then on, and the library ends its processes, because it opens `pids.config` regularly (source: vcuda-controller
+72e0115, src/hijack_call.c).
 
-The root is closed to other users of the host (mode 0700): control groups and mounts tell which container calls, and a user
-to whom the host leaves a control group may give it and its mounts the names of one.
+The root is closed to other users of the host (mode 0700). Callers are identified by control groups and mounts, and a host
+user with a delegated control group could give it and its mounts the names of a container.
 
-Files are replaced as a whole, and only directories with such a name that belong to this process' user are touched. What a
-process that was killed leaves (a draft, a directory that is being removed) is removed.
+Files are replaced as a whole, and only own directories with such a name are touched. Leftovers of a killed process
+(temporary files, directories under removal) are removed.
 
-A container may write in its directory where its mount is not read-only. So nothing there is opened but files and
-directories, and no link is followed. A directory that goes loses its name at once, and what is in it in short steps: a
-pipe, a deep tree or a million files neither keep the agent busy nor keep the units from the next container.
+A container may write in its directory if its mount is not read-only. So only regular files and directories are opened there,
+and no link is followed. A directory to remove is renamed at once, and its content is removed in small batches. So a pipe, a
+deep tree or a million files neither keep the agent busy nor block the units for the next container.
 """
 
 import os
@@ -66,7 +66,7 @@ from topoalign.core.model.topology.offers import CORES
 #
 # - `enable` 0: a container with whole GPUs is not limited.
 # - `hard_limit` 1: `utilization` is the most that it gets; `limit` is read only where it is 0, and stays 0.
-# - A container with memory and no claim on computing time has `utilization` 100, which holds nobody back: with 0 the
+# - A container with memory and without computing time has `utilization` 100, which is no limit: with 0 the
 #   library would give it next to nothing.
 # - `driver_version` stays 0: the library reads the driver's version from /proc.
 #
@@ -84,16 +84,16 @@ MOST_PROCESSES = 1_024
 
 
 class Limits(NamedTuple):
-    """What a container is limited to."""
+    """The limits of a container."""
 
     pod_uid: str
     container: str
     cores: int
-    """Hundredths of a GPU's computing time; 0: it has no claim on any."""
+    """Hundredths of a GPU's computing time; 0: it requests none."""
     memory: int
     """Bytes."""
     bus_id: str = ""
-    """Of its GPU, as NVML writes it: `0000:0C:00.0`. Empty: it is not known."""
+    """PCI address of its GPU in NVML's form: `0000:0C:00.0`. Empty: not known."""
 
     @property
     def utilization(self) -> int:
@@ -102,7 +102,7 @@ class Limits(NamedTuple):
 
 
 def encode_config(limits: Limits) -> bytes:
-    """The content of `vcuda.config`."""
+    """Encodes `vcuda.config`."""
     return CONFIG.pack(
         c_string(limits.pod_uid, 48),
         0,
@@ -118,7 +118,7 @@ def encode_config(limits: Limits) -> bytes:
 
 
 def owner_in(config: bytes) -> tuple[str, str] | None:
-    """Pod UID and container of a `vcuda.config`; None where this is none."""
+    """Decodes pod UID and container of a `vcuda.config`; None if it is invalid."""
     if len(config) != CONFIG.size:
         return None
     pod_uid, _, container, *_ = CONFIG.unpack(config)
@@ -126,39 +126,39 @@ def owner_in(config: bytes) -> tuple[str, str] | None:
 
 
 def string_in(field: bytes) -> str:
-    """A string of C, to its zero byte."""
+    """Decodes a C string up to its zero byte."""
     return field.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def pids_of(pids: Iterable[int]) -> bytes:
-    """The content of `pids.config`: the first `MOST_PROCESSES` of these, ascending."""
+    """Encodes `pids.config`: the first `MOST_PROCESSES` of these, ascending."""
     kept = sorted(pids)[:MOST_PROCESSES]
     return struct.pack(f"={len(kept)}i", *kept)
 
 
 def c_string(value: str, size: int) -> bytes:
-    """A string of C in so many bytes, its zero byte included."""
+    """Encodes a C string for a field of `size` bytes, including its zero byte."""
     return value.encode()[: size - 1]
 
 
 SOCKET = "vcuda.sock"
 NAME = re.compile(r"units-[0-9a-f]{32}")
 MOST_KEPT = 64
-"""Entries of a directory that is used again: the agent makes four, and a draft."""
+"""Entries of a directory that is used again: the agent writes four, and a temporary file."""
 
 
 def units_directory_name(resource: ResourceName, units: Collection[DeviceID]) -> str:
-    """The name of the directory of these units, in whatever order they are."""
+    """Returns the directory name of these units, in any order."""
     return f"units-{digest_of(resource, units)}"
 
 
 def list_units_directories(root: Path) -> list[str]:
-    """The names of the directories below the root that are ours; none where there is no root. Raises OSError."""
+    """Lists the own directories below the root; empty without a root. Raises OSError."""
     return limiter_files.list_own_directories(root, NAME)
 
 
 def config_in(root: Path, name: str) -> bytes:
-    """The `vcuda.config` of a directory; empty where there is none."""
+    """Reads the `vcuda.config` of a directory; empty if there is none."""
     try:
         with open_directory(root) as at, open_directory(name, at) as directory:
             return read_file(directory, CONFIG_FILE)
@@ -167,21 +167,21 @@ def config_in(root: Path, name: str) -> bytes:
 
 
 def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
-    """Pod UID and container whose directory this is; None where it is nobody's yet."""
+    """Reads pod UID and container of a directory's owner; None if it has none yet."""
     return owner_in(config_in(root, name))
 
 
 def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
     """
-    Has the directory in place for a container with these limits that is about to start. What a former container of that name
-    registered goes; the directory of another one is made anew. Raises OSError; then no half file is there, and it can be
-    repeated.
+    Prepares the directory for a container with these limits that is about to start. Removes registrations of a former
+    container of the same name; creates the directory of another owner again. Raises OSError; then no incomplete file exists,
+    and the call can be repeated.
     """
     make_root(root)
     with open_directory(root) as at:
         if read_config_owner(root, name) != (limits.pod_uid, limits.container) or is_crowded(at, name):
             if gone := discard(at, name):
-                with suppress(OSError):  # its former container, if that runs still, finds it empty at once
+                with suppress(OSError):  # its former container, if it still runs, finds it empty at once
                     remove_tree(at, gone)
             os.mkdir(name, MODE, dir_fd=at)
         with open_directory(name, at) as directory:
@@ -197,8 +197,8 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
 
 def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
     """
-    Writes the files of a container that has registered into the directory of its id, and that called `pids` beside it: where
-    they are that already, nothing. Raises OSError, also where the directory is not there any more.
+    Writes the files of a registered container into the directory of its id, and the file named `pids` also one level above.
+    Writes only changed files. Raises OSError, also if the directory no longer exists.
     """
     with open_directory(root) as at, open_directory(name, at) as directory:
         with suppress(FileExistsError):

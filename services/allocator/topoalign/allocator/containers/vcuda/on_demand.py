@@ -1,5 +1,5 @@
 """
-The limiter of a node, from when its configuration names a directory for it: most nodes have none, and import nothing of it.
+Creates the limiter vcuda when the configuration names a directory for it. Most nodes have none and import nothing of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from topoalign.allocator.containers.vcuda.limiter import RecordView, VcudaLimiter
 
 LOOK_SECONDS = 5.0
-"""Between two looks at the configuration."""
+"""Between two checks of the configuration."""
 
 
 class LimiterOnDemand:
-    """As `VcudaLimiter`, which it makes when it is needed."""
+    """A `VcudaLimiter` that is created when it is needed."""
 
     def __init__(self, root: Callable[[], str], hardware: Callable[[], Topology]) -> None:
         """As `VcudaLimiter`."""
@@ -40,7 +40,7 @@ class LimiterOnDemand:
             await self._limiter.starting(resource, units, poll)
 
     async def run(self, allocations: "RecordView", clock: Clock) -> None:
-        """As `VcudaLimiter.run`, from when there is a directory."""
+        """Runs `VcudaLimiter.run` as soon as a directory is configured."""
         while not self._root():
             await clock.sleep(until_tick(clock, LOOK_SECONDS))
         await self._limiter.run(allocations, clock)
@@ -48,10 +48,10 @@ class LimiterOnDemand:
     def figure(self) -> Figure:
         """How many registrations were refused, for /metrics."""
         help_text = "Refused registrations on vcuda.sock, of processes outside the container that has these units."
-        made: dict[str, VcudaLimiter] = self.__dict__
+        cached: dict[str, VcudaLimiter] = self.__dict__
         return Figure(
             "counter",
             "topoalign_allocator_vcuda_refused",
             help_text,
-            lambda: made["_limiter"].refused if "_limiter" in made else 0,
+            lambda: cached["_limiter"].refused if "_limiter" in cached else 0,
         )

@@ -1,4 +1,4 @@
-"""How allocations ended, kept in memory for `explain`: the record has only those that live."""
+"""Remembers how allocations ended, for `explain`: the record has live allocations only."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ from topoalign.core.model.events import Allocation, AllocationGranted, Allocatio
 from topoalign.core.model.ids import AllocationID
 
 REMEMBERED = 1_000
-"""Allocations."""
-TOLD = 3
-"""Of one pod, the newest."""
+"""Ended allocations that are kept."""
+MOST_EXPLAINED = 3
+"""Ended allocations of one pod that `explain` names, the newest."""
 
 REASONS = {
     "released": "it was released on request",
     "gone": "its container ended",
     "orphan": "its container ended while the allocator did not run",
-    "superseded": "the kubelet gave its devices anew",
-    "displaced": "the kubelet gave its devices to another container although its own was not seen to end",
+    "superseded": "the kubelet allocated its devices again",
+    "displaced": "the kubelet allocated its devices to another container although its own was not seen to end",
 }
 
 
@@ -29,19 +29,19 @@ class Release(NamedTuple):
     allocation: Allocation
     reason: str
     successors: tuple[AllocationID, ...]
-    """Who was granted its devices in its place."""
+    """Allocations that got its devices instead."""
 
 
-class Endings:
-    """Remembers the `REMEMBERED` newest endings, for `explain`. They are lost with the process."""
+class ReleaseLog:
+    """Remembers the `REMEMBERED` newest releases, for `explain`. They are lost with the process."""
 
     def __init__(self) -> None:
         self._ended: OrderedDict[AllocationID, Release] = OrderedDict()
         self.origins: OrderedDict[AllocationID, AllocationID] = OrderedDict()
-        """What is left of a record that made way in part -> that record, maybe a rest itself; the newest of them."""
+        """Remainder of a partly released record -> that record, which may be a remainder itself; the newest of them."""
 
     def left_over(self, rests: Mapping[AllocationID, AllocationID]) -> None:
-        """Remembers what is left of which records."""
+        """Remembers the remainders of records."""
         self.origins.update(rests)
         while len(self.origins) > REMEMBERED:
             self.origins.popitem(last=False)
@@ -56,19 +56,19 @@ class Endings:
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
-    def told(self, target: str, live: Mapping[AllocationID, Allocation]) -> tuple[str, ...]:
-        """A sentence for each allocation of this id, or of a pod of this name, that has ended; newest first."""
+    def explain(self, target: str, live: Mapping[AllocationID, Allocation]) -> tuple[str, ...]:
+        """Returns a sentence for each ended allocation of this id, or of a pod of this name; newest first."""
         found = [each for each in reversed(self._ended.values()) if target in names_of(each.allocation)]
-        return tuple(self._sentence(each, live) for each in found[:TOLD])
+        return tuple(self._sentence(each, live) for each in found[:MOST_EXPLAINED])
 
-    def _sentence(self, ending: Release, live: Mapping[AllocationID, Allocation]) -> str:
-        gone = ending.allocation
+    def _sentence(self, release: Release, live: Mapping[AllocationID, Allocation]) -> str:
+        gone = release.allocation
         devices = ", ".join(sorted(gone.device_ids))
         uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""
         ended = f"{container_title(gone.owner)} had {devices} (allocation {gone.id}{uid}), and no longer holds it: "
-        ended += REASONS.get(ending.reason, ending.reason)
-        successors = [live[name] for name in ending.successors if name in live]
-        if successors and ending.reason in ("superseded", "displaced"):
+        ended += REASONS.get(release.reason, release.reason)
+        successors = [live[name] for name in release.successors if name in live]
+        if successors and release.reason in ("superseded", "displaced"):
             ended += "; now " + " and ".join(
                 f"{container_title(new.owner)} has it (allocation {new.id})" for new in successors
             )
@@ -76,13 +76,13 @@ class Endings:
 
 
 def names_of(allocation: Allocation) -> set[str]:
-    """The names that `explain` finds an allocation by: its id, and `namespace/pod` where its owner is known."""
+    """Returns the names by which `explain` finds an allocation: its id, and `namespace/pod` if its owner is known."""
     owner = allocation.owner
     return {allocation.id} if owner is None else {allocation.id, f"{owner.namespace}/{owner.pod}"}
 
 
 def container_title(owner: Owner | None) -> str:
-    """The text that names a container in logs, readiness and explanations: `NAMESPACE/POD CONTAINER`."""
+    """Returns the name of a container for logs, readiness and explanations: `NAMESPACE/POD CONTAINER`."""
     if owner is None:
         return "a container not known yet"
     return clean(f"{owner.namespace}/{owner.pod} {owner.container}", OWNER_CHARACTERS)
