@@ -6,7 +6,7 @@ from kubelet_support import pod, two_nodes
 from reservation_support import ids, reservation
 from whole_node_support import Node, fits, node
 
-from topoalign.allocator.allocate.joint_devices import CoAllocatedLacking
+from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
 from topoalign.allocator.containers.responses import ResponseWriter
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.errors import DeviceInUse

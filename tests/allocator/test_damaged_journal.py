@@ -15,7 +15,7 @@ from faults_support import sample
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import mark_unknown
-from topoalign.allocator.ledger import record
+from topoalign.allocator.ledger import journal_format
 from topoalign.allocator.ledger.journal import KEPT, FileJournal, open_journal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import ResourceEntry
@@ -129,7 +129,7 @@ async def test_no_cut_and_no_flipped_bit_makes_a_held_device_free(tmp_path: Path
     flips = [(at, bit) for at in range(len(whole)) for bit in range(8)]
     readings += [flipped(whole, at, bit) for at, bit in flips]
     for content in readings:
-        found = record.read_journal(content, NODE, published)
+        found = journal_format.read_journal(content, NODE, published)
         events = [event for each in found.lines for event in each.entry.events]
         newest = max((at for at, e in enumerate(events) if isinstance(e, AllocationsSnapshot)), default=0)
         held = {
@@ -148,9 +148,9 @@ async def test_a_last_line_that_lost_its_end_is_damage(tmp_path: Path) -> None:
     whole = await lived(tmp_path)
     damaged, unfinished = whole[:-1] + b"\x1a", whole[:-2]
 
-    assert None is not record.read_journal(damaged, NODE, None).unconfirmed
-    assert None is record.read_journal(unfinished, NODE, None).unconfirmed
-    assert record.read_journal(unfinished, NODE, None).unfinished
+    assert None is not journal_format.read_journal(damaged, NODE, None).unconfirmed
+    assert None is journal_format.read_journal(unfinished, NODE, None).unconfirmed
+    assert journal_format.read_journal(unfinished, NODE, None).unfinished
 
 
 def flipped(content: bytes, at: int, bit: int) -> bytes:

@@ -4,7 +4,7 @@ import pytest
 from device_allocations_support import NODE, Node, owner
 
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.reconciliation.usage import FIRST_SECONDS, HELD_SECONDS, UsagePublisher
+from topoalign.allocator.reconciliation.usage_publisher import FIRST_SECONDS, HELD_SECONDS, UsagePublisher
 from topoalign.allocator.service import WriterPositions
 from topoalign.core import wire
 from topoalign.core.admission.prediction import kubelet_rules

@@ -36,7 +36,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.discovery.metrics import DiscoveryMetrics as DiscoveryMetrics
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings

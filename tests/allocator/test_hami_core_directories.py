@@ -11,9 +11,9 @@ from hami_core_support import HamiCoreNode, hami_core_node
 from slot_node_support import Ask
 
 from topoalign.allocator.containers import limiter_files
-from topoalign.allocator.containers.hami_core import directories
-from topoalign.allocator.containers.hami_core.directories import DirectoryOwner, prepare_slots_directory
-from topoalign.allocator.containers.hami_core.on_demand import keep_directories
+from topoalign.allocator.containers.hami_core import slot_directories
+from topoalign.allocator.containers.hami_core.lazy_hami_core import keep_directories
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryOwner, prepare_slots_directory
 from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
@@ -73,7 +73,9 @@ async def test_a_directory_stays_while_its_pod_is_there_or_the_checkpoint_has_it
         assert poll is not None
         prepare_slots_directory(it.root, NAME, DirectoryOwner(AllocationID("of-old"), "uid-old"))
         prepare_slots_directory(
-            it.root, by_slot := directories.slots_directory_name(GPU, [slot]), DirectoryOwner(AllocationID("of-new"))
+            it.root,
+            by_slot := slot_directories.slots_directory_name(GPU, [slot]),
+            DirectoryOwner(AllocationID("of-new")),
         )
 
         def sweep(old: bool, listed: tuple[ResourceEntry, ...]) -> set[str]:
@@ -107,7 +109,9 @@ async def test_a_directory_of_a_container_that_runs_outlives_agent_and_journal()
 
         assert b"used" == file.read_bytes()
         (record,) = it.records("a")
-        assert DirectoryOwner(record.id, record.pod_uid) == directories.read_directory_owner(it.root, it.named("a"))
+        assert DirectoryOwner(record.id, record.pod_uid) == slot_directories.read_directory_owner(
+            it.root, it.named("a")
+        )
         assert "uid-a" == record.pod_uid
 
 
@@ -206,7 +210,7 @@ async def test_where_no_directory_can_be_made_allocate_is_refused(monkeypatch: p
 
     async with hami_core_node() as (it, _):
         with monkeypatch.context() as patched:
-            patched.setattr(directories, "write_file", full)
+            patched.setattr(slot_directories, "write_file", full)
             decision = await it.admit_pod(it.asking("a", Ask(1)))
         assert isinstance(decision, Refusal)
         assert "No space left" in decision.finding
@@ -227,7 +231,7 @@ def test_a_directory_is_kept_for_its_record_and_made_anew_for_another(tmp_path: 
     prepare_slots_directory(tmp_path, NAME, SECOND)
 
     assert [] == os.listdir(tmp_path / NAME / "cache")
-    assert SECOND == directories.read_directory_owner(tmp_path, NAME)
+    assert SECOND == slot_directories.read_directory_owner(tmp_path, NAME)
     limiter_files.remove_leftovers(tmp_path)
     assert [NAME] == os.listdir(tmp_path)
 
@@ -281,13 +285,13 @@ def test_something_of_others_in_the_way_is_refused_and_left(tmp_path: Path) -> N
 def test_a_name_tells_resource_and_slots_in_any_order() -> None:
     slots = [DeviceID("GPU-0::1"), DeviceID("GPU-1::4")]
 
-    assert directories.slots_directory_name(GPU, slots) == directories.slots_directory_name(GPU, slots[::-1])
-    assert directories.NAME.fullmatch(directories.slots_directory_name(GPU, slots))
-    assert directories.slots_directory_name(GPU, slots) != directories.slots_directory_name(GPU, slots[:1])
+    assert slot_directories.slots_directory_name(GPU, slots) == slot_directories.slots_directory_name(GPU, slots[::-1])
+    assert slot_directories.NAME.fullmatch(slot_directories.slots_directory_name(GPU, slots))
+    assert slot_directories.slots_directory_name(GPU, slots) != slot_directories.slots_directory_name(GPU, slots[:1])
 
 
 def test_a_root_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
-    assert [] == directories.list_slots_directories(tmp_path / "none")
+    assert [] == slot_directories.list_slots_directories(tmp_path / "none")
     limiter_files.remove_own_directory(tmp_path / "none", NAME)
     limiter_files.remove_leftovers(tmp_path / "none")
 

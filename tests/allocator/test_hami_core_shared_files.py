@@ -17,7 +17,7 @@ from slot_node_support import Ask
 from structlog.testing import capture_logs
 
 from topoalign.allocator.containers.hami_core import shared_files
-from topoalign.allocator.containers.hami_core.on_demand import SharedFilesOnDemand
+from topoalign.allocator.containers.hami_core.lazy_hami_core import SharedFilesOnDemand
 from topoalign.allocator.containers.hami_core.shared_files import Limited, SharedFiles
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest

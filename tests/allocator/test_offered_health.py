@@ -58,8 +58,8 @@ from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files.node_state import node_state
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.registry import views
-from topoalign.registry.cluster import ClusterNode
+from topoalign.registry import api_views
+from topoalign.registry.cluster_nodes import ClusterNode
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
@@ -226,7 +226,7 @@ def test_what_is_healthy_is_the_same_wherever_it_is_asked(case: Case) -> None:
         assert expected == listed_healthy(state, resource)
         status = NodeStatus(NODE, case.topology, tuple(state.allocations.values()), case.told)
         assert expected == [device for device in devices if status.health_of(device).usable]
-        shown = views.detail(ClusterNode(state=state), ())
+        shown = api_views.detail(ClusterNode(state=state), ())
         assert expected == [device for device in devices if shown.health[device].usable]
         assert len(case.free(resource)) == shown.summary.resources[resource].free
 

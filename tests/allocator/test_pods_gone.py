@@ -4,13 +4,13 @@ import anyio
 import pytest
 from device_allocations_support import GPUS, NODE, Node, bound, owner
 from structlog.testing import capture_logs
-from topoalign.allocator.ledger.release_log import MOST_EXPLAINED, REMEMBERED, ReleaseLog
 
 from topoalign.allocator.hardware_watch import HardwareWatch
+from topoalign.allocator.ledger.release_log import MOST_EXPLAINED, REMEMBERED, ReleaseLog
 from topoalign.allocator.metrics.table import figures
 from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.displacement import remainders
-from topoalign.allocator.reconciliation.memory import APART_SECONDS
+from topoalign.allocator.reconciliation.evidence import APART_SECONDS
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.core.model.decisions import Explained

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from topoalign.allocator.reconciliation.memory import Evidence, Grant, PollFinding, Presence, Settling
+from topoalign.allocator.reconciliation.evidence import Evidence, Grant, PollFinding, Presence, Settling
 
 OLD, NEW = (1, 1), (2, 2)
 GRANT = Grant(written=(7,), at=3.0)

@@ -9,7 +9,7 @@ import pytest
 from device_allocations_support import GPUS, Node
 from reservation_support import changed, container, ids, reservation
 
-from topoalign.allocator.allocate.reservations import READ_SECONDS, RECEIVE_SECONDS, NodeReservationList
+from topoalign.allocator.allocate.node_reservations import READ_SECONDS, RECEIVE_SECONDS, NodeReservationList
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName

@@ -6,7 +6,7 @@ from decision_support import container, pod
 from device_allocations_support import NODE, Node, owner
 from prediction_support import FPGA
 
-from topoalign.allocator.reconciliation.usage import UsagePublisher
+from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.client import Client
 from topoalign.core.admission.prediction import INSTEAD, kubelet_rules, predict
 from topoalign.core.model.events import ContainerUsage, UsageObserved

@@ -5,7 +5,7 @@ from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode, share_node
 from unit_support import MEMORY
 
 from topoalign.allocator.reconciliation import reconciliation
-from topoalign.allocator.reconciliation.usage import is_recorded_here
+from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.ids import DeviceID, PodName, ResourceName
 from topoalign.core.model.topology.model import Topology

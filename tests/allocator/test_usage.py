@@ -9,7 +9,7 @@ from device_allocations_support import GPUS, NODE, Node, owner
 from kubelet_files_support import basis_from
 
 from topoalign.allocator.reconciliation.pod_resources import read_container_usage
-from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, POLL_SECONDS, UsagePublisher
+from topoalign.allocator.reconciliation.usage_publisher import AGAIN_SECONDS, POLL_SECONDS, UsagePublisher
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.client import Client
 from topoalign.core import wire

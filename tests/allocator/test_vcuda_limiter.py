@@ -14,8 +14,8 @@ from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, wi
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.host_files import ContainerUnready
-from topoalign.allocator.containers.vcuda.directories import Limits, units_directory_name
 from topoalign.allocator.containers.vcuda.limiter import Calls, limits_for
+from topoalign.allocator.containers.vcuda.unit_directories import Limits, units_directory_name
 from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable

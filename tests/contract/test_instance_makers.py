@@ -11,7 +11,7 @@ from nvml_support import StandIn, standing_in
 
 from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import InstanceInUse, InstanceMaker, Instances, PlaceTaken
-from topoalign.allocator.mig.nvml import NvmlInstances
+from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.runtime.clock import SystemClock

@@ -19,7 +19,7 @@ from topoalign.core.demand.node_filters import (
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.requests import GANG
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
-from topoalign.registry.kubernetes.client import connect_kubernetes
+from topoalign.registry.kubernetes.api_client import connect_kubernetes
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,

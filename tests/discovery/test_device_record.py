@@ -10,7 +10,7 @@ from disk_support import syncs_and_renames
 
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID
-from topoalign.discovery.record import NAME, DeviceRecord, RecordFile
+from topoalign.discovery.device_record import NAME, DeviceRecord, RecordFile
 
 A, B = DeviceID("GPU-a"), DeviceID("GPU-b")
 

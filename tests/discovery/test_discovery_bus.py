@@ -15,8 +15,8 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.core.ports import Stream
 from topoalign.discovery.announcer import POLL_SECONDS
-from topoalign.discovery.device_health import HealthKeeper
-from topoalign.discovery.record import RecordFile
+from topoalign.discovery.device_record import RecordFile
+from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.xids import XidRules
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.publisher import FIRST_PAUSE, LONGEST_PAUSE

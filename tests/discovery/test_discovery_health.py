@@ -14,7 +14,7 @@ from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.ports import HardwareEvent, Inventory, Occurrence
-from topoalign.discovery.record import NAME
+from topoalign.discovery.device_record import NAME
 from topoalign.discovery.service import SOON_SECONDS
 from topoalign.discovery.xids import XidRules
 

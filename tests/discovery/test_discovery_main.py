@@ -12,7 +12,7 @@ from topoalign.core.model.events import HealthState, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
 from topoalign.discovery.drivers.auto import DescribedDriver
-from topoalign.discovery.drivers.sysfs import SysfsDriver
+from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
 from topoalign.discovery.main import driver_for, follow_configuration, serve
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.machines.sysfs import read_sysfs

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
-from topoalign.discovery.device_health import RELAPSE_SECONDS, HealthJudge
-from topoalign.discovery.drivers.health import HEALTHY, unhealthy
+from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
+from topoalign.discovery.health_keeper import RELAPSE_SECONDS, HealthJudge
 
 QUIET = 60.0
 A, B, MIG = DeviceID("GPU-a"), DeviceID("GPU-b"), DeviceID("MIG-a-1")

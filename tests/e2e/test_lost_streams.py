@@ -26,7 +26,7 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.service import Registry

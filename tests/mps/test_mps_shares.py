@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serving_support import configured
 
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.mps.shares import MpsGpu, mps_shares
+from topoalign.mps.daemon_shares import MpsGpu, mps_shares
 from topoalign.plugin_config.mps_files import Announcement, Serves, serving
 
 SERVES = Serves(devices=frozenset({DeviceID("GPU-0")}), replicas=4)

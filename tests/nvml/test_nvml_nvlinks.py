@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.discovery.drivers.nvml.gpus import DOWN, GPU_KIND, NPU_KIND, SWITCH_KIND, End, pair_ends
+from topoalign.discovery.drivers.nvml.gpu_reading import DOWN, GPU_KIND, NPU_KIND, SWITCH_KIND, End, pair_ends
 
 NAMES = [DeviceID(f"GPU-{i}") for i in range(5)]
 ADDRESSES = {name: f"0000:0{i}:00.0" for i, name in enumerate(NAMES)}

@@ -17,7 +17,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.registry.ports import ApiUnavailable
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import BoundElsewhere
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked

@@ -14,7 +14,7 @@ from view_support import NODE
 
 from topoalign.core.model.ids import GPU
 from topoalign.registry.ports import PodEvent
-from topoalign.registry.scheduling.binding.reservations import ClusterReservations, ReservationChange
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import CHECK_SECONDS, NOTED_SECONDS, BypassedPods
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import all_tasks_blocked

@@ -24,10 +24,10 @@ from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.hami.registration import RegisteredCard
 from topoalign.registry.api import Api
-from topoalign.registry.foreign import LOOK_SECONDS
+from topoalign.registry.foreign_nodes import LOOK_SECONDS
 from topoalign.registry.scheduling.binding.binding import NodeRefuses
 from topoalign.registry.scheduling.filter.node_templates import INSTANCE_TYPE
-from topoalign.registry.scheduling.model import PodToSchedule, Victims
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.manual_clock import all_tasks_blocked

@@ -10,7 +10,7 @@ from hami_node_support import encode_register
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.registration import RegisteredCard
-from topoalign.registry.foreign import ForeignNodes
+from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.kubernetes.objects import decode_seen_pod, read_node
 from topoalign.testing.manual_clock import ManualClock
 

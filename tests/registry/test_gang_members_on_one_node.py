@@ -11,7 +11,7 @@ from registry_support import World
 from slot_support import in_slots
 from view_support import NODE, RULES, Says
 
-from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations
+from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION

@@ -13,8 +13,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.topology.model import Fabric
 from topoalign.core.ports import Message, Stream
-from topoalign.registry.scheduling.binding.gangs import GANG_SECONDS, GangWaits
-from topoalign.registry.scheduling.binding.reservations import TIDY_SECONDS
+from topoalign.registry.scheduling.binding.cluster_reservations import TIDY_SECONDS
+from topoalign.registry.scheduling.binding.gang_binding import GANG_SECONDS, GangWaits
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 

@@ -10,9 +10,9 @@ from scheduling_support import go_json
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
+from topoalign.registry.scheduling.cluster_state.reported_pods import ShownPods
 from topoalign.registry.scheduling.extender.arguments import read_called_pod
-from topoalign.registry.scheduling.model import MOST_CHARACTERS
+from topoalign.registry.scheduling.scheduling_api import MOST_CHARACTERS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.memory_kubernetes import pod_of

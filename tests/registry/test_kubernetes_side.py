@@ -15,7 +15,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.registry.ports import GonePod, SeenPod, Synced
 from topoalign.registry.scheduling.binding.binding import RESERVED_SECONDS
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.settings import RegistrySettings
 from topoalign.testing.fake_api_server.cluster import FakeCluster

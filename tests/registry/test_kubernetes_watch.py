@@ -14,13 +14,13 @@ from topoalign.core.model.errors import BusRefused
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import ApiUnavailable, PodEvent
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.kubernetes.cluster_watch import BURST, BURST_SECONDS, PAUSE, KubernetesWatch
 from topoalign.registry.scheduling.kubernetes.refused_pods import report_of
 from topoalign.registry.scheduling.kubernetes.requeue import KEPT_SECONDS
-from topoalign.registry.scheduling.kubernetes.watch import BURST, BURST_SECONDS, PAUSE, KubernetesWatch
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked

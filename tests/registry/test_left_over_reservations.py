@@ -13,7 +13,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import PodsPending
-from topoalign.registry.scheduling.binding.reservations import ReservationChange, are_ambiguous_reservations
+from topoalign.registry.scheduling.binding.cluster_reservations import ReservationChange, are_ambiguous_reservations
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings

@@ -33,7 +33,7 @@ from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.filter.admission_order import fit_in_turn, in_amounts
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods
-from topoalign.registry.scheduling.model import PodToSchedule, Victims
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
 

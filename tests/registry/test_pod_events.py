@@ -10,7 +10,7 @@ from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.registry.ports import PodEvent
 from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.quotas import Amounts, GpuSizes, OverQuota, PerGpu, amounts_per_gpu, quota_amounts, total
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
-from topoalign.registry.scheduling.filter.quotas import NamespaceUse, Quotas
+from topoalign.registry.scheduling.filter.pod_quotas import NamespaceUse, Quotas
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked

@@ -11,7 +11,7 @@ from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import WriterPosition
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import ASKED_AT_ONCE, MOST_TRIES, PAUSE, Lateness, Registry
 from topoalign.registry.settings import RegistrySettings

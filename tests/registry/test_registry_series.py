@@ -14,7 +14,7 @@ from topoalign.core.model.events import AllocationReleased
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.state.fold import NodeState
 from topoalign.registry import series
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.main import serve
 from topoalign.registry.series import NODES_PER_CHUNK, NodeSeries
 from topoalign.runtime.context import Context

@@ -30,7 +30,7 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.registry import service
-from topoalign.registry.cluster import Cluster, ClusterNode
+from topoalign.registry.cluster_nodes import Cluster, ClusterNode
 from topoalign.registry.main import MOST_PASSES, freezing, serve
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import PAUSE, Registry

@@ -15,7 +15,7 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.scheduling.binding.reservations import (
+from topoalign.registry.scheduling.binding.cluster_reservations import (
     OTHERS_SECONDS,
     TIDY_SECONDS,
     ClusterReservations,

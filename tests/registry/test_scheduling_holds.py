@@ -13,9 +13,9 @@ from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_r
 from topoalign.core.model.ids import CPU, MEMORY, NodeName
 from topoalign.core.model.requests import AdmissionRules, PodLevelResources, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, holds_something
-from topoalign.registry.scheduling.model import Filtered
+from topoalign.registry.scheduling.scheduling_api import Filtered
 
 pytestmark = pytest.mark.anyio
 SEEDS = 600 if THOROUGH else 60

@@ -16,7 +16,7 @@ from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.service import PAUSE
 from topoalign.testing.manual_clock import all_tasks_blocked

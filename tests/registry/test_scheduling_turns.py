@@ -11,14 +11,14 @@ from view_support import RULES, SETTLED, Says, asked, tell_all
 
 from topoalign.core.admission import feasibility
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state import view
-from topoalign.registry.scheduling.cluster_state.nodes import NodeView
+from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter import admission_order, scheduler
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
-from topoalign.registry.scheduling.model import Victims
+from topoalign.registry.scheduling.scheduling_api import Victims
 from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
+from topoalign.registry.scheduling.cluster_state.reported_pods import ShownPods
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio

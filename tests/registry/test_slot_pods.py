@@ -25,7 +25,7 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.slot_defaults import with_defaults
-from topoalign.registry.scheduling.binding import reservations
+from topoalign.registry.scheduling.binding import cluster_reservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_ambiguous
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
@@ -319,7 +319,7 @@ def test_what_is_reserved_for_a_pod_that_is_gone_is_waited_for(
     pods = (one, pod(asks(gone, memory=memory)))
     made = [reserved_for("", each, admitted(node(shared()), each, RULES), 30.0) for each in pods]
 
-    assert [expected] * 2 == [reservations.are_ambiguous_reservations(*pair) for pair in (made, made[::-1])]
+    assert [expected] * 2 == [cluster_reservations.are_ambiguous_reservations(*pair) for pair in (made, made[::-1])]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.registry.ports import SeenNode
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import MANAGED, UnmanagedNodes
-from topoalign.registry.scheduling.model import PodToSchedule, Victims
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
 

@@ -15,13 +15,13 @@ import anyio
 from simulation.cluster_world import BrokenCall, ClusterWorld, PartedBus, call
 from simulation.loop import Process
 
-from topoalign.allocator.allocate.reservations import NodeReservationList
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
-from topoalign.allocator.reconciliation.usage import UsagePublisher
+from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
 from topoalign.allocator.service import WriterPositions

@@ -10,9 +10,9 @@ from topoalign.core.admission.gang_plan import Plan
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Received
 from topoalign.registry.scheduling import service
-from topoalign.registry.scheduling.binding.gangs import Gangs
-from topoalign.registry.scheduling.binding.reservations import ClusterReservations, ReservationChange
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 
 class RereadingReservations(ClusterReservations):

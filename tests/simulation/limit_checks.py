@@ -14,9 +14,9 @@ from simulation.pods import Container, Pod
 from simulation.starts import Answer
 from simulation.world import Violation, World
 
-from topoalign.allocator.containers.hami_core import directories as hami_core
-from topoalign.allocator.containers.vcuda import directories as vcuda
-from topoalign.allocator.containers.vcuda.directories import CONFIG_FILE
+from topoalign.allocator.containers.hami_core import slot_directories as hami_core
+from topoalign.allocator.containers.vcuda import unit_directories as vcuda
+from topoalign.allocator.containers.vcuda.unit_directories import CONFIG_FILE
 from topoalign.core.model.ids import ContainerName
 from topoalign.core.state.fold import NodeState
 

@@ -26,9 +26,9 @@ from simulation.mig_driver import Driver
 from simulation.starts import Answer
 from simulation.world import NODE, Violation, World
 
-from topoalign.allocator.allocate.reservations import NodeReservationList
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.directories import DirectoryCleanup
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup
 from topoalign.allocator.device_plugin.front import resources_to_serve
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
@@ -43,7 +43,7 @@ from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import AllocationsSnapshot, LedgerFact
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Bus, Message
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings

@@ -31,7 +31,7 @@ from simulation.share_plants import (
 
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.directories import DirectoryCleanup
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup
 from topoalign.allocator.ledger.ledger import Ledger, UnsequencedFact
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import AskedDevices, KubeletListing

@@ -37,11 +37,11 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.ports import ApiUnavailable, SeenPod
 from topoalign.registry.scheduling.binding.binding import PodBinder
-from topoalign.registry.scheduling.binding.gangs import Gangs
-from topoalign.registry.scheduling.binding.reservations import ClusterReservations
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
+from topoalign.registry.scheduling.cluster_state.reported_pods import ShownPods
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_ambiguous
-from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 NODES = ("node-1", "node-2", "node-3")

@@ -13,8 +13,8 @@ import anyio
 from simulation.bus import happens
 from simulation.world import Violation
 
-from topoalign.allocator.allocate.joint_devices import CoAllocatedLacking
-from topoalign.allocator.allocate.reservations import NodeReservationList
+from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Binding
 from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry

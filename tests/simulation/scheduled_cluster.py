@@ -24,10 +24,10 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, ConfirmRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Stream
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.ports import GonePod, KubernetesApi, SeenPod, Synced
-from topoalign.registry.scheduling.extender.pages import Extender
+from topoalign.registry.scheduling.extender.handlers import Extender
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings

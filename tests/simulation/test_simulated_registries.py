@@ -12,7 +12,7 @@ from simulation.registries import Cluster
 from simulation.scenario import quietly
 from simulation.world import Violation
 
-from topoalign.allocator.allocate.joint_devices import CoAllocated, ReservedCoAllocations
+from topoalign.allocator.allocate.co_allocation import CoAllocated, ReservedCoAllocations
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import CARDS
 from topoalign.core.ports import Message

@@ -14,10 +14,10 @@ from topoalign.core.model.processes import DeviceUse
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus as BusPort
 from topoalign.core.ports import Clock, Driver, Endpoint, Inventory, Listener, Message, Stream
-from topoalign.discovery.device_health import HealthKeeper
+from topoalign.discovery.device_record import RecordFile
+from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.metrics import DiscoveryMetrics
 from topoalign.discovery.offering import NodeOffering
-from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.xids import XidRules
 from topoalign.plugin_config.watching import ConfigurationFile

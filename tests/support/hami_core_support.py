@@ -11,7 +11,7 @@ from share_support import DEFAULT, running
 from slot_node_support import MACHINE, Ask, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.hami_core.directories import DirectoryCleanup, slots_directory_name
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup, slots_directory_name
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, ContainerName, PodName
 from topoalign.core.model.requests import Policy

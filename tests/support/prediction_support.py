@@ -13,7 +13,7 @@ from kubelet_support import two_nodes
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
-from topoalign.allocator.reconciliation.usage import UsagePublisher
+from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Decision

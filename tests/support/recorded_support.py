@@ -16,7 +16,7 @@ from cluster_support import heard_of, state_of
 from device_allocations_support import GPUS, MACHINE, NODE, Node, owner
 from starlette.applications import Starlette
 
-from topoalign.allocator.ledger import record
+from topoalign.allocator.ledger import journal_format
 from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
@@ -31,7 +31,7 @@ from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Message
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.registry.api import Api
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock
 
@@ -142,8 +142,8 @@ async def displaced(node: Node) -> None:
 
 def journal_of(node: Node) -> bytes:
     """The journal as it would be on disk."""
-    header = record.encode_line(record.JournalHeader(version=record.VERSION, node=NODE))
-    return header + b"".join(map(record.encode_line, node.journal.load()))
+    header = journal_format.encode_line(journal_format.JournalHeader(version=journal_format.VERSION, node=NODE))
+    return header + b"".join(map(journal_format.encode_line, node.journal.load()))
 
 
 def facts_of(node: Node) -> list[tuple[Event, float]]:

@@ -14,7 +14,7 @@ from topoalign.core.admission.prediction import predict
 from topoalign.core.model.events import Event
 from topoalign.core.model.requests import ConfirmRequest, WriterPosition
 from topoalign.core.ports import Endpoint
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.service import SchedulingService

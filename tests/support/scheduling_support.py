@@ -13,9 +13,9 @@ from starlette.routing import BaseRoute
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.extender import connection
-from topoalign.registry.scheduling.extender.pages import Extender, make_application
-from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, SchedulingApi, Victims
+from topoalign.registry.scheduling.extender import extender_connection
+from topoalign.registry.scheduling.extender.handlers import Extender, make_application
+from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule, SchedulingApi, Victims
 from topoalign.runtime.http_server import listen, serve_application
 
 FULL = NodeRefusal(code="NotEnoughDevices", helped_by_victims=True)
@@ -91,8 +91,8 @@ async def serving(
         await serve_application(
             make_application(routes),
             listener,
-            protocol=connection.SchedulerConnection,
-            idle_seconds=connection.IDLE_SECONDS,
+            protocol=extender_connection.SchedulerConnection,
+            idle_seconds=extender_connection.IDLE_SECONDS,
             tls=tls,
             task_status=task_status,
         )

@@ -9,7 +9,7 @@ from anyio.abc import TaskGroup
 from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, short_directory, two_nodes
 from reservation_support import changed
 
-from topoalign.allocator.allocate.reservations import NodeReservationList
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront

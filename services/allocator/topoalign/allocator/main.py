@@ -9,11 +9,15 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.allocate.reservations import NodeReservationList
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.hami_core.on_demand import SharedFilesOnDemand, keep_directories, keep_priorities
-from topoalign.allocator.containers.vcuda.on_demand import LimiterOnDemand
+from topoalign.allocator.containers.hami_core.lazy_hami_core import (
+    SharedFilesOnDemand,
+    keep_directories,
+    keep_priorities,
+)
+from topoalign.allocator.containers.vcuda.lazy_limiter import LimiterOnDemand
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.journal import FileJournal
@@ -23,7 +27,7 @@ from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.allocator.mig.garbage_collection import collect_unused_instances, lost_note
 from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import Instances, report_fault
-from topoalign.allocator.mig.nvml import NvmlInstances
+from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch, lists_nothing

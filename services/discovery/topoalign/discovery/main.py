@@ -8,12 +8,12 @@ from anyio.abc import TaskStatus
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.ports import Clock, Driver, Inventory
-from topoalign.discovery.device_health import HealthKeeper
+from topoalign.discovery.device_record import RecordFile
 from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
-from topoalign.discovery.drivers.sysfs import SysfsDriver
+from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
+from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.metrics import DiscoveryMetrics
 from topoalign.discovery.offering import NodeOffering
-from topoalign.discovery.record import RecordFile
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.discovery.use_meter import UseMeter

@@ -29,9 +29,9 @@ from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
 from topoalign.core.state.device_health import HandedOut
 from topoalign.discovery.announcer import Announcer
-from topoalign.discovery.device_health import HealthKeeper
+from topoalign.discovery.device_lookup import find_devices
+from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.metrics import DiscoveryMetrics
-from topoalign.discovery.names import find_devices
 from topoalign.runtime.answers import answering
 from topoalign.runtime.clock import backoff_seconds
 

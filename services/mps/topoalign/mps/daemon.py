@@ -21,9 +21,9 @@ from anyio.abc import Process
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
+from topoalign.mps.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, Nvml
 from topoalign.mps.control import GET_PERCENTAGE, Control
-from topoalign.mps.nvml import DEFAULT, EXCLUSIVE_PROCESS, Nvml
-from topoalign.mps.shares import MpsShare
+from topoalign.mps.daemon_shares import MpsShare
 from topoalign.plugin_config.mps_files import Announcement, take_lock
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import either

@@ -16,10 +16,10 @@ from anyio.abc import TaskGroup
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
+from topoalign.mps.compute_mode import Nvml
 from topoalign.mps.control import Control
 from topoalign.mps.daemon import FIRST_PAUSE, LONGEST_PAUSE, Daemon
-from topoalign.mps.nvml import Nvml
-from topoalign.mps.shares import MpsShare, mps_shares
+from topoalign.mps.daemon_shares import MpsShare, mps_shares
 from topoalign.plugin_config.mps_files import SHM, root_here
 from topoalign.plugin_config.watching import ConfigurationFile
 from topoalign.runtime.clock import backoff_seconds

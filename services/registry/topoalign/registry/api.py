@@ -32,12 +32,12 @@ from topoalign.core.model.errors import (
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock
-from topoalign.registry import views
-from topoalign.registry.cluster import Cluster, ClusterNode
-from topoalign.registry.foreign import ForeignNodes
+from topoalign.registry import api_views
+from topoalign.registry.api_views import AllocationView, NodeSummary, measure_node, read_node_library, shares_view
+from topoalign.registry.cluster_nodes import Cluster, ClusterNode
+from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.paging import Page, limit_of, page, parse_continue
 from topoalign.registry.series import in_turns
-from topoalign.registry.views import AllocationView, NodeSummary, measure_node, read_node_library, shares_view
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
@@ -91,19 +91,19 @@ class Api:
     def _summary(self, name: NodeName, member: ClusterNode | None) -> NodeSummary:
         """`member`: None for a node that only HAMi speaks for."""
         if member is None:
-            return views.foreign_summary(self._foreign, name)
-        return views.summarize_member(member, self._foreign.owner(name))
+            return api_views.foreign_summary(self._foreign, name)
+        return api_views.summarize_member(member, self._foreign.owner(name))
 
     async def node(self, request: Request) -> Response:
         """All of one node."""
         parameters(request)
         name = NodeName(request.path_params["name"])
         if name in self._foreign and name not in self._cluster:
-            return json(views.foreign_detail(self._foreign, name))
+            return json(api_views.foreign_detail(self._foreign, name))
         member = self._cluster.member(name)
         live = ((member, each) for _, member, each in list(self._cluster.allocations(node=member.state.node)))
         items = [view async for view in in_turns(view_by_node(live), self._clock)]
-        return json(views.detail(member, tuple(items), self._foreign.owner(name), self._foreign.view(name)))
+        return json(api_views.detail(member, tuple(items), self._foreign.owner(name), self._foreign.view(name)))
 
     async def allocations(self, request: Request) -> Response:
         """A page of the live allocations, by node and id; of one node, namespace or pod where asked."""
@@ -135,7 +135,7 @@ class Api:
 def view_by_node(rows: Iterable[tuple[ClusterNode, Allocation]]) -> Iterator[AllocationView]:
     """The views of allocations that are sorted by node."""
     for member, some in groupby(rows, key=itemgetter(0)):
-        yield from views.allocation_views(member, (each for _, each in some))
+        yield from api_views.allocation_views(member, (each for _, each in some))
 
 
 def parameters(request: Request, *known: str) -> dict[str, str]:

@@ -13,8 +13,8 @@ from anyio.abc import TaskStatus
 from topoalign.client import Client
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.api import Api
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.foreign import ForeignNodes
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.service import SchedulingService
@@ -79,7 +79,7 @@ async def kubernetes(context: Context, settings: RegistrySettings, replica: str)
         yield None
         return
     try:  # a registry without Kubernetes does without
-        from topoalign.registry.kubernetes.client import connect_kubernetes
+        from topoalign.registry.kubernetes.api_client import connect_kubernetes
     except ModuleNotFoundError as error:
         finding = f"{error.name} is not installed"
         raise InvalidField(

@@ -15,7 +15,7 @@ from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clea
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files.manifest import Pod
-from topoalign.registry.scheduling.model import PodToSchedule, pod_to_schedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, pod_to_schedule
 
 SUCCEEDED = "Succeeded"
 FINISHED = (SUCCEEDED, "Failed")

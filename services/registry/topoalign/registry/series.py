@@ -18,7 +18,7 @@ from topoalign.core.model.events import HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.cluster import Cluster, ClusterNode
+from topoalign.registry.cluster_nodes import Cluster, ClusterNode
 from topoalign.runtime.figures import LONGEST_LABEL, header, line
 from topoalign.runtime.request_turns import Turns
 

@@ -23,7 +23,7 @@ from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import LedgerFact
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Stream
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.tasks import background, either

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import anyio
 from anyio.lowlevel import checkpoint
 
-from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations, overlapping_co_allocated
+from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations, overlapping_co_allocated
 from topoalign.allocator.allocate.pre_start import ShareStarts
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.units import ShareExclusion, Shares
@@ -29,8 +29,8 @@ from topoalign.allocator.reconciliation.displacement import (
     overlapping_devices,
     remainders,
 )
+from topoalign.allocator.reconciliation.evidence import Grant, Rest
 from topoalign.allocator.reconciliation.liveness import kubelet_places, reported_places
-from topoalign.allocator.reconciliation.memory import Grant, Rest
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import (
     DeviceInUse,

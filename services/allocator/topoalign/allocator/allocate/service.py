@@ -25,8 +25,8 @@ from functools import partial
 
 import anyio
 
+from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit, Preferences
-from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations
 from topoalign.allocator.allocate.pre_start import SlotStarts
 from topoalign.allocator.allocate.units import first_unit_kind
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
@@ -36,7 +36,7 @@ from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import AskedDevices, PodResources, Poll, Starting, nothing_to_ask, nothing_to_prepare
 from topoalign.allocator.reconciliation.adoption import without_allocations
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
-from topoalign.allocator.reconciliation.memory import Grant
+from topoalign.allocator.reconciliation.evidence import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import StateFault, Unavailable

@@ -80,11 +80,13 @@ class Containers:
         writer = self._writer(topology)
         limiter = limiter_of(topology, resource)
         if limiter == "hami-core":
-            from topoalign.allocator.containers.hami_core.answers import hami_core_edits  # most nodes have no limiter
+            from topoalign.allocator.containers.hami_core.slot_edits import (
+                hami_core_edits,  # most nodes have no limiter
+            )
 
             return writer._replace(hami_core=hami_core_edits(writer.configuration.flags))
         if limiter == "vcuda":
-            from topoalign.allocator.containers.vcuda.answers import vcuda_edits
+            from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
 
             return writer._replace(vcuda=vcuda_edits(writer.configuration.flags, self._proc, self._cgroups))
         if not is_shared_by_mps(topology, resource):
@@ -121,11 +123,11 @@ class Containers:
                     return reason
             limiters = {limiter_of(topology, resource) for resource in topology.offers_of}
             if "vcuda" in limiters:
-                from topoalign.allocator.containers.vcuda.answers import vcuda_edits
+                from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
 
                 vcuda_edits(self._configuration().flags, self._proc, self._cgroups)
             if "hami-core" in limiters:
-                from topoalign.allocator.containers.hami_core.answers import hami_core_edits
+                from topoalign.allocator.containers.hami_core.slot_edits import hami_core_edits
 
                 hami_core_edits(self._configuration().flags)
         except Unavailable as error:

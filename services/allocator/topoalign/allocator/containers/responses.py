@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from topoalign.allocator.allocate.joint_devices import reported_co_allocated
+from topoalign.allocator.allocate.co_allocation import reported_co_allocated
 from topoalign.allocator.containers import cdi, host_files
 from topoalign.allocator.containers.host_files import ContainerUnready, HostRoot
 from topoalign.core.model.allocations import Allocation
@@ -33,9 +33,9 @@ from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration
 
 if TYPE_CHECKING:  # most nodes share nothing by MPS, and have no limiter
-    from topoalign.allocator.containers.hami_core.answers import HamiCoreEdits
+    from topoalign.allocator.containers.hami_core.slot_edits import HamiCoreEdits
     from topoalign.allocator.containers.mps import MpsEdits
-    from topoalign.allocator.containers.vcuda.answers import VcudaEdits
+    from topoalign.allocator.containers.vcuda.unit_edits import VcudaEdits
 
 GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 CHANNELS_VARIABLE = "NVIDIA_IMEX_CHANNELS"

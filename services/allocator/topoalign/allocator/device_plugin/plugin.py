@@ -20,6 +20,7 @@ import structlog
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import api_health
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.device_plugin.registration_states import (
     POLL_SECONDS,
     QUIET_SECONDS,
@@ -32,7 +33,6 @@ from topoalign.allocator.device_plugin.registration_states import (
     register,
     socket_path,
 )
-from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID, ResourceName

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import structlog
 
-from topoalign.allocator.ledger import record
-from topoalign.allocator.ledger.record import VERSION, JournalHeader, encode_line
+from topoalign.allocator.ledger import journal_format
+from topoalign.allocator.ledger.journal_format import VERSION, JournalHeader, encode_line
 from topoalign.allocator.ledger.state_dir import (
     check_file,
     faults,
@@ -87,7 +87,7 @@ class FileJournal:
                 self.cut(self._size - self.dropped)
         return [line.entry for line in found.lines]
 
-    def read(self) -> tuple[bytes | None, record.JournalContent]:
+    def read(self) -> tuple[bytes | None, journal_format.JournalContent]:
         """The bytes of the file, None if there is none, and the record in them. Raises StateFault if it may not be read."""
         published = self.published()
         try:
@@ -95,17 +95,17 @@ class FileJournal:
                 content = file.read()
         except FileNotFoundError:
             used = os.path.lexists(self.directory / "published")  # which is made after the journal
-            return None, record.lost_journal(
+            return None, journal_format.lost_journal(
                 "it is missing from a directory that was used"
-            ) if used else record.JournalContent()
+            ) if used else journal_format.JournalContent()
         except OSError as error:
             if error.errno == errno.EIO:
-                return b"", record.lost_journal("the disk cannot read it")
+                return b"", journal_format.lost_journal("the disk cannot read it")
             with faults(self.path, "read the journal"):
                 raise
-        return content, record.read_journal(content, self.node, published)
+        return content, journal_format.read_journal(content, self.node, published)
 
-    def recover(self, found: record.JournalContent, there: bool) -> None:
+    def recover(self, found: journal_format.JournalContent, there: bool) -> None:
         """Sets a damaged file aside (`there`: there is one), begins a new one with what can be trusted, and logs that."""
         with faults(self.path, "set the damaged journal aside"):
             kept = self.put_aside() if there else None

@@ -23,9 +23,9 @@ from typing import NamedTuple, Protocol, TypedDict, Unpack
 import anyio
 import msgspec
 import structlog
-from topoalign.allocator.ledger.release_log import ReleaseLog
 
-from topoalign.allocator.ledger.record import unpublished
+from topoalign.allocator.ledger.journal_format import unpublished
+from topoalign.allocator.ledger.release_log import ReleaseLog
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.errors import NotFound, StateFault
 from topoalign.core.model.events import (

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from topoalign.allocator.ledger.release_log import container_title
-
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.mig.instance_log import OwnInstance
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import Poll

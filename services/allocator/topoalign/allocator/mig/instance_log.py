@@ -22,7 +22,7 @@ from zlib import crc32
 
 import msgspec
 
-from topoalign.allocator.ledger.record import is_whole
+from topoalign.allocator.ledger.journal_format import is_whole
 from topoalign.allocator.ledger.state_dir import faults, no_link, sync_directory, write_whole
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID

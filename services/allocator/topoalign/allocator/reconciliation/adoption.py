@@ -8,7 +8,7 @@ from topoalign.allocator.hardware_watch import is_confirmed
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import KubeletListing, ResourceEntry
 from topoalign.allocator.reconciliation.liveness import is_before, kubelet_places, reported_places, still_displaced
-from topoalign.allocator.reconciliation.usage import is_recorded_here
+from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.holdings import HoldingSet
 from topoalign.core.model.ids import DeviceID, ResourceName

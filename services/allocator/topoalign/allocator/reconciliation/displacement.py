@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import structlog
-from topoalign.allocator.ledger.release_log import container_title
 
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.ports import KubeletListing, Place
 from topoalign.allocator.reconciliation.adoption import of_devices
+from topoalign.allocator.reconciliation.evidence import Rest
 from topoalign.allocator.reconciliation.liveness import (
     LivenessCheck,
     has_other_devices,
@@ -20,7 +21,6 @@ from topoalign.allocator.reconciliation.liveness import (
     reported_places,
     still_displaced,
 )
-from topoalign.allocator.reconciliation.memory import Rest
 from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.state.ownership import Ownership

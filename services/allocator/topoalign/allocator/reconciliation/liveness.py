@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from topoalign.allocator.ports import KubeletListing, Place, ReportedDevices, ResourceEntry
-from topoalign.allocator.reconciliation.memory import Evidence, Grant, Kubelet, Rest
+from topoalign.allocator.reconciliation.evidence import Evidence, Grant, Kubelet, Rest
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 

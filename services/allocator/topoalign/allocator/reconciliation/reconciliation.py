@@ -24,13 +24,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import structlog
-from topoalign.allocator.ledger.release_log import container_title
 
 from topoalign.allocator.hardware_watch import is_confirmed
 from topoalign.allocator.ledger.ledger import Binding, Ledger
+from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.ports import KubeletListing, Place, Poll, ReportedDevices
 from topoalign.allocator.reconciliation.adoption import adopt_unrecorded, return_displaced
 from topoalign.allocator.reconciliation.displacement import log_forgotten, log_readmitted
+from topoalign.allocator.reconciliation.evidence import APART_SECONDS, PollFinding, Presence, Settling
 from topoalign.allocator.reconciliation.liveness import (
     LivenessCheck,
     checkpoint_entries_of,
@@ -38,8 +39,7 @@ from topoalign.allocator.reconciliation.liveness import (
     kubelet_places,
     still_displaced,
 )
-from topoalign.allocator.reconciliation.memory import APART_SECONDS, PollFinding, Presence, Settling
-from topoalign.allocator.reconciliation.usage import is_recorded_here, usage_of_others
+from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here, usage_of_others
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock

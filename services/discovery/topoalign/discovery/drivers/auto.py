@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.topology.model import Topology
-from topoalign.discovery.drivers.health import HEALTHY
+from topoalign.discovery.drivers.reading_health import HEALTHY
 from topoalign.machines import load_machine
 
 # A described machine: a name of the catalogue, or a file in any format that `topoalign.machines` reads.

@@ -19,24 +19,24 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_of
 from topoalign.core.sharing.slot_defaults import FilledIn
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.foreign import HAMI, ForeignNodes, serve_foreign
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, serve_foreign
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder, check_scheduler_and_node
-from topoalign.registry.scheduling.binding.gangs import Gangs
-from topoalign.registry.scheduling.binding.reservations import ClusterReservations
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.extender.server import READINESS, serve_scheduler
-from topoalign.registry.scheduling.filter.quotas import Quotas
+from topoalign.registry.scheduling.extender.extender_server import READINESS, serve_scheduler
+from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
+from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesWatch, read_scheduled_pod
 from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
-from topoalign.registry.scheduling.kubernetes.watch import KubernetesWatch, read_scheduled_pod
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import structlog
 from anyio import CancelScope, to_thread
 
-from topoalign.allocator.containers.hami_core import directories, shared_files
+from topoalign.allocator.containers.hami_core import shared_files, slot_directories
 from topoalign.allocator.containers.hami_core.shared_files import MOST_CONTAINERS, Unusable, all_limited, opened_file
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
@@ -96,7 +96,7 @@ def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str
     found: list[tuple[str, Launches]] = []
     unusable: dict[str, str] = {}
     with suppress(OSError):
-        for name in directories.list_slots_directories(root)[:MOST_CONTAINERS]:
+        for name in slot_directories.list_slots_directories(root)[:MOST_CONTAINERS]:
             try:
                 tail = tail_in(root, name)
             except Unusable as error:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import structlog
 from anyio import Lock, move_on_after, to_thread
 
-from topoalign.allocator.containers.hami_core.directories import (
+from topoalign.allocator.containers.hami_core.slot_directories import (
     CACHE,
     held_slots,
     read_directory_owner,

@@ -28,8 +28,8 @@ from grpclib.exceptions import GRPCError
 
 from topoalign.allocator.allocate.pre_start import entries_of_holder, limit_keys_by_kind, live_unit_entries
 from topoalign.allocator.containers import limiter_files
-from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.directories import (
+from topoalign.allocator.containers.vcuda import unit_directories
+from topoalign.allocator.containers.vcuda.unit_directories import (
     CONFIG_FILE,
     PIDS_FILE,
     SOCKET,
@@ -277,7 +277,10 @@ class VcudaLimiter:
         asked = frozenset(units)
         offers = self._hardware().offers_of.get(resource, ())
         name = self._name(resource, asked)
-        if not any(each.limiter == "vcuda" for each in offers) and directories.read_config_owner(root, name) is None:
+        if (
+            not any(each.limiter == "vcuda" for each in offers)
+            and unit_directories.read_config_owner(root, name) is None
+        ):
             return
         await shield(
             self._start(root, resource, asked, poll)
@@ -312,10 +315,10 @@ class VcudaLimiter:
         if any(entries_of_holder(holder, self._parts)):
             config = encode_config(limits_for(holder, self._parts, self._hardware()))
         else:
-            config = directories.config_in(root, name)
+            config = unit_directories.config_in(root, name)
         files = {CONFIG_FILE: config, PIDS_FILE: pids_of(pids)}
         try:
-            directories.write_registered(root, name, who.container_id, files, PIDS_FILE)
+            unit_directories.write_registered(root, name, who.container_id, files, PIDS_FILE)
         except OSError as error:
             raise StateFault(
                 f"the processes of the container cannot be written: {error.strerror}", "make room on the node's disk"
@@ -361,12 +364,12 @@ class VcudaLimiter:
             root = Path(configured)
             if configured and poll is not None:
                 self._parts = live_unit_entries(poll.listing)
-            present = directories.list_units_directories(root) if configured else []
+            present = unit_directories.list_units_directories(root) if configured else []
             needed = self._needed(state) if configured else set()
             self._groups.clear()
             failure: Exception | None = None
             for name in present:
-                owner = directories.read_config_owner(root, name)
+                owner = unit_directories.read_config_owner(root, name)
                 is_needed = name in needed or poll is None or is_pod_present(owner, poll)
                 try:
                     if not is_needed:
@@ -388,7 +391,7 @@ class VcudaLimiter:
             if self._is_closed:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
             parts = self._parts = live_unit_entries(poll.listing)
-            written = directories.read_config_owner(root, self._name(resource, asked))
+            written = unit_directories.read_config_owner(root, self._name(resource, asked))
             holder = self._calls.starting(resource, asked, parts, written, poll.at)
             limits = limits_for(holder, parts, self._hardware())
             try:
@@ -404,9 +407,9 @@ class VcudaLimiter:
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
         """Prepares one directory and its socket. Raises OSError and StateFault."""
-        if directories.read_config_owner(root, name) != (limits.pod_uid, limits.container):
+        if unit_directories.read_config_owner(root, name) != (limits.pod_uid, limits.container):
             await self._stop(root / name)
-        directories.prepare_units_directory(root, name, limits)
+        unit_directories.prepare_units_directory(root, name, limits)
         await self._serve(root, name)
 
     async def _serve(self, root: Path, name: str) -> None:
@@ -434,7 +437,7 @@ class VcudaLimiter:
     def _owners(self, root: Path, name: str) -> set[tuple[str, str]]:
         """Returns the containers that own a directory: by the checkpoint, else by its own config."""
         owners = {(each.pod_uid, each.container) for each in self._parts if self._name(*each[:2]) == name}
-        written = directories.read_config_owner(root, name)
+        written = unit_directories.read_config_owner(root, name)
         return owners or ({written} if written is not None else set())
 
     def _needed(self, state: NodeState) -> set[str]:
@@ -446,7 +449,7 @@ class VcudaLimiter:
     def _name(self, resource: ResourceName, units: frozenset[DeviceID]) -> str:
         """Returns the directory name of units. It is cached until the next cleanup, and longer for held units."""
         if (name := self._names.get((resource, units))) is None:
-            name = self._names[resource, units] = directories.units_directory_name(resource, units)
+            name = self._names[resource, units] = unit_directories.units_directory_name(resource, units)
         return name
 
 

@@ -26,10 +26,17 @@ from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.ports import Clock, Inventory, Listener
-from topoalign.discovery.drivers.health import nic_health, unhealthy
-from topoalign.discovery.drivers.nvml.events import NvmlEvents
-from topoalign.discovery.drivers.nvml.gpus import End, Judged, NvLinkTable, Profiles, pair_ends, read_ends, read_gpu
-from topoalign.discovery.drivers.nvml.library import (
+from topoalign.discovery.drivers.nvml.gpu_reading import (
+    End,
+    Judged,
+    NvLinkTable,
+    Profiles,
+    pair_ends,
+    read_ends,
+    read_gpu,
+)
+from topoalign.discovery.drivers.nvml.nvml_events import NvmlEvents
+from topoalign.discovery.drivers.nvml.nvml_library import (
     GPU_IS_LOST,
     NO_PERMISSION,
     OF_THE_LIBRARY,
@@ -39,7 +46,8 @@ from topoalign.discovery.drivers.nvml.library import (
     Handle,
     Library,
 )
-from topoalign.discovery.drivers.sysfs import files_below
+from topoalign.discovery.drivers.reading_health import nic_health, unhealthy
+from topoalign.discovery.drivers.sysfs_driver import files_below
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.driver_thread import DriverThread, Steps
 

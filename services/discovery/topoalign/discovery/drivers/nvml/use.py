@@ -14,7 +14,14 @@ from typing import Any, Final
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.processes import DeviceUse, GpuProcess, ProcessKind
-from topoalign.discovery.drivers.nvml.library import NOT_FOUND, OF_THE_LIBRARY, UNREPORTED, CallFailed, Handle, Library
+from topoalign.discovery.drivers.nvml.nvml_library import (
+    NOT_FOUND,
+    OF_THE_LIBRARY,
+    UNREPORTED,
+    CallFailed,
+    Handle,
+    Library,
+)
 
 LISTS: Final[dict[ProcessKind, str]] = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",

@@ -40,17 +40,17 @@ from topoalign.core.model.requests import ConfirmRequest, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
-from topoalign.registry.scheduling.binding.reservations import (
+from topoalign.registry.scheduling.binding.cluster_reservations import (
     ClusterReservations,
     ReservationChange,
     are_ambiguous_reservations,
 )
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.cluster_state.nodes import NOT_KNOWN
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
-from topoalign.registry.scheduling.filter.quotas import Quotas
+from topoalign.registry.scheduling.cluster_state.node_eligibility import NOT_KNOWN
+from topoalign.registry.scheduling.cluster_state.reported_pods import ShownPods
+from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet, Scheduler
-from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 
 # Whether a pod may be bound to a node at all, by what the API server shows of both: said before anything is reserved.
 #

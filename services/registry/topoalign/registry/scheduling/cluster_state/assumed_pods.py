@@ -29,7 +29,7 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import allocations_of, holding_reserved, reservation_of
 from topoalign.core.state.reserved_parts import Given, Part, PodNames, ids_held, is_something, rest_of, shown_by
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 Requested = Callable[[Reservation], PodRequest | None]
 """What the pod of a reservation asks for, where that is known."""

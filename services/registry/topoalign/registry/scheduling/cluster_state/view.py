@@ -32,11 +32,16 @@ from topoalign.core.scoring.scorers import Scorer, Scoring, scorer_of
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reserved_parts import PodNames
 from topoalign.core.state.terminated_pods import has_anything_of, without_pods
-from topoalign.registry.cluster import Cluster, bare
+from topoalign.registry.cluster_nodes import Cluster, bare
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, NodeHolds
-from topoalign.registry.scheduling.cluster_state.nodes import KUBELET_UNKNOWN, NodeView, obstacle, side_by_side
+from topoalign.registry.scheduling.cluster_state.node_eligibility import (
+    KUBELET_UNKNOWN,
+    NodeView,
+    obstacle,
+    side_by_side,
+)
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.request_turns import Turns
 
 QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)

@@ -21,8 +21,8 @@ from msgspec import Raw, field
 from topoalign.core.model.errors import InvalidField, Undecodable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
-from topoalign.registry.scheduling import model
-from topoalign.registry.scheduling.model import PodToSchedule, Victims
+from topoalign.registry.scheduling import scheduling_api
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.runtime.strict_json import refuse_malformed
 
 # How many nodes a question may be about, told before they are read: millions of names, or of items that are no nodes,
@@ -229,7 +229,7 @@ def parse_pod(body: bytes) -> PodToSchedule:
     uid = pod and pod.metadata and pod.metadata.uid
     if pod is None or not uid:
         raise InvalidField("Pod.metadata.uid", "there is none", "send the pod as the API server has it")
-    return model.pod_to_schedule(uid, pod)
+    return scheduling_api.pod_to_schedule(uid, pod)
 
 
 remembered = lru_cache(REMEMBERED)(parse_pod)

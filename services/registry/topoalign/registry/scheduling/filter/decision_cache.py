@@ -33,9 +33,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, Scorer
 from topoalign.core.state.fold import NodeState, announced
-from topoalign.registry.scheduling.cluster_state.nodes import NodeView
+from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule
 from topoalign.runtime.request_turns import Turns
 
 # The keys that sort nodes for what a pod asks for, and the scores that are made of them for the nodes that are asked

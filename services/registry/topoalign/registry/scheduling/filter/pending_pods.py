@@ -27,7 +27,7 @@ from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
-from topoalign.registry.scheduling.cluster_state.nodes import NodeView
+from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.admission_order import (
     Later,
@@ -38,7 +38,7 @@ from topoalign.registry.scheduling.filter.admission_order import (
     keeps_containers_together,
 )
 from topoalign.registry.scheduling.filter.decision_cache import PodClass
-from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 
 # Pods that no other pod waits beside: whether the end of others could lead a kubelet to refuse them. They ask for parts
 # of GPUs, or for NICs beside them by annotations, or for several containers, of which one may take what another was to

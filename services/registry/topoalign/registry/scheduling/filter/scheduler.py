@@ -24,15 +24,15 @@ from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quotas import OverQuota
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested
-from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
+from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.admission_order import all_fit, are_ambiguous, are_too_many, fit_as_equals
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass, RefusedByAll, decide_code
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than
-from topoalign.registry.scheduling.filter.quotas import Quotas, quota_has_room
-from topoalign.registry.scheduling.model import PODS_PENDING, Filtered, PodToSchedule, Victims
+from topoalign.registry.scheduling.filter.pod_quotas import Quotas, quota_has_room
+from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, Filtered, PodToSchedule, Victims
 
 # Whether a pod can be meant in this cluster: what the webhook denies, and the filter refuses on all nodes alike.
 

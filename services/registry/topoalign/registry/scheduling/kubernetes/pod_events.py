@@ -14,7 +14,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
 from topoalign.registry.ports import PodEvent
 from topoalign.registry.scheduling.filter.scheduler import BindsPods
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 MOST_CODES = 5
 """Reasons that an Event names."""

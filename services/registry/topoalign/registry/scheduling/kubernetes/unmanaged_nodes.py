@@ -16,9 +16,9 @@ import structlog
 from topoalign.core.model.errors import clean, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenNode
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 MANAGED = "topoalign.io/managed"
 """Label of a Node; `false`: topoalign does not run it."""

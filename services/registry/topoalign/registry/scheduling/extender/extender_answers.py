@@ -17,7 +17,7 @@ from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.extender.arguments import ExtenderCall, MetaPod, MetaVictims
-from topoalign.registry.scheduling.model import Filtered, Victims
+from topoalign.registry.scheduling.scheduling_api import Filtered, Victims
 
 # The text of each refusal, as it stands in a pod's events and in its condition PodScheduled.
 #

@@ -19,8 +19,8 @@ from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.kubernetes import objects
-from topoalign.registry.kubernetes.requests import CALL_SECONDS, Credentials, Requests
-from topoalign.registry.kubernetes.watching import SILENT_SECONDS, ObjectWatch, WatchedKind
+from topoalign.registry.kubernetes.api_requests import CALL_SECONDS, Credentials, Requests
+from topoalign.registry.kubernetes.object_watch import SILENT_SECONDS, ObjectWatch, WatchedKind
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,

@@ -17,8 +17,8 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
-from topoalign.discovery.drivers.health import HEALTHY, unhealthy
-from topoalign.discovery.record import DeviceRecord, RecordFile
+from topoalign.discovery.device_record import DeviceRecord, RecordFile
+from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
 from topoalign.discovery.xids import Severity, XidRules, describe_xid
 from topoalign.runtime.clock import backoff_seconds
 

@@ -35,7 +35,7 @@ EXPECTED_SECONDS = 10.0
 RECEIVE_SECONDS = 1.0
 """How long the kubelet waits for it then. On an idle node it takes less than a millisecond."""
 
-log = structlog.get_logger("topoalign.allocator.allocate.reservations")
+log = structlog.get_logger("topoalign.allocator.allocate.node_reservations")
 
 
 class NodeReservationList:

@@ -20,7 +20,7 @@ import structlog
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.ports import Clock
 from topoalign.registry.kubernetes import objects
-from topoalign.registry.kubernetes.requests import Expired, Requests, answer_error
+from topoalign.registry.kubernetes.api_requests import Expired, Requests, answer_error
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, Synced
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.request_turns import Turns

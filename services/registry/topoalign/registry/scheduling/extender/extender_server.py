@@ -14,9 +14,9 @@ from prometheus_client import Histogram
 
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.ports import Clock
-from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS, SchedulerConnection
-from topoalign.registry.scheduling.extender.pages import Extender, make_application
-from topoalign.registry.scheduling.model import SchedulingApi
+from topoalign.registry.scheduling.extender.extender_connection import IDLE_SECONDS, SchedulerConnection
+from topoalign.registry.scheduling.extender.handlers import Extender, make_application
+from topoalign.registry.scheduling.scheduling_api import SchedulingApi
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context

@@ -54,7 +54,7 @@ LONGEST_HANDSHAKE = 100
 """Characters of a handshake that are kept."""
 NOTHING: Mapping[str, ForeignPod] = {}
 
-log = structlog.get_logger("topoalign.registry.foreign")
+log = structlog.get_logger("topoalign.registry.foreign_nodes")
 
 
 class HamiNode(msgspec.Struct, frozen=True, kw_only=True):

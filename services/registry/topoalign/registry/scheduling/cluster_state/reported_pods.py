@@ -7,7 +7,7 @@ import msgspec
 
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.model import without_others
+from topoalign.registry.scheduling.scheduling_api import without_others
 
 
 class ShownPods:

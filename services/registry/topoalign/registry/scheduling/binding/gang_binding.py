@@ -33,9 +33,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
-from topoalign.registry.scheduling.binding.reservations import ClusterReservations, ReservationChange
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.request_turns import Turns
 
 GANG_SECONDS = 120.0

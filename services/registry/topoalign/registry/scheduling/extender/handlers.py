@@ -24,10 +24,10 @@ from starlette.routing import BaseRoute, Route
 
 from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean, quoted
 from topoalign.registry.api import answer_defect, answer_product_error, error
-from topoalign.registry.scheduling.extender import answers
-from topoalign.registry.scheduling.extender.answers import text_of_error
+from topoalign.registry.scheduling.extender import extender_answers
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_called_pod, read_preempt
-from topoalign.registry.scheduling.model import SchedulingApi
+from topoalign.registry.scheduling.extender.extender_answers import text_of_error
+from topoalign.registry.scheduling.scheduling_api import SchedulingApi
 from topoalign.runtime.request_turns import outlive_connection, take_turn
 
 LARGEST_BODY = 64 * 1024 * 1024
@@ -73,7 +73,7 @@ class Extender:
         self._kubernetes = kubernetes
         self._seconds = seconds
         self._timing = timing
-        self._refusals = answers.RenderedRefusals()
+        self._refusals = extender_answers.RenderedRefusals()
 
     def routes(self) -> list[BaseRoute]:
         """The four calls."""
@@ -104,13 +104,13 @@ class Extender:
             await self._scheduling.prepare(pod)
             filtered = self._scheduling.filter(pod, asked.nodes, asked.labels)
         except (InvalidField, NoFit) as error:
-            return answers.refuse_all(asked, error)
+            return extender_answers.refuse_all(asked, error)
         except TopoalignError as failure:
             log.warning("filter failed", code=failure.code, finding=failure.finding)
-            return answers.filter_failed(failure.code)
+            return extender_answers.filter_failed(failure.code)
         if not filtered.passed:
             return self._refusals.answer(asked, filtered, self._kubernetes())
-        return answers.filter_answer(asked, filtered, self._kubernetes())
+        return extender_answers.filter_answer(asked, filtered, self._kubernetes())
 
     async def prioritize(self, body: bytes) -> bytes:
         """How good each node is for the pod."""
@@ -123,7 +123,7 @@ class Extender:
         except TopoalignError as failure:
             log.info("no scores", code=failure.code, finding=failure.finding)
             scores = [0] * len(asked.nodes)
-        return answers.scores_answer(asked.nodes, scores)
+        return extender_answers.scores_answer(asked.nodes, scores)
 
     async def preempt(self, body: bytes) -> bytes:
         """On which nodes these victims would make room for the pod."""
@@ -133,7 +133,7 @@ class Extender:
         except TopoalignError as failure:
             log.info("no preemption", code=failure.code, finding=failure.finding)
             helped = {}
-        return answers.preempt_answer(helped)
+        return extender_answers.preempt_answer(helped)
 
     async def bind(self, body: bytes) -> bytes:
         """Binds the pod; it is bound when the answer has no error."""
@@ -145,8 +145,8 @@ class Extender:
             log.warning(
                 "not bound", pod=f"{asked.pod_namespace}/{asked.pod_name}", node=asked.node, finding=str(failure)
             )
-            return answers.bind_answer(text_of_error(failure.code))
-        return answers.bind_answer()
+            return extender_answers.bind_answer(text_of_error(failure.code))
+        return extender_answers.bind_answer()
 
 
 def make_application(routes: list[BaseRoute]) -> Starlette:

@@ -28,7 +28,7 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.slot_defaults import FilledIn, with_defaults
 from topoalign.kubelet.files import manifest
-from topoalign.registry.scheduling.model import with_counting
+from topoalign.registry.scheduling.scheduling_api import with_counting
 
 DEFAULT_SCHEDULER = "default-scheduler"
 MIRROR = "kubernetes.io/config.mirror"

@@ -23,7 +23,7 @@ from topoalign.core.demand.node_filters import NodeTraits, allows
 from topoalign.core.model.errors import InvalidField, TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
-from topoalign.registry.foreign import ForeignNodes
+from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.ports import (
     GoneNode,
     GonePod,
@@ -35,16 +35,16 @@ from topoalign.registry.ports import (
     SeenQuota,
     Synced,
 )
-from topoalign.registry.scheduling.binding.gangs import Gangs
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
+from topoalign.registry.scheduling.cluster_state.reported_pods import ShownPods
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.quotas import Quotas
+from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.kubernetes.requeue import RequeueBucket, WakeUps
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 VERSION_SECONDS = 300.0
 """Between two questions for the API server's version, which an upgrade changes."""

@@ -26,8 +26,8 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import held_by_slot, total
 from topoalign.core.usage.attribution import DeviceShares, shares_of
 from topoalign.core.usage.library import has_library, with_library
-from topoalign.registry.cluster import ClusterNode, bare
-from topoalign.registry.foreign import HAMI, ForeignNodes, HamiView
+from topoalign.registry.cluster_nodes import ClusterNode, bare
+from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, HamiView
 
 
 class ResourceCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):

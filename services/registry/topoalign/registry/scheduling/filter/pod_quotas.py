@@ -35,7 +35,7 @@ from topoalign.core.sharing.quotas import (
 )
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 # What the pods of a namespace hold together of what quotas count. It is counted as pods come, are bound and end: a
 # filter that adds up 5,000 pods at each call takes 9 ms. All of it is counted again when nodes offer amounts under

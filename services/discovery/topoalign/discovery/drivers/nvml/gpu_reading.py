@@ -22,8 +22,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile
 from topoalign.core.model.topology.model import Fabric, Gpu, Topology
 from topoalign.core.model.topology.validate import LARGEST_MEMORY
-from topoalign.discovery.drivers.health import HEALTHY, unhealthy
-from topoalign.discovery.drivers.nvml.library import (
+from topoalign.discovery.drivers.nvml.nvml_library import (
     MOST_NVLINKS,
     NOT_FOUND,
     NVLINK_COUNT,
@@ -35,6 +34,7 @@ from topoalign.discovery.drivers.nvml.library import (
     Handle,
     Library,
 )
+from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
 
 # NVLinks: each GPU reports where its end leads, and pairs are made of two ends.
 #

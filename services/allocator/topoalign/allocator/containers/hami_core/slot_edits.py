@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from topoalign.allocator.containers.hami_core.directories import (
+from topoalign.allocator.containers.hami_core.slot_directories import (
     CACHE,
     LOCKS,
     DirectoryOwner,

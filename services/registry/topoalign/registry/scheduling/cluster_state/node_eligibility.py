@@ -12,7 +12,7 @@ from topoalign.core.admission.kinds import Kind
 from topoalign.core.admission.prediction import KubeletUnknown
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.model import Topology
-from topoalign.registry.cluster import ClusterNode
+from topoalign.registry.cluster_nodes import ClusterNode
 
 # Whether a node is offered to the scheduler at all: it has to be whole, to answer, to have one writer, and to tell by
 # which rules its kubelet decides. Where it is not, every pod is refused with one of the codes below.

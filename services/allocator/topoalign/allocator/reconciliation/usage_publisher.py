@@ -39,7 +39,7 @@ HELD_SECONDS = 0.5
 POLL_SECONDS = 60.0
 """Between two checks whether the stream still has the published reading."""
 
-log = structlog.get_logger("topoalign.allocator.reconciliation.usage")
+log = structlog.get_logger("topoalign.allocator.reconciliation.usage_publisher")
 
 
 class UsagePublisher:

@@ -14,7 +14,7 @@ import msgspec
 from topoalign.core.model.errors import DriverFault, InvalidMachine
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, Inventory, Listener
-from topoalign.discovery.drivers.health import nic_health, unknown_health
+from topoalign.discovery.drivers.reading_health import nic_health, unknown_health
 from topoalign.machines.sysfs import is_named_by_address, read_sysfs
 from topoalign.runtime.driver_thread import DriverThread, Steps
 

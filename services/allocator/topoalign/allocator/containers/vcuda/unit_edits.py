@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import make_root
-from topoalign.allocator.containers.vcuda.directories import units_directory_name
+from topoalign.allocator.containers.vcuda.unit_directories import units_directory_name
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES, sees_all_processes
 from topoalign.kubelet.grpc.api import v1beta1

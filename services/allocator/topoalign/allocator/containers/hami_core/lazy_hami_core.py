@@ -17,8 +17,8 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.figures import Figure
 
 if TYPE_CHECKING:
-    from topoalign.allocator.containers.hami_core.directories import LedgerView
     from topoalign.allocator.containers.hami_core.shared_files import SharedFiles
+    from topoalign.allocator.containers.hami_core.slot_directories import LedgerView
     from topoalign.core.model.processes import LibraryReading
 
 LOOK_SECONDS = 5.0
@@ -29,7 +29,7 @@ async def keep_directories(root: Callable[[], str], allocations: "LedgerView", c
     """Runs `DirectoryCleanup.run` as soon as a root is configured."""
     while not root():
         await clock.sleep(until_tick(clock, LOOK_SECONDS))
-    from topoalign.allocator.containers.hami_core.directories import DirectoryCleanup  # few nodes have it
+    from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup  # few nodes have it
 
     await DirectoryCleanup(root).run(allocations, clock)
 

@@ -15,7 +15,7 @@ from typing import Any
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
-from topoalign.mps.shares import MpsGpu
+from topoalign.mps.daemon_shares import MpsGpu
 from topoalign.runtime.driver_thread import DriverThread, Steps
 
 DEFAULT = 0

@@ -27,7 +27,7 @@ import structlog
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock, HardwareEvent, Listener, Occurrence
-from topoalign.discovery.drivers.nvml.library import (
+from topoalign.discovery.drivers.nvml.nvml_library import (
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
     NO_PERMISSION,
