@@ -121,7 +121,7 @@ async def test_files_are_read_once_after_priorities_are_switched_off(monkeypatch
         rounds.append(root)
         return {}
 
-    monkeypatch.setattr(feedback, "tell_launches", write_notes)
+    monkeypatch.setattr(feedback, "write_notes", write_notes)
     is_on = [False]
     async with hami_core_node() as (it, _):
         told = Feedback(lambda: str(it.root), lambda: is_on[0], lambda: it.ledger.state)

@@ -111,9 +111,9 @@ def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path) -> None:
 
     assert None is unit_directories.read_config_owner(root, NAME)
     assert [] == unit_directories.list_units_directories(root)
-    with pytest.raises(OSError, match="not ours"):
+    with pytest.raises(OSError, match="of another user"):
         unit_directories.prepare_units_directory(root, NAME, LIMITS)
-    with pytest.raises(OSError, match="not ours"):
+    with pytest.raises(OSError, match="of another user"):
         limiter_files.remove_own_directory(root, NAME)
     assert ["vcuda.config"] == os.listdir(other)
 

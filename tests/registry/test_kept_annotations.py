@@ -10,7 +10,7 @@ from scheduling_support import go_json
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.cluster_state.reported_pods import ShownPods
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
 from topoalign.registry.scheduling.extender.arguments import read_called_pod
 from topoalign.registry.scheduling.scheduling_api import MOST_CHARACTERS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
@@ -49,7 +49,7 @@ def seen(annotations: dict[str, str]) -> SeenPod:
 
 def test_those_that_count_are_kept_whichever_way_a_pod_comes() -> None:
     """As the scheduler sends it, and as the API server shows it, also while it waits."""
-    pod, pods = seen(COUNTING | OTHERS), ShownPods()
+    pod, pods = seen(COUNTING | OTHERS), ReportedPods()
     body = shown(COUNTING | OTHERS)
     body["metadata"]["uid"] = pod.uid
     pods.wait(pod)
@@ -60,7 +60,7 @@ def test_those_that_count_are_kept_whichever_way_a_pod_comes() -> None:
 
 
 def test_more_than_32_kib_that_count_are_refused_and_not_kept() -> None:
-    pod, pods = seen(LONG | OTHERS), ShownPods()
+    pod, pods = seen(LONG | OTHERS), ReportedPods()
     body = shown(LONG)
     body["metadata"]["uid"] = pod.uid
     pods.wait(pod)

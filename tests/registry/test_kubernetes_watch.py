@@ -16,7 +16,7 @@ from topoalign.core.model.requests import GANG
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import ApiUnavailable, PodEvent
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.kubernetes.cluster_watch import BURST, BURST_SECONDS, PAUSE, KubernetesWatch
 from topoalign.registry.scheduling.kubernetes.refused_pods import report_of
@@ -190,7 +190,7 @@ async def test_what_is_reserved_for_a_bound_pod_elsewhere_ends() -> None:
     )
     async with world.running():
         world.reserved.uids = {here, elsewhere}
-        world.view.hold(NODE, tuple(Hold(reserved=reservation("p", uid=uid)) for uid in (here, elsewhere)))
+        world.view.hold(NODE, tuple(AssumedPod(reserved=reservation("p", uid=uid)) for uid in (here, elsewhere)))
         await world.clock.advance(PAUSE)
         await world.settle()
 

@@ -14,7 +14,7 @@ from topoalign.core.model.ids import CPU, MEMORY, NodeName
 from topoalign.core.model.requests import AdmissionRules, PodLevelResources, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster_nodes import Cluster
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, holds_something
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod, holds_something
 from topoalign.registry.scheduling.scheduling_api import Filtered
 
 pytestmark = pytest.mark.anyio
@@ -33,8 +33,8 @@ def node(rules: AdmissionRules = RULES, places: tuple[int, ...] = (0, 0, 1, 1)) 
     return found
 
 
-def hold(uid: str, *devices: str) -> Hold:
-    return Hold(reserved=reservation("a", reserved(*devices), uid=uid))
+def hold(uid: str, *devices: str) -> AssumedPod:
+    return AssumedPod(reserved=reservation("a", reserved(*devices), uid=uid))
 
 
 def test_bound_pods_hold_what_they_will_get_until_they_are_gone() -> None:

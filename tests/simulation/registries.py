@@ -39,7 +39,7 @@ from topoalign.registry.ports import ApiUnavailable, SeenPod
 from topoalign.registry.scheduling.binding.binding import PodBinder
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
-from topoalign.registry.scheduling.cluster_state.reported_pods import ShownPods
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_ambiguous
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
@@ -109,7 +109,7 @@ class Replica:
         self.seen: dict[NodeName, NodeState] = {name: NodeState(node=name) for name in world.site.ledgers}
         self.reservations = ClusterReservations(bus, world.clock, f"{self._name}-{self._lives}", self.seen.__getitem__)
         api = FaultyApi(world, process)
-        self._shown = ShownPods()
+        self._shown = ReportedPods()
         self._gangs = Gangs(self.reservations, world.clock, self._passing, self._hardware, self._candidate)
         self.binder = PodBinder(
             bus, world.clock, api, self.reservations, ScriptedChecks(self._fits), self._gangs.plan, self._shown

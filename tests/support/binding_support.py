@@ -24,7 +24,7 @@ from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding.binding import PodBinder
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
-from topoalign.registry.scheduling.cluster_state.reported_pods import ShownPods
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -162,7 +162,7 @@ class Registry:
         self.site, self.api = site, api or MemoryKubernetes(site.cluster)
         self.reservations = ClusterReservations(bus, clock or SystemClock(), writer, site.facts)
         self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
-        self.shown = ShownPods()
+        self.shown = ReportedPods()
         self.checks = ScriptedChecks(fits)
         self.binder = PodBinder(
             bus, clock or SystemClock(), self.api, self.reservations, self.checks, self.gangs.plan, self.shown

@@ -25,7 +25,7 @@ from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder, check_scheduler_and_node
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.extender.extender_server import READINESS, serve_scheduler
@@ -315,7 +315,7 @@ class SchedulingService:
         newest = self.reservations.of(node).newest
         if self.bypassed is not None and newest is not None:
             self.bypassed.observe(newest)
-        self.view.hold(node, tuple(Hold(reserved=each) for each in self.reservations.held(node)))
+        self.view.hold(node, tuple(AssumedPod(reserved=each) for each in self.reservations.held(node)))
 
     def _requested(self, reserved: Reservation) -> PodRequest | None:
         """

@@ -1,15 +1,15 @@
 """
-The reservations of all nodes: received from every registry, and written by compare-and-set.
+Keeps the reservations of all nodes: receives those of every registry, and writes by compare-and-set.
 
-The newest message of a node's subject has all of its reservations (`core.state.reservations`). A change is published with
-the position of the message that it stands on. If another registry has written meanwhile, the stream refuses it: what is
-newest is read, and whoever wanted the change decides anew (`BusConflict`). So a registry that has been asleep writes nothing
-of what it believed before. Changes of several nodes are one atomic batch: all are stored or none. A message that is received
-or acknowledged late replaces no newer one.
+The newest message of a node's subject has all of its reservations (`core.state.reservations`). A change is published
+with the position of the message that it is based on. If another registry has written meanwhile, the stream refuses it;
+then the newest message is read, and the caller decides again (`BusConflict`). So a registry that was stopped for a while
+writes no outdated state. Changes of several nodes are one atomic batch: all are stored or none. A message that is
+received or acknowledged late replaces no newer one.
 
-A reservation ends here when the node shows what was reserved, when its time is over, or when it is cancelled. The first two
-every registry sees by itself; they are written with the next change of the node, or by whoever wrote the newest message,
-within a second. If that one is gone, another writes it some seconds later.
+A reservation ends when the node reports the reserved devices, when it expires, or when it is cancelled. Every registry sees
+the first two by itself. They are written with the next change of the node, or within a second by the registry that wrote the
+newest message. If that one is gone, another one writes them some seconds later.
 """
 
 from collections import Counter
@@ -31,32 +31,29 @@ from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations, in_order_of_binds
 
-# What is known of the reservations of each node, and on which nodes something is reserved for a pod.
-
 
 class ReservationsByNode(dict[NodeName, NodeReservations]):
     """
-    By node, set as in any dictionary. The nodes of a pod are found without a look at every node. To be changed by setting
-    an item and by `drop` alone.
+    Reservations by node, with an index of the nodes of each pod. Change it only by setting an item and by `drop`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._nodes: dict[str, frozenset[NodeName]] = {}
-        """UID of a pod -> the nodes whose newest message has it: several where it was tried on more than one."""
+        """UID of a pod -> the nodes whose newest message has it: several after attempts on several nodes."""
 
     def __setitem__(self, node: NodeName, known: NodeReservations) -> None:
         self._note(node, known.until)
         super().__setitem__(node, known)
 
     def drop(self, node: NodeName) -> None:
-        """Nothing is known of the node any more."""
+        """Forgets a node."""
         if node in self:
             self._note(node, ())
             del self[node]
 
     def nodes_of(self, uid: str) -> frozenset[NodeName]:
-        """The nodes whose newest message has this pod, whether what it has is over or not."""
+        """Returns the nodes whose newest message has this pod, also if its reservation has ended."""
         return self._nodes.get(uid, frozenset())
 
     def _note(self, node: NodeName, uids: Collection[str]) -> None:
@@ -68,17 +65,19 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
             self._nodes[uid] = self.nodes_of(uid) | {node}
 
 
-# Whether a node may mistake what is reserved for a pod that is gone for what is reserved for another.
+# A node may use the reservation of a deleted pod for another pod.
 #
-# Of pods that are there it is known what they ask for (`orders`). Of one that is gone there is only what is still
-# reserved for it, with which the node answers its kubelet until that has ended.
+# The requests of existing pods are known (`admission_order`). Of a deleted pod only its reservation is known, and the node
+# uses it to answer its kubelet until it ends.
 
 
 def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
     """
-    Whether the node may answer its kubelet's question for one of the pods with the GPUs of the other, and that matters: NICs
-    come with them, or as many slots are reserved for both and one must have its own, or holds other amounts by them, or as
-    many units of one kind, and of the other kind not as many, or of other numbers of GPUs.
+    Whether the node may use one of the reservations for the pod of the other, and that matters. This is so in these cases:
+
+    - Both have the same number of GPUs, and one has co-allocated NICs.
+    - Both have the same number of slots, and one must have its own or has other amounts.
+    - Both have the same number of units of one kind, and differ in the other kind or in the number of GPUs.
     """
     if any(are_other_slots(a, b) or are_other_units(a, b) for a in one.containers for b in other.containers):
         return True
@@ -88,7 +87,7 @@ def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
 
 
 def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
-    """Whether two containers have as many slots, and it matters which of them has which."""
+    """Whether two containers have the same number of slots, and it matters which of them has which."""
     counts = {(name, len(ids)) for name, ids in one.devices.items()}
     if not (one.slots or other.slots) or counts.isdisjoint((name, len(ids)) for name, ids in other.devices.items()):
         return False
@@ -97,24 +96,24 @@ def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
 
 
 def are_other_units(one: ReservedContainer, other: ReservedContainer) -> bool:
-    """Whether two containers have as many units of one kind, and not of the other, or they are of more GPUs."""
+    """Whether two containers have the same number of units of one kind, and differ in the other kind or in GPUs."""
     counts = unit_counts(one)
     others = unit_counts(other)
     return counts != others and any(name in others and others[name][0] == n for name, (n, _) in counts.items())
 
 
 def unit_counts(container: ReservedContainer) -> dict[str, tuple[int, int]]:
-    """Resource -> how many units of it are reserved for a container, and of how many GPUs these are."""
+    """Returns resource -> the number of reserved units of a container, and the number of their GPUs."""
     gpus = {name: len(amounts_of(ids)) for name, ids in container.devices.items()}
     return {name: (len(ids), gpus[name]) for name, ids in container.devices.items() if gpus[name]}
 
 
 TIDY_SECONDS = 1.0
-"""Between two looks at what has ended."""
+"""Between two checks for ended reservations."""
 OTHERS_SECONDS = 5.0
-"""After so long a registry writes down what has ended although another one wrote the newest message."""
+"""After this time a registry writes ended reservations although another one wrote the newest message."""
 PAUSE = 0.05
-"""Seconds before a message is published again of which it is not known whether it was stored."""
+"""Seconds before a message with an unknown result is published again."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -124,7 +123,7 @@ class ReservationChange(msgspec.Struct, frozen=True, kw_only=True):
 
     node: NodeName
     position: int
-    """Of the message that the change stands on (`NodeReservations.position`)."""
+    """Position of the message that the change is based on (`NodeReservations.position`)."""
     made: tuple[Reservation, ...] = ()
     """New reservations; they replace those of the same pods."""
     cancelled: tuple[str, ...] = ()
@@ -132,7 +131,7 @@ class ReservationChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterReservations:
-    """What is reserved on all nodes, as this registry knows it; `run` keeps it up to date."""
+    """The reservations of all nodes, as far as this registry knows; `run` keeps them up to date."""
 
     def __init__(
         self,
@@ -145,14 +144,14 @@ class ClusterReservations:
         has_gone: Callable[[NodeName], bool] = lambda node: False,
     ) -> None:
         """
-        `writer`: id of this replica, which no other has. `facts`: what a node has said; raises NotFound. `changed` is told
-        each node on which something else is held than before, `freed` each on which this registry ended what was reserved
-        for a pod that did not come. `has_gone`: whether there is no such node any more.
+        `writer`: unique id of this replica. `facts`: the state of a node; raises NotFound. `changed` is called with each
+        node whose reservations have changed, `freed` with each node on which this registry ended the reservation of a
+        pod that was not bound. `has_gone`: whether a node no longer exists.
         """
         self.writer = writer
         self.epoch = int(clock.wall() * 1000)
         self.counts: Counter[str] = Counter()
-        """Reservations that this registry has written as made, consumed, expired and cancelled, and its conflicts."""
+        """Reservations that this registry has written as created, consumed, expired and cancelled, and its conflicts."""
         self._bus = bus
         self._clock = clock
         self._facts = facts
@@ -161,9 +160,9 @@ class ClusterReservations:
         self._has_gone = has_gone
         self._known = ReservationsByNode()
         self._seq = 0
-        """Of the last change, of whatever node: no id is used twice, though a node is forgotten and comes back."""
+        """Number of the last change of any node. No id is used twice, also if a node is forgotten and returns."""
         self._ended: dict[NodeName, float] = {}
-        """Node -> since when something has ended that the newest message still has, in monotonic seconds."""
+        """Node -> monotonic seconds since which a reservation of its newest message has ended."""
         self._read = False
 
     def behind(self) -> str | None:
@@ -171,15 +170,15 @@ class ClusterReservations:
         return None if self._read else "the reservations are not read yet"
 
     def of(self, node: NodeName) -> NodeReservations:
-        """What is known of a node's reservations."""
+        """Returns the known reservations of a node."""
         return self._known.get(node) or NodeReservations()
 
     def held(self, node: NodeName) -> tuple[Reservation, ...]:
-        """What is to be held on a node now."""
+        """Returns the reservations that are valid on a node now."""
         return self.of(node).held(self._clock.monotonic())
 
     def of_pod(self, uid: str) -> dict[NodeName, Reservation]:
-        """Node -> what is reserved there for this pod. More than one only while a pod is reserved anew elsewhere."""
+        """Returns node -> the pod's reservation there. There are several only while the pod is moved to another node."""
         now = self._clock.monotonic()
         return {
             node: each
@@ -189,19 +188,19 @@ class ClusterReservations:
         }
 
     def pods(self) -> dict[str, tuple[str, str]]:
-        """UID -> namespace and name of all pods for which something is reserved."""
+        """Returns UID -> namespace and name of all reserved pods."""
         now = self._clock.monotonic()
         return {each.pod_uid: (each.namespace, each.pod) for known in self._known.values() for each in known.held(now)}
 
     def of_gang(self, gang: str) -> dict[str, NodeName]:
-        """UID of a pod -> the node on which something is reserved for it as a member of this gang."""
+        """Returns UID of a pod -> the node with its reservation as a member of this gang."""
         now = self._clock.monotonic()
         return {
             each.pod_uid: node for node, known in self._known.items() for each in known.held(now) if each.gang == gang
         }
 
     def observe(self, node: NodeName) -> None:
-        """The node has said something."""
+        """Updates the reservations of a node after one of its facts."""
         known = self._known.get(node)
         if known is None or not known.reservations:
             return
@@ -213,8 +212,8 @@ class ClusterReservations:
 
     def forget(self, node: NodeName, *, although_reserved: bool = False) -> None:
         """
-        Keeps nothing of a node that has gone, unless something is reserved there. If it comes back, its first change meets a
-        conflict, which tells on which message it stands.
+        Forgets a node that is gone, unless it has reservations. If the node returns, its first change gets a conflict, which
+        has the position of the newest message.
         """
         if although_reserved or not self.of(node).reservations:
             self._known.drop(node)
@@ -223,8 +222,8 @@ class ClusterReservations:
         """
         Publishes these changes, all or none, until it is known that they are stored.
 
-        Raises BusConflict, with what is newest read, if one of them stands on another message than the newest; raises
-        BusRefused. What is cancelled meanwhile may be stored: it is received then.
+        Raises BusConflict, after reading the newest messages, if a change is not based on the newest one; raises BusRefused.
+        If the call is cancelled, the changes may be stored all the same, and are received then.
         """
         events = [self._event(change) for change in changes]
         batch = [
@@ -247,7 +246,7 @@ class ClusterReservations:
                 self._freed(event.node)
 
     async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
-        """Ends what is reserved for this pod, on these nodes or on all. Raises BusRefused."""
+        """Ends the reservations of this pod, on these nodes or on all. Raises BusRefused."""
         while reserved := [node for node in self.of_pod(uid) if nodes is None or node in nodes]:
             with suppress(BusConflict):
                 await self.write(
@@ -270,13 +269,13 @@ class ClusterReservations:
                     break
             except BusUnavailable:
                 await self._clock.sleep(PAUSE)
-        if received is None:  # the stream was lost: what is known is written again with the next change
+        if received is None:  # the stream was lost: the known state is written again with the next change
             self._known[node] = msgspec.structs.replace(self.of(node), position=0)
         elif received.position != self.of(node).position:
-            self._hear(received)
+            self._take(received)
 
     async def run(self) -> None:
-        """Follows the reservations of all nodes and writes down what has ended, until cancelled."""
+        """Follows the reservations of all nodes and writes ended ones, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow)
             tasks.start_soon(self._tidy_regularly)
@@ -294,7 +293,7 @@ class ClusterReservations:
                 batch = [(wire.renamed(message, mark), expected) for message, expected in batch]
 
     def _event(self, change: ReservationChange) -> ReservationsChanged:
-        """What the node's reservations are after a change."""
+        """Returns the node's reservations after a change."""
         known = self.of(change.node)
         now = self._clock.monotonic()
         self._seq += 1
@@ -315,11 +314,11 @@ class ClusterReservations:
         end = await self._end()
         last = 0
         past: dict[str, Received] = {}
-        """Subject -> its newest message, until all that were stored before are read."""
+        """Follows the stream: subject -> its newest message, until all stored messages are read."""
         self._read = not end
         async with self._bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
-                if received.position <= last:  # the stream was lost or rolled back: nothing is on a position of it
+                if received.position <= last:  # the stream was lost or rolled back: no known position is valid
                     for node, known in self._known.items():
                         self._known[node] = msgspec.structs.replace(known, position=0)
                 last = received.position
@@ -327,7 +326,7 @@ class ClusterReservations:
                 if self._read or received.position >= end:
                     for newest in past.values():
                         if newest.position > self._position_of(newest):
-                            self._hear(newest)
+                            self._take(newest)
                     past = {}
                     self._read = True
 
@@ -339,13 +338,13 @@ class ClusterReservations:
                 await self._clock.sleep(TIDY_SECONDS)
 
     def _position_of(self, received: Received) -> int:
-        """Up to which position the messages of this one's subject are known."""
+        """Returns the position up to which the messages of this subject are known."""
         with suppress(Undecodable):
             return self.of(wire.name_of(received.message.subject.rpartition(".")[2])).position
         return received.position
 
-    def _hear(self, received: Received) -> None:
-        """Takes in the newest message of a node. One that cannot be read changes nothing but the position to write after."""
+    def _take(self, received: Received) -> None:
+        """Applies the newest message of a node. An unreadable one changes only the position to write after."""
         try:
             event = wire.decode(received.message)
         except (Undecodable, wire.UnknownEvent) as error:
@@ -379,7 +378,7 @@ class ClusterReservations:
                     await self._tidy(node)
 
     async def _tidy(self, node: NodeName) -> None:
-        """Writes down what has ended on a node, if it is this registry's turn."""
+        """Writes the ended reservations of a node, if this registry is responsible."""
         known = self.of(node)
         now = self._clock.monotonic()
         ended = known.ended(now)

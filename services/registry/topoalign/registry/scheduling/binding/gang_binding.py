@@ -1,19 +1,19 @@
 """
 Reserves for a whole gang when the first of its pods is to be bound.
 
-All pods of the gang that have no node yet are planned at once (`core.admission.gang_plan`) and reserved in one atomic batch,
-or none of them is. From then on each passes on its own node only, until it is bound there. What is reserved for a pod that
-is not bound in time ends like any other reservation: so a gang that stays incomplete gives everything back, apart from
-what its bound pods hold.
+All pods of the gang without a node are planned together (`core.admission.gang_plan`) and reserved in one atomic batch,
+or none is. From then on the filter passes each pod on its planned node only, until it is bound there. The reservation of
+a pod that is not bound in time expires like any other. So an incomplete gang releases everything except the devices of
+its bound pods.
 
-Members are the pods that the API server shows: neither ended nor being deleted, with a node or without, whoever bound them.
-A pod that is not shown, or no longer, is not bound as a member: it would count for a gang that is not whole. A pod without a
-node that cannot be scheduled yet, or that names another scheduler than the pod to be bound, does not count as present:
-nothing is planned for it, and the gang waits.
+Members are the pods that the API server reports as neither ended nor being deleted, with or without a node. A pod that
+is not reported is not bound as a member, because the gang would not be complete. A pod without a node that cannot be
+scheduled yet, or that names another scheduler than the pod to be bound, does not count as present: nothing is planned
+for it, and the gang waits.
 
-A pod that has succeeded counts as one that is there, as long as a member has the same controller. So a pod that is made anew
-for one that failed does not wait for those that are done, and a Job that is run again under the name of the gang waits
-until all of its own pods are there.
+A pod that has succeeded counts as present as long as a member has the same controller. So the replacement of a failed
+pod does not wait for finished pods, and a Job that runs again under the name of the gang waits until all of its own pods
+exist.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -39,11 +39,11 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.request_turns import Turns
 
 GANG_SECONDS = 120.0
-"""For all pods of a gang to be bound. The scheduler binds some tens of pods a second, and tries again after seconds."""
+"""Time for binding all pods of a gang. The scheduler binds some tens of pods a second, and retries after seconds."""
 MOST_TRIES = 3
-"""So often a gang is planned at one bind, where others reserve on its nodes meanwhile."""
+"""How often a gang is planned in one bind, if other registries reserve on its nodes meanwhile."""
 MOST_ABSENT = 3
-"""Pods of which a refusal says why they do not count as present."""
+"""Absent pods that a refusal names with the reason."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -58,29 +58,31 @@ class GangWaits(NoFit):
 
 
 class SeenMember(NamedTuple):
-    """A pod of a gang as the API server shows it."""
+    """A pod of a gang as the API server reports it."""
 
     pod: PodToSchedule
     gang: Gang
-    """As the pod's annotations say; those of another member may say another size."""
+    """From the pod's annotations; another member may have another size."""
     node: NodeName | None
-    """None: it waits for one."""
+    """None: it has none yet."""
     controller: str
     """UID of its controller; empty: it has none."""
     has_succeeded: bool
-    """It is no member any more, and may count as one."""
+    """It is no longer a member, but may count as present."""
     scheduler: str
-    """The name of the scheduler that is to bind it."""
+    """The name of its scheduler."""
     waits_for: str
     """As of `SeenPod`."""
 
     @property
     def name(self) -> str:
-        """`namespace/name`, as it is shown to people."""
+        """`namespace/name`, for messages."""
         return clean(f"{self.pod.request.namespace}/{self.pod.request.name}")
 
     def absence(self, scheduler: str) -> str:
-        """Why it does not count as present for a pod of this scheduler; empty: it counts. A bound pod always does."""
+        """
+        Returns why it does not count as present for a pod of this scheduler; empty: it does. A bound pod always counts.
+        """
         if self.node is not None:
             return ""
         other = "" if self.scheduler == scheduler else f"names the scheduler {clean(self.scheduler)}"
@@ -88,7 +90,7 @@ class SeenMember(NamedTuple):
 
 
 class Gangs:
-    """The gangs of all pods that the API server shows."""
+    """The gangs of all pods that the API server reports."""
 
     def __init__(
         self,
@@ -99,9 +101,9 @@ class Gangs:
         candidate: Callable[[NodeName], Candidate | None],
     ) -> None:
         """
-        `nodes`: those that would admit the pod now, the best first, among those to which it may go or the one that the
-        scheduler has chosen. `hardware`: what such a node has. `candidate`: the node
-        with what is held there; None: it is not offered any more.
+        `nodes`: the nodes that would admit the pod now, the best first, among the allowed ones or the one that the scheduler
+        has chosen. `hardware`: the hardware of such a node. `candidate`: the node with its allocations; None: it is no
+        longer offered.
         """
         self._reservations = reservations
         self._nodes = nodes
@@ -113,13 +115,13 @@ class Gangs:
         self._gangs: dict[str, str] = {}
         """UID of a pod -> its gang."""
         self._planning = WeakValueDictionary[str, anyio.Lock]()
-        """By gang, while somebody plans it."""
+        """Gang -> its lock, while it is planned."""
 
     def see(self, pod: SeenPod) -> None:
-        """The API server shows a pod."""
+        """Takes a pod that the API server reports."""
         metadata = pod.content.metadata
         named = metadata is not None and GANG in (metadata.annotations or {})
-        if not named and pod.uid not in self._gangs:  # as most pods
+        if not named and pod.uid not in self._gangs:  # true for most pods
             return
         shown = member_of(pod)
         if shown is None or self._gangs.get(pod.uid) != shown.gang.name:
@@ -129,7 +131,7 @@ class Gangs:
             self._members.setdefault(shown.gang.name, {})[pod.uid] = shown
 
     def lose(self, uid: str) -> None:
-        """A pod is gone."""
+        """Removes a pod."""
         gang = self._gangs.pop(uid, None)
         if gang is not None:
             del self._members[gang][uid]
@@ -137,20 +139,20 @@ class Gangs:
                 del self._members[gang]
 
     def node_of(self, uid: str) -> NodeName | None:
-        """The node that is reserved for a pod of a gang; None: any will do."""
+        """Returns the planned node of a pod of a gang; None: any node is possible."""
         if uid not in self._gangs:
             return None
         return next((node for node, each in self._reservations.of_pod(uid).items() if each.gang), None)
 
     def waiting_with(self, uid: str) -> list[str]:
-        """UIDs of the pods of a pod's gang that have no node; empty: it has no gang."""
+        """Returns the UIDs of the pods of a pod's gang that have no node; empty: it has no gang."""
         members = self._members.get(self._gangs.get(uid, ""), {})
         return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
 
     async def plan(self, pod: PodToSchedule, node: NodeName) -> str:
         """
-        The name of the pod's gang, all of which is reserved then; empty: it has none. Raises GangWaits if it does not fit as
-        a whole, if some of its pods are not there, or if the pod is to go to another node; raises InvalidField.
+        Reserves for the pod's whole gang, and returns its name; empty: it has none. Raises GangWaits if the gang does
+        not fit as a whole, if pods are missing, or if the pod is planned to another node; raises InvalidField.
         """
         gang = gang_of(pod.request)
         if gang is None:
@@ -173,7 +175,7 @@ class Gangs:
                 for uid, each in members.items()
                 if each.node is None and uid not in planned and holds_something(each.pod.request)
             ]
-            if all(each.uid != pod.uid for each in waiting):  # another registry was faster, or it needs nothing
+            if all(each.uid != pod.uid for each in waiting):  # another registry has planned it, or it needs nothing
                 return
             plan, positions = await self._planned(gang.name, waiting, pod, node)
             if plan is None:
@@ -191,7 +193,7 @@ class Gangs:
 
     def _whole(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
         """
-        All members by UID that are present. Raises GangWaits if this pod is no member, if some are missing or cannot be
+        Returns all present members by UID. Raises GangWaits if this pod is no member, if some are missing or cannot be
         scheduled, or if they differ in the size.
         """
         shown = self._members.get(gang.name, {})
@@ -214,7 +216,7 @@ class Gangs:
         return present
 
     async def _give_back(self, gang: str, plan: Plan) -> None:
-        """Ends what was reserved for pods that are gone, or got another node, while that was under way."""
+        """Ends reservations of pods that were deleted, or got another node, during the write."""
         members = self._members.get(gang, {})
         for node, made in plan.items():
             for uid in [each.pod_uid for each in made]:
@@ -224,7 +226,7 @@ class Gangs:
     async def _planned(
         self, gang: str, waiting: Sequence[PodToSchedule], pod: PodToSchedule, node: NodeName
     ) -> tuple[Plan | None, dict[NodeName, int]]:
-        """A plan, if possible with this pod on this node, and the positions of the reservations that it stands on."""
+        """Plans, if possible with this pod on this node. Returns also the positions of the reservations used."""
         positions: dict[NodeName, int] = {}
 
         def candidate(name: NodeName) -> Candidate | None:
@@ -256,12 +258,12 @@ class Gangs:
 
 
 def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
-    """Equal for pods that ask for the same and may go to the same nodes."""
+    """Returns a key that is equal for pods with the same request and constraints."""
     return key_of(pod.request), msgspec.json.encode(pod.constraints, order="deterministic")
 
 
 def member_of(pod: SeenPod) -> SeenMember | None:
-    """The pod as a member of its gang; None: it belongs to none, cannot be meant, has failed, or is being deleted."""
+    """Returns the pod as a member of its gang; None: it has none, is invalid, has failed, or is being deleted."""
     try:
         asked = pod.to_schedule()
         gang = gang_of(asked.request)

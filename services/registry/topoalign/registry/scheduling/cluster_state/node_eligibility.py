@@ -1,4 +1,4 @@
-"""What the view of the cluster has for each node."""
+"""The data of the cluster view for each node, and why a node is not offered."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.registry.cluster_nodes import ClusterNode
 
-# Whether a node is offered to the scheduler at all: it has to be whole, to answer, to have one writer, and to tell by
-# which rules its kubelet decides. Where it is not, every pod is refused with one of the codes below.
+# A node is offered to the scheduler only if its data is complete, it answers, it has one writer, and the rules of its
+# kubelet are known. Else every pod is refused with one of the codes below.
 
 
 UNKNOWN_NODE = "UnknownNode"
-"""Nothing was ever received of it, or its Node was deleted."""
+"""No fact of the node was received, or its Node was deleted."""
 DUPLICATE_AGENT = "DuplicateAgent"
-"""Two allocators speak for it."""
+"""Two allocators publish for it."""
 NODE_NOT_WHOLE = "NodeNotWhole"
 """Hardware, health or allocations are not known, or facts about these are missing."""
 NODE_STALE = "NodeStale"
 """Its allocator does not answer."""
 KUBELET_UNKNOWN = KubeletUnknown.code
-"""By which rules its kubelet decides, or what it has given out, is not known."""
+"""The rules or the allocations of its kubelet are not known."""
 NOT_KNOWN = frozenset({UNKNOWN_NODE, DUPLICATE_AGENT, NODE_NOT_WHOLE, NODE_STALE, KUBELET_UNKNOWN})
-"""What one registry cannot judge now, and another one perhaps can."""
+"""Codes of obstacles that this registry has and another one may not have."""
 
 
 def obstacle(member: ClusterNode, unsettled: Unsettled) -> str:
-    """The code of the refusal for every pod, as far as that depends on no kubelet; empty where there is none."""
+    """Returns the code of the refusal for every pod that does not depend on the kubelet; empty if there is none."""
     state = member.state
     if state.node in unsettled.twins:
         return DUPLICATE_AGENT
@@ -48,26 +48,26 @@ class NodeView:
 
     name: NodeName
     place: int
-    """Its index in whatever has an entry for each node."""
+    """Its index in arrays with an entry for each node."""
     version: int = 0
-    """Of the cluster, when this changed last."""
+    """The version of the cluster at its last change."""
     refusal: str = UNKNOWN_NODE
     """Why it is offered to no pod; empty: it is offered."""
     kind: Kind | None = None
     """None where it is not offered, as `free`."""
     free: Free | None = None
     idle: Free | None = None
-    """What would be free if nobody had anything, where some devices are unhealthy or cordoned; None: none are."""
+    """The free resources of the empty node, if some devices are unhealthy or cordoned; None: none are."""
     shape: Topology | None = None
-    """Of its hardware as it was announced."""
+    """The revision of its published hardware."""
     left: Any = None
-    """What is left on it, for its score; None where that cannot be told."""
+    """Its free resources, for its score; None if they are not known."""
 
 
-def side_by_side(places: Mapping[NodeName, int]) -> dict[NodeName, int]:
+def with_contiguous_names(places: Mapping[NodeName, int]) -> dict[NodeName, int]:
     """
-    The same under copies of the names that lie side by side, by name. Names come one by one with the facts of their nodes,
-    and lie far from one another; looking up 5,000 of them took half as long again.
+    Returns the mapping with copies of the names that are adjacent in memory. Names arrive one by one with the facts of their
+    nodes and are scattered in memory; looking up 5,000 of them took half as long again.
     """
     names = msgspec.json.decode(msgspec.json.encode(sorted(places)), type=list[NodeName])
     return {name: places[name] for name in names}

@@ -1,14 +1,14 @@
 """
-ResourceQuotas and who holds what of them: whether a namespace may have another pod with parts of GPUs.
+Enforces ResourceQuotas for parts of GPUs: whether a namespace may have another pod.
 
-    new pods       count beside all pods of the namespace that have not ended, as in Kubernetes' own quotas
-    waiting pods   count beside those that are bound, reserved or being bound: pods that were created in the same moment
-                   would else keep one another waiting for ever
+    new pods       are added to all pods of the namespace that have not ended, as in Kubernetes' own quotas
+    waiting pods   are added to those that are bound, reserved or being bound: pods that were created at the same moment
+                   would otherwise keep each other waiting for ever
 
-Only pods that ask for what quotas count are looked at. While the quotas are not listed, pods that name an amount wait
-(`QuotasUnknown`). What a pod does not name counts by the size of the GPUs of its node, so the answer may differ from node to
-node; a new pod has no node yet and counts with what it names.
-A quota with scopes is about some pods only and is not counted; the log says so.
+Only pods that request what quotas count are checked. While the quotas are not listed, pods that name an amount wait
+(`QuotasUnknown`). An amount that a pod does not name counts by the size of the GPUs of its node, so the result may differ
+from node to node; a new pod has no node yet and counts with the amounts that it names. A quota with scopes applies to some
+pods only and is not enforced; this is logged.
 """
 
 from collections import Counter
@@ -37,9 +37,9 @@ from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
-# What the pods of a namespace hold together of what quotas count. It is counted as pods come, are bound and end: a
-# filter that adds up 5,000 pods at each call takes 9 ms. All of it is counted again when nodes offer amounts under
-# other names, and the pods of a node when its GPUs have another size: the size counts for what a pod does not name.
+# The sums of a namespace are updated as pods are created, bound and end, because adding up 5,000 pods at each filter call
+# takes 9 ms. All pods are counted again when nodes offer amounts under other names, and the pods of a node when the size of
+# its GPUs changes.
 
 
 class NamespaceUse:
@@ -65,13 +65,13 @@ class NamespaceUse:
         self._of_bound: dict[ResourceName, int] = {}
 
     def add(self, uid: str, request: PodRequest) -> None:
-        """A pod is there that was not."""
+        """Adds a new pod."""
         self.pods[uid] = request
         if self._per_gpu is not None:
             self._count(uid, self._per_gpu)
 
     def bind(self, uid: str, node: NodeName) -> None:
-        """The pod has this node, until its end."""
+        """Records the node of a pod, until its end."""
         if self.bound.get(uid) != node:
             self._uncount(uid)
             self.bound[uid] = node
@@ -79,18 +79,18 @@ class NamespaceUse:
                 self._count(uid, self._per_gpu)
 
     def end(self, uid: str) -> None:
-        """The pod holds nothing any more."""
+        """Removes a pod that has ended."""
         self._uncount(uid)
         del self.pods[uid]
         self.bound.pop(uid, None)
 
     def all(self) -> Amounts:
-        """What all of them hold, those without a node as far as they name it."""
+        """Returns the sum of all pods; pods without a node count with the amounts that they name."""
         self._count_all()
         return self._all
 
     def placed(self, others: Mapping[str, NodeName], without: Collection[str]) -> Amounts:
-        """What those hold that are bound, and these others, which may be bound, on their nodes; but none of `without`."""
+        """Returns the sum of the bound pods and of these `others` on their nodes, without the pods `without`."""
         per_gpu = self._count_all()
         used = dict(self._of_bound)
         for uid in self.bound.keys() & without:
@@ -100,12 +100,12 @@ class NamespaceUse:
         return used
 
     def of(self, uids: Collection[str], node: NodeName | None) -> Amounts:
-        """What these would hold together on this node; None: what they name."""
+        """Returns the sum of these pods on this node; None: of the amounts that they name."""
         per_gpu = self._count_all()
         return total(self._amounts_on(uid, node, per_gpu) for uid in uids if uid in self._amounts)
 
     def _amounts_on(self, uid: str, node: NodeName | None, per_gpu: PerGpu) -> Amounts:
-        """What a pod without a node would hold on this one."""
+        """Returns the amounts of a pod without a node if it were on this one."""
         sizes = self._offers.sizes_on(node)
         known = self._elsewhere.get(uid)
         if known is None or known[0] != sizes:
@@ -113,7 +113,7 @@ class NamespaceUse:
         return known[1]
 
     def _count_all(self) -> PerGpu:
-        """Has all pods counted by the names of amounts, which it returns, and the sizes that are offered now."""
+        """Counts all pods by the offered names of amounts, which it returns, and the offered sizes."""
         per_gpu = amounts_per_gpu(self._offers.slots)
         version = self._offers.sizes_version
         if per_gpu != self._per_gpu:
@@ -159,7 +159,7 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class QuotasUnknown(Unavailable):
-    """Raised while it is not known which quotas there are."""
+    """Raised while the quotas are not known."""
 
     code = "QuotasUnknown"
 
@@ -171,7 +171,7 @@ class QuotasUnknown(Unavailable):
 
 
 class Quotas:
-    """The quotas of all namespaces, and their pods that hold something that quotas count."""
+    """The quotas of all namespaces, and their pods that count."""
 
     def __init__(self, offers: OfferedResources, reserved: Callable[[], Mapping[str, Collection[NodeName]]]) -> None:
         """`reserved`: UID of each pod for which something is reserved -> where."""
@@ -191,16 +191,16 @@ class Quotas:
         self._claimed_on: dict[str, NodeName] = {}
         """The same -> the node."""
         self._read = set[str]()
-        """UIDs of pods that are being bound and not shown yet."""
+        """UIDs of pods that are being bound and not reported yet."""
         self._refused_beside_claims = False
         """Whether a pod was refused while others were being bound, which may fail."""
         self.freed: Callable[[], None] = lambda: None
-        """Called when a bind has failed beside which a pod was refused: nothing in Kubernetes tells of it."""
+        """Called after a failed bind because of which another pod was refused: no event of Kubernetes follows."""
         self.mates: Callable[[str], Collection[str]] = lambda uid: ()
         """UID of a pod -> those of the pods of its gang that wait for a node: all of them are reserved with the first."""
 
     def see(self, quota: SeenQuota) -> bool:
-        """A quota is so now. Returns whether that is news: Kubernetes writes into quotas what it has counted itself."""
+        """Takes a quota. Returns whether a limit has changed: Kubernetes also writes its own counts into quotas."""
         if self._quotas.get(quota.uid) == quota:
             return False
         if quota.scoped and quota.limits:
@@ -209,7 +209,7 @@ class Quotas:
         return self._renew(quota.namespace)
 
     def lose(self, uid: str) -> bool:
-        """A quota is gone. Returns whether it limited anything."""
+        """Removes a quota. Returns whether it limited anything."""
         gone = self._quotas.pop(uid, None)
         return gone is not None and self._renew(gone.namespace)
 
@@ -222,7 +222,7 @@ class Quotas:
         return before != now
 
     def see_pod(self, pod: SeenPod) -> None:
-        """A pod is there that has not ended. What it asks for does not change."""
+        """Takes a pod that has not ended. Its request does not change."""
         self._read.discard(pod.uid)
         if pod.uid not in self._namespaces:
             if not names_devices(pod):
@@ -241,7 +241,7 @@ class Quotas:
         held.add(uid, msgspec.structs.replace(request, annotations={}))
 
     def end_pod(self, uid: str) -> None:
-        """A pod has ended, or is gone."""
+        """Removes a pod that has ended or was deleted."""
         namespace = self._namespaces.pop(uid, None)
         if namespace is not None:
             self._held[namespace].end(uid)
@@ -254,15 +254,17 @@ class Quotas:
 
     def check_waiting(self, pod: PodToSchedule, node: NodeName | None = None, without: Collection[str] = ()) -> None:
         """
-        The same for a pod that is to be bound to this node, with its gang; None: to any node, so what it names counts. One
-        that is placed counts already. `without`: UIDs of pods that count as gone.
+        Raises OverQuota and QuotasUnknown for a pod that is to be bound to this node, with its gang; None: to any node,
+        so the amounts that it names count. A placed pod counts already. `without`: UIDs of pods that count as gone.
         """
         self._check_one(pod.uid, pod.request, node, without)
 
     def full_on(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
     ) -> frozenset[NodeName]:
-        """Those of the nodes on which a waiting pod holds too much. `without`: as `check_waiting`. Raises QuotasUnknown."""
+        """
+        Returns the nodes on which a waiting pod exceeds its quota. `without`: as `check_waiting`. Raises QuotasUnknown.
+        """
         if not self._limits.get(pod.request.namespace):
             return frozenset()
         by_sizes: dict[int, list[NodeName]] = {}
@@ -274,9 +276,8 @@ class Quotas:
     @contextmanager
     def claim(self, uid: str, node: NodeName) -> Iterator[None]:
         """
-        The pod and its gang count on this node while it is being bound, for those that are asked about meanwhile; and the
-        pod itself afterwards, if that does not fail: its node may have what was reserved for it on record before Kubernetes
-        shows that it is bound. Raises as `check_waiting`.
+        Counts the pod and its gang on this node while it is being bound. After a successful bind the pod itself still
+        counts, because its reservation may end before Kubernetes reports the bind. Raises as `check_waiting`.
         """
         namespace = self._namespaces.get(uid)
         if namespace is not None:
@@ -304,8 +305,8 @@ class Quotas:
 
     def check_read(self, pod: PodToSchedule, node: NodeName) -> None:
         """
-        Raises as `check_waiting` for a pod that is being bound and was read, as it is not shown yet. From then on it counts
-        until it is bound or not, and then from when it is shown.
+        Raises as `check_waiting` for a pod that is being bound and was read because it is not reported yet. It counts until
+        the bind ends, and again when it is reported.
         """
         if pod.uid in self._namespaces or pod.uid not in self._claims:
             return
@@ -339,7 +340,7 @@ class Quotas:
         used: Callable[[NamespaceUse], Amounts],
         mates: Collection[str] = (),
     ) -> None:
-        """`used`: what those pods of the namespace hold beside which it counts; `mates`: UIDs of the others of its gang."""
+        """`used`: the sum of the other pods that count; `mates`: UIDs of the other pods of its gang."""
         per_gpu = amounts_per_gpu(self._offers.slots)
         counted = {*per_gpu, *(name for each in self._offers.units for name, _ in each.units)}
         amounts = quota_amounts(pod, per_gpu, self._offers.sizes_on(node))
@@ -374,7 +375,7 @@ def quota_has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, go
 
 
 def without_annotations(pod: SeenPod) -> SeenPod:
-    """The pod with no annotations, which a user may change while it runs: its kubelet looks at none, nor do quotas."""
+    """Returns the pod without annotations, which a user may change while it runs; kubelet and quotas ignore them."""
     metadata = pod.content.metadata
     if metadata is None or not metadata.annotations:
         return pod

@@ -37,7 +37,7 @@ from topoalign.registry.ports import (
 )
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.cluster_state.reported_pods import ShownPods
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
@@ -88,7 +88,7 @@ class KubernetesWatch:
         self._gangs = gangs
         self._foreign = foreign or ForeignNodes(clock)
         self._quotas = quotas or Quotas(view.offers, dict)
-        self.pods = ShownPods()
+        self.pods = ReportedPods()
         self._ended: set[str] = set()
         """UIDs of finished pods that are still there."""
         self._traits: dict[NodeName, NodeTraits] = {}
