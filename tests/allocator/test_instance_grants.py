@@ -271,7 +271,7 @@ async def test_slots_that_become_instances_are_for_a_kubelet_alone() -> None:
         (decision,) = it.reserve_beside(it.asking("a", Ask(1)))
         assert isinstance(decision, Admission)
 
-        with pytest.raises(InstancesNeedKubelet, match="made for a kubelet alone"):
+        with pytest.raises(InstancesNeedKubelet, match="created only for a kubelet"):
             check_no_instances(it.machine, decision.allocations)
         check_no_instances(PLAIN, decision.allocations)
 

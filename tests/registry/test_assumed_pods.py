@@ -163,14 +163,14 @@ async def test_a_bind_that_fails_wakes_no_pod(
     await all_tasks_blocked()
     assert scheduling.watch is not None
     await world.rounds()
-    before = scheduling.watch.wake_ups.done
+    before = scheduling.watch.requeue.done
     for _ in range(2):
         with pytest.raises(TopoalignError):
             await scheduling.scheduler.bind("ml", "a", uid, NODE)
         scheduling.view.renew()
         await world.clock.advance(6)
 
-    assert before == scheduling.watch.wake_ups.done
+    assert before == scheduling.watch.requeue.done
 
 
 @pytest.mark.parametrize("steps", [("expect",), ("assume",), ("assume", "expect")])

@@ -98,10 +98,10 @@ async def test_pods_wait_for_a_reservation_that_ends_in_vain(world: World, clust
         await all_tasks_blocked()
         await bind(url, cluster, "a")
         assert scheduling.watch is not None
-        woken = scheduling.watch.wake_ups.done
+        woken = scheduling.watch.requeue.done
         await world.clock.advance(RESERVED_SECONDS + 5)
 
-        assert woken < scheduling.watch.wake_ups.done
+        assert woken < scheduling.watch.requeue.done
         assert "topoalign.io/woken" in cluster.nodes.get(("", NODE))["metadata"]["annotations"]
 
 

@@ -518,18 +518,18 @@ async def test_waiting_pods_are_woken_when_a_limit_changes() -> None:
         await all_tasks_blocked()
         await at.world.clock.advance(6)
         await all_tasks_blocked()
-        before = at.scheduling.watch.wake_ups.done if at.scheduling.watch else -1
+        before = at.scheduling.watch.requeue.done if at.scheduling.watch else -1
         at.cluster.quotas.merge(("ml", "gpus"), {"status": {"used": {"pods": "1"}}})
         await all_tasks_blocked()
         await at.world.clock.advance(6)
         await all_tasks_blocked()
         assert at.scheduling.watch is not None
-        assert before == at.scheduling.watch.wake_ups.done
+        assert before == at.scheduling.watch.requeue.done
         at.limit("30")
         await all_tasks_blocked()
         await at.world.clock.advance(6)
         await all_tasks_blocked()
-        assert before + 1 == at.scheduling.watch.wake_ups.done
+        assert before + 1 == at.scheduling.watch.requeue.done
 
 
 async def test_pods_with_shares_wait_until_quotas_are_listed() -> None:

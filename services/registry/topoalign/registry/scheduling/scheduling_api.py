@@ -1,4 +1,4 @@
-"""What the scheduler asks about a pod, and what it is told: the types between the protocol and the decision."""
+"""The types between the extender protocol and the decisions: a pod to schedule, refusals and victims."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -16,18 +16,18 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.kubelet.files import manifest
 
 PODS_PENDING = "PodsPending"
-"""What `fits` answers where it cannot be told yet: this passes by itself."""
+"""The result of `fits` while data is missing. It passes by itself."""
 
 
 class PodToSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod as the scheduler shows it."""
+    """A pod as the scheduler sends it."""
 
     uid: str
-    """UID of the pod: a pod that is created again under its name is another one."""
+    """UID of the pod: a pod that is created again under the same name has another one."""
     request: PodRequest
-    """Its names, what its containers ask for, and its annotations, which are not trusted."""
+    """Its names, requests and annotations, which are not trusted."""
     constraints: Constraints = Constraints()
-    """To which nodes it may go. The scheduler asks about no others."""
+    """The nodes to which it may go. The scheduler calls for no others."""
     nominated: NodeName | None = None
     """`status.nominatedNodeName`: the node on which it has preempted others. None: it has not."""
 
@@ -38,13 +38,13 @@ class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     """Stable code of the reason: `NotAligned`, `NotEnoughDevices`."""
     helped_by_victims: bool = False
-    """Whether the pod could fit if others were gone."""
+    """Whether the pod could fit without other pods."""
     resolvability: Resolvability | None = None
-    """`never` and `unhealthy`: the end of other pods does not help. None: it may help, or it was not looked for."""
+    """`never` and `unhealthy`: the end of other pods does not help. None: it may help, or it was not checked."""
 
     @property
     def label(self) -> str:
-        """The code, with what becomes of the node where the end of other pods does not help: `NotAligned (never fits)`."""
+        """The code, with a note if the end of other pods does not help: `NotAligned (never fits)`."""
         return f"{self.code} ({LABELS[self.resolvability]})" if self.resolvability in LABELS else self.code
 
 
@@ -55,10 +55,10 @@ LABELS: Mapping[Resolvability | None, str] = {
 
 
 class Filtered(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of some nodes would admit a pod: each is in one of the two."""
+    """The decisions of some nodes about a pod: each node is in one of the two fields."""
 
     passed: Sequence[NodeName]
-    """In the order in which they were asked about."""
+    """In the order of the call."""
     refused: Mapping[NodeName, NodeRefusal]
     """Node -> why not."""
 
@@ -73,60 +73,58 @@ class Victims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulingApi(Protocol):
-    """What the scheduler's protocol asks of the registry."""
+    """The registry as the extender protocol calls it."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """
-        Does what a `filter` or `prioritize` that follows would take long for, with turns of the event loop in between. What
-        is done stays done where this is cancelled. Raises as `filter` does.
+        Does the long work of a following `filter` or `prioritize`, and yields to the event loop. Its results stay if it is
+        cancelled. Raises as `filter` does.
         """
 
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
         """
-        Which of these nodes would admit the pod, without any effect. `labels`: those of nodes that came as whole objects, by
-        which a node is judged that the registry does not know (a node that an autoscaler would add).
+        Returns which of these nodes would admit the pod; it has no effect. `labels`: of nodes that were sent as whole
+        objects. An unknown node is judged by them (a node that cluster-autoscaler may add).
 
-        Raises InvalidField for a pod that cannot be meant.
+        Raises InvalidField for an invalid pod.
         """
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
-        """A score of 0 to 10 for each of these nodes, in their order. Raises InvalidField as `filter` does."""
+        """Returns a score from 0 to 10 for each of these nodes, in their order. Raises InvalidField as `filter` does."""
 
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
         """
-        Those of the nodes that would admit the pod if these victims were gone; none that would not. With turns of the event
-        loop, as `prepare`.
+        Returns the nodes that would admit the pod without these victims. Yields to the event loop, as `prepare`.
 
         Raises InvalidField as `filter` does.
         """
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """
-        Binds the pod to the node; when this returns the Binding exists. Returns or raises well within the five seconds after
-        which a scheduler tries again.
+        Binds the pod to the node; when this returns, the Binding exists. Returns or raises well within the five seconds
+        after which a scheduler retries.
 
-        Raises a TopoalignError where it was not made, or it is not known that it was.
+        Raises a TopoalignError if the Binding was not created, or if that is not known.
         """
 
 
-# Which annotations of a pod the registry keeps: those by which its devices or its gang are decided, or by which it is
-# refused.
+# The registry keeps only the annotations of a pod that decide about its devices or its gang, or cause a refusal.
 #
-# A tenant may write 256 KiB of annotations, and a registry keeps thousands of pods that wait. The others are left out
-# where a pod comes in, and a pod with more than 32 KiB that count is refused: a list of 256 uuids has 11 kB.
+# A user may write 256 KiB of annotations, and a registry keeps thousands of waiting pods. The other annotations are dropped
+# when a pod is read, and a pod with more than 32 KiB of relevant ones is refused: a list of 256 uuids has 11 kB.
 
 
 MOST_CHARACTERS = 32 * 1024
-"""Of the annotations that count, their keys included."""
+"""Length of the relevant annotations, including their keys."""
 NAMED = frozenset((*ANNOTATIONS, *OF_PODS))
 BEGINNINGS = (OWN_DOMAIN, DEVICE_PREFIX)
-"""Of keys that are ours, or are refused as misspelled."""
+"""Prefixes of keys that are ours, or are refused as misspelled."""
 
 
 def counting(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Those that count; of more than `MOST_CHARACTERS` the first ones, up to one character more."""
+    """Returns the relevant annotations; of more than `MOST_CHARACTERS` the first ones, up to one character more."""
     found: dict[str, str] = {}
     left = MOST_CHARACTERS + 1
     for key, value in annotations.items():
@@ -139,7 +137,7 @@ def counting(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_counting(request: PodRequest) -> PodRequest:
-    """The same request with no other annotations. Raises InvalidField for more than `MOST_CHARACTERS`."""
+    """Returns the request with relevant annotations only. Raises InvalidField for more than `MOST_CHARACTERS`."""
     kept = counting(request.annotations)
     if sum(map(len, (*kept, *kept.values()))) > MOST_CHARACTERS:
         finding = f"more than {MOST_CHARACTERS} characters about devices"
@@ -148,7 +146,7 @@ def with_counting(request: PodRequest) -> PodRequest:
 
 
 def pod_to_schedule(uid: str, pod: manifest.Pod) -> PodToSchedule:
-    """A pod, of its annotations those that count. Raises InvalidField for one that cannot be meant."""
+    """Returns a pod with its relevant annotations. Raises InvalidField for an invalid pod."""
     request = with_counting(manifest.request_of(pod))
     nominated = pod.status and pod.status.nominated_node_name
     return PodToSchedule(
@@ -160,7 +158,7 @@ def pod_to_schedule(uid: str, pod: manifest.Pod) -> PodToSchedule:
 
 
 def without_others(pod: manifest.Pod) -> manifest.Pod:
-    """The same pod with no other annotations, unread; with too many if it had too many."""
+    """Returns the pod with relevant annotations only; with too many if it had too many."""
     if pod.metadata is None or not pod.metadata.annotations:
         return pod
     kept = counting({key: value or "" for key, value in pod.metadata.annotations.items()})

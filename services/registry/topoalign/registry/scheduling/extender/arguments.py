@@ -1,12 +1,12 @@
 """
-What kube-scheduler sends: the arguments of its calls, from JSON.
+Decodes the arguments of kube-scheduler's calls from JSON.
 
 kube-scheduler writes Go's spelling (`NodeNames`), and Go reads keys in any case; so does this module. The usual spelling is
 decoded straight into the types below. Any other body is read a second time: keys in any case, unknown keys left out, and a
 key that stands twice refused, because readers differ on which of the two counts.
 
-What does not count is not decoded: of a node its name and labels do, of a pod what it asks for. Whole nodes are kept as
-the bytes in which they came, because they are answered as they came.
+Irrelevant data is not decoded: only a node's name and labels, and a pod's requests, are. Whole nodes are kept as bytes,
+because the answer returns them unchanged.
 """
 
 import types
@@ -25,8 +25,8 @@ from topoalign.registry.scheduling import scheduling_api
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.runtime.strict_json import refuse_malformed
 
-# How many nodes a question may be about, told before they are read: millions of names, or of items that are no nodes,
-# would fill the memory and keep everybody else waiting.
+# The number of nodes in a call is checked before they are decoded: millions of names, or of items that are no nodes, would
+# fill the memory and block all other calls.
 #
 # Each name and each item but the first has a comma before it. So 20,000 commas among names are too many; among whole
 # nodes, which have commas of their own, they are where these lie closer together than in any node.
@@ -41,7 +41,7 @@ LEAST_PER_COMMA = 16
 
 
 class TooManyNodes(InvalidField):
-    """Raised for a question about more nodes than a cluster has."""
+    """Raised for a call with more nodes than a cluster has."""
 
     def __init__(self, field: str) -> None:
         super().__init__(field, f"more than {MOST_NODES} nodes", "send those of the cluster, as kube-scheduler does")
@@ -74,11 +74,11 @@ LARGEST_POD = 1_000_000
 REMEMBERED = 512
 """Pods that are not read again while their bytes are the same, as they are in filter and prioritize and on most retries."""
 LARGEST_REMEMBERED = 16 * 1024
-"""Bytes of such a pod, so that they take at most 8 MiB together. A plain pod has one KiB."""
+"""Bytes of such a pod, so that all take at most 8 MiB. A plain pod has one KiB."""
 
 
 LARGEST_RESPELLED = 8 * 1024 * 1024
-"""Bytes of what is read a second time, which takes 50 ms for each MiB."""
+"""Bytes that may be decoded a second time, which takes 50 ms for each MiB."""
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,7 +120,7 @@ class MetaVictims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts of an object's metadata."""
+    """The relevant metadata of an object."""
 
     name: str = ""
     uid: str = ""
@@ -147,7 +147,7 @@ class RawNodeList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExtenderCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What filter and prioritize are asked: about which pod, on which nodes."""
+    """A call of filter or prioritize: the pod and the nodes."""
 
     pod: bytes
     """JSON, for `read_called_pod`."""
@@ -159,7 +159,7 @@ class ExtenderCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_arguments(body: bytes) -> ExtenderCall:
-    """What filter and prioritize are asked. Raises Undecodable, and InvalidField where none or too many nodes are given."""
+    """Decodes a call of filter or prioritize. Raises Undecodable, and InvalidField for no or too many nodes."""
     arguments = decode_arguments(body, Arguments)
     check_name_count(bytes(arguments.node_names))
     names = typed(arguments.node_names, list[NodeName] | None, "NodeNames")
@@ -186,8 +186,8 @@ def read_arguments(body: bytes) -> ExtenderCall:
 
 def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
     """
-    The pod as JSON, for `read_called_pod`, and the victims of each node. Raises Undecodable, and InvalidField for too
-    many.
+    Decodes a call of preempt: the pod as JSON, for `read_called_pod`, and the victims of each node. Raises Undecodable, and
+    InvalidField for too many.
     """
     arguments = decode_arguments(body, PreemptArguments)
     meta = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
@@ -204,7 +204,7 @@ def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
 
 
 def read_bind(body: bytes) -> BindArguments:
-    """What bind is asked. Raises Undecodable, and InvalidField for a name that is missing."""
+    """Decodes a call of bind. Raises Undecodable, and InvalidField for a missing name."""
     arguments = decode_arguments(body, BindArguments)
     for each in msgspec.structs.fields(BindArguments):
         if not getattr(arguments, each.name):
@@ -213,12 +213,12 @@ def read_bind(body: bytes) -> BindArguments:
 
 
 def read_called_pod(body: bytes) -> PodToSchedule:
-    """The pod of a call. Raises InvalidField for one that cannot be meant."""
+    """Decodes the pod of a call, from a cache if it is small. Raises InvalidField for an invalid pod."""
     return (remembered if len(body) <= LARGEST_REMEMBERED else parse_pod)(body)
 
 
 def parse_pod(body: bytes) -> PodToSchedule:
-    """`read_called_pod` without a memory."""
+    """Decodes the pod of a call without a cache."""
     if len(body) > LARGEST_POD:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
@@ -236,15 +236,15 @@ remembered = lru_cache(REMEMBERED)(parse_pod)
 
 
 def decode_arguments(body: bytes, kind: type[S]) -> S:
-    """The body as this type. Raises Undecodable."""
+    """Decodes the body as this type. Raises Undecodable."""
     try:
         if not body.isascii():
-            body.decode()  # what is skipped is not looked at by the decoder
+            body.decode()  # the decoder does not check skipped values
         found = msgspec.json.decode(body, type=kind)
         if has_unique_keys(body, found):
             return found
     except msgspec.ValidationError:
-        pass  # another spelling, or a wrong type: the second reading tells
+        pass  # another spelling, or a wrong type: the second decoding decides
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Undecodable("the body", clean(str(error), 200)) from error
     again: S = spelled(Raw(body), kind, "the body")
@@ -253,8 +253,8 @@ def decode_arguments(body: bytes, kind: type[S]) -> S:
 
 def has_unique_keys(body: bytes, found: msgspec.Struct) -> bool:
     """
-    Whether no key of the outermost object stands twice: what comes out of the encoder as it went in has each key once. Else
-    the inner values are left out, and what remains has no escapes, which hide keys.
+    Whether each key of the outermost object occurs once. This holds if encoding returns the same bytes. Else the inner
+    values are removed, and the rest must have no escapes, because these could hide keys.
     """
     if msgspec.json.encode(found) == body:
         return True
@@ -268,8 +268,8 @@ def has_unique_keys(body: bytes, found: msgspec.Struct) -> bool:
 
 def spelled(raw: Raw, kind: Any, what: str) -> Any:
     """
-    The value with its keys in any case, as this type. Raises Undecodable, also for a key that stands twice. What comes out
-    of the decoder as it went in has the usual spelling, and no key twice: then that is all.
+    Decodes a value with keys in any case. Raises Undecodable, also for a repeated key. If encoding the decoded value returns
+    the same bytes, it has the usual spelling and no repeated key.
     """
     body = bytes(raw)
     with suppress(msgspec.MsgspecError, RecursionError):
@@ -287,8 +287,8 @@ def spelled(raw: Raw, kind: Any, what: str) -> Any:
 
 def go_spelled(value: Any, kind: Any) -> Any:
     """
-    The same value with the keys of structs as they are spelled here. Unknown ones are left out, as Go does; values that do
-    not have the shape of the type are left as they are. Raises Undecodable for two keys that are one field.
+    Returns the value with the keys of structs in the spelling of this module. Unknown keys are dropped, as in Go; values
+    that do not have the shape of the type are left as they are. Raises Undecodable for two keys that are one field.
     """
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))
@@ -314,7 +314,7 @@ def go_spelled(value: Any, kind: Any) -> Any:
 
 @lru_cache
 def fields_by_key(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
-    """The fields of a type, by the name in JSON without its case. A look at them takes longer than the rest of a value."""
+    """Returns the fields of a type by their lower-case JSON name. Cached, because this takes longer than the rest."""
     return {each.encode_name.casefold(): each for each in msgspec.structs.fields(kind)}
 
 

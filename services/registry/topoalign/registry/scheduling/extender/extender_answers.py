@@ -1,9 +1,9 @@
 """
-What kube-scheduler reads: the answers to its calls, as JSON in Go's spelling.
+Encodes the answers to kube-scheduler's calls as JSON in Go's spelling.
 
-A node stands in one map at most: the text of the second one would win. A node of a preemption never has null or no victims:
-null ends the scheduler, and an empty list costs the whole answer. Scores are integers: of `9.0` the whole answer is
-dropped.
+A node is in at most one map, because the text of the second one would win. A node in a preempt answer always has
+victims: null crashes the scheduler, and an empty list makes it drop the whole answer. Scores are integers, because `9.0`
+makes it drop the whole answer, too.
 """
 
 from collections import OrderedDict
@@ -19,19 +19,19 @@ from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.extender.arguments import ExtenderCall, MetaPod, MetaVictims
 from topoalign.registry.scheduling.scheduling_api import Filtered, Victims
 
-# The text of each refusal, as it stands in a pod's events and in its condition PodScheduled.
+# The text of each refusal, as in a pod's events and in its condition PodScheduled.
 #
-# kube-scheduler groups nodes by the text, joins the groups by commas, and writes the result to the pod. The write wakes
-# the pod again, so a text that differs from one call to the next makes a loop of calls: 2,143 in 25 s for one pod.
-# Hence each code has one text, `Code: finding; remedy`, without numbers, names, times and commas, and one more for each
-# reason why the end of pods would not help (`NodeRefusal.resolvability`). `topoalign why` has the details. An invalid
-# pod has a text of its own, which names the field (`text_of_pod`).
+# kube-scheduler groups nodes by the text, joins the groups by commas, and writes the result to the pod. The write
+# requeues the pod, so a text that differs from call to call causes a loop of calls: 2,143 in 25 s for one pod. Therefore
+# each code has one text, `Code: finding; remedy`, without numbers, names, times and commas, and one more for each reason
+# why the end of pods would not help (`NodeRefusal.resolvability`). `topoalign why` shows the details. An invalid pod has
+# a text of its own that names the field (`text_of_pod`).
 
 
 OTHER = "would refuse the pod; ask topoalign why"
-"""Said after a code that this version does not know, as a newer node may give."""
+"""The text after a code that this version does not know, for example of a newer node."""
 UNANSWERED = "no answer at present; wait or look at the log of the registry"
-"""Said after the code of an error, which passes by itself."""
+"""The text after the code of a temporary error."""
 
 LONGEST = 400
 """Characters of a finding and of a remedy: a condition of a pod holds the text, and an Event is cut at 1,024 bytes."""
@@ -47,15 +47,15 @@ FINDINGS: Mapping[str, str] = {
     "ShareSplit": "too few GPUs have what is asked for at once; wait until pods end or ease amounts and annotations",
     "SlotsBeyondNumaNode": "more slots than a NUMA node has GPUs; ask for fewer or leave out sharing.slots.numaTopology",
     "WholeGpuInUse": "a whole GPU of which others have parts; wait until pods end",
-    "MemoryAboveCard": "more memory than a card has; ask for less",
-    "NoCardAccepted": "no card that may be chosen; ease the lists in metadata.annotations or look at topoalign gpu list",
-    "NoFreeCard": "no card has enough left; wait until pods end or ask for less",
-    "NotEnoughShareCards": "fewer cards than asked; ask for fewer cards",
-    "NotEnoughUnusedCards": "too few cards that nobody uses; wait until pods end or ask for fewer",
-    "NotEnoughShareCores": "too few cores of a card left; wait until pods end or ask for less",
-    "NotEnoughShareMemory": "too little memory of a card left; wait until pods end or ask for less",
-    "NotEnoughShareSlots": "no slot of a card left; wait until pods end or ask for fewer",
-    "ShareDoesNotFit": "no share of a card left; wait until pods end or ask for less",
+    "MemoryAboveCard": "more memory than a GPU has; ask for less",
+    "NoCardAccepted": "no GPU that may be chosen; ease the lists in metadata.annotations or look at topoalign gpu list",
+    "NoFreeCard": "no GPU has enough left; wait until pods end or ask for less",
+    "NotEnoughShareCards": "fewer GPUs than asked; ask for fewer GPUs",
+    "NotEnoughUnusedCards": "too few unused GPUs; wait until pods end or ask for fewer",
+    "NotEnoughShareCores": "too few cores of a GPU left; wait until pods end or ask for less",
+    "NotEnoughShareMemory": "too little memory of a GPU left; wait until pods end or ask for less",
+    "NotEnoughShareSlots": "no slot of a GPU left; wait until pods end or ask for fewer",
+    "ShareDoesNotFit": "no share of a GPU left; wait until pods end or ask for less",
     "NotEnoughCpus": "too few free exclusive CPUs; wait until pods end or ask for fewer",
     "NotEnoughCores": "too few free whole cores; wait until pods end or ask for fewer CPUs",
     "NotEnoughMemory": "too little free memory on the NUMA nodes; wait until pods end or ask for less",
@@ -93,7 +93,7 @@ FINDINGS: Mapping[str, str] = {
     "UnknownNode": "nothing is known of the node; look whether topoalign runs on it",
     "NodeStale": "the allocator of the node does not answer; look whether topoalign runs on it",
     "NodeNotWhole": "not all of the node is known yet; wait or look at topoalign doctor on the node",
-    "DuplicateAgent": "two allocators speak for the node; stop one of them",
+    "DuplicateAgent": "two allocators publish for the node; stop one of them",
     "ForeignNode": "HAMi gives out its GPUs; leave the pod to the scheduler of HAMi or move the node to topoalign",
     "ContestedNode": "HAMi and topoalign both give out its GPUs; stop one of them and delete what HAMi wrote",
     "PlannedElsewhere": "the pod is planned to another node with its gang; wait",
@@ -125,12 +125,12 @@ CAUSES: Mapping[Resolvability, str] = {
     Resolvability.NEVER: "even on an empty node; the pod never fits so ask topoalign why",
     Resolvability.UNHEALTHY: "as devices are unhealthy or cordoned; look at topoalign topo",
 }
-"""What stands in the place of a remedy to wait."""
+"""The text instead of a remedy to wait."""
 
 
 @lru_cache(maxsize=512)
 def refusal_text(code: str, resolvability: Resolvability | None = None) -> str:
-    """The text of a refusal with this code and `NodeRefusal.resolvability`: always the same."""
+    """Returns the constant text of a refusal with this code and `NodeRefusal.resolvability`."""
     finding, _, remedy = FINDINGS.get(code, OTHER).partition("; ")
     cause = CAUSES.get(resolvability) if resolvability is not None else None
     if cause is not None and "wait" in remedy:
@@ -140,9 +140,8 @@ def refusal_text(code: str, resolvability: Resolvability | None = None) -> str:
 
 def text_of_pod(error: TopoalignError) -> str:
     """
-    The text about a pod that cannot be meant on any node: in the words of the error, where these name a field of the pod.
-    Others have the text of the code: what is held of a quota changes, and how many bytes a pod has depends on the text
-    itself, which the pod carries back in its condition.
+    Returns the text about an invalid pod: the error's, if it names a field of the pod. Other errors have the text of their
+    code, because the used part of a quota changes, and the size of a pod includes this text in its condition.
     """
     if not error.finding.startswith(FIELDS):
         return refusal_text(error.code)
@@ -150,14 +149,14 @@ def text_of_pod(error: TopoalignError) -> str:
 
 
 def text_of_error(code: str) -> str:
-    """The text of an error with this code, where it is not known whether a node would refuse the pod."""
+    """Returns the text of an error with this code, if it is not known whether a node would refuse the pod."""
     return BY_CODE.get(code) or f"{code}: {UNANSWERED}"
 
 
 VICTIMS_COUNT_FROM = (1, 38)
 """
-The first version of Kubernetes that calls preempt for nodes in FailedNodes. An earlier one evicts nobody for them, and fails
-in a new way at each try, which wakes the pod: 775 calls in 10 s.
+The first version of Kubernetes that calls preempt for nodes in FailedNodes. An earlier one evicts no pod for them, and fails
+in a new way at each attempt, which requeues the pod: 775 calls in 10 s.
 """
 
 RENDERED_KEPT = 16
@@ -165,14 +164,14 @@ RENDERED_KEPT = 16
 
 
 class NodeListAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole nodes, as they came."""
+    """Whole nodes, as received."""
 
     metadata: dict[str, str] = {}
     items: list[msgspec.Raw]
 
 
 class FilterAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to filter: nodes in the form in which they were asked about, and a text for each that is refused."""
+    """The answer to filter: nodes in the form of the call, and a text for each refused one."""
 
     nodes: NodeListAnswer | None = field(name="Nodes", default=None)
     node_names: Sequence[NodeName] | None = field(name="NodeNames", default=None)
@@ -201,7 +200,7 @@ class BindAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def filter_answer(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
-    """Which nodes pass, and for each other why not; `kubernetes`: the scheduler's version, major and minor."""
+    """Encodes which nodes pass, and why the others do not. `kubernetes`: the scheduler's version, major and minor."""
     helps = kubernetes >= VICTIMS_COUNT_FROM
     failed: dict[NodeName, str] = {}
     unresolvable: dict[NodeName, str] = {}
@@ -216,14 +215,14 @@ def filter_answer(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int
 
 
 class RenderedRefusals:
-    """The bytes of answers in which no node is left: the same answer is given to all pods that wait for the same."""
+    """Caches the bytes of answers without any node: all waiting pods of a class get the same answer."""
 
     def __init__(self) -> None:
         self._rendered: OrderedDict[int, tuple[Filtered, bool, tuple[int, int], bytes]] = OrderedDict()
         """By the identity of an answer, with the answer, so that no other one gets it."""
 
     def answer(self, asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
-        """As `filter_answer`; rendered once for an answer that is the very same object."""
+        """Encodes as `filter_answer`, once for the same object."""
         known = self._rendered.get(id(filtered))
         named = asked.whole is None
         if known is not None and known[:3] == (filtered, named, kubernetes):
@@ -237,8 +236,8 @@ class RenderedRefusals:
 
 def refuse_all(asked: ExtenderCall, error: TopoalignError) -> bytes:
     """
-    The answer to filter about a pod that cannot be meant: no node takes it, and trying again is no help. Its text names the
-    field: it is that of one pod, and the same for as long as the pod is.
+    Encodes the answer to filter for an invalid pod: no node admits it, and a retry does not help. The text names the
+    field and stays the same as long as the pod exists.
     """
     texts = dict.fromkeys(asked.nodes, text_of_pod(error))
     if asked.whole is None:
@@ -247,17 +246,17 @@ def refuse_all(asked: ExtenderCall, error: TopoalignError) -> bytes:
 
 
 def filter_failed(code: str) -> bytes:
-    """The answer to filter where it is not known which nodes pass: the scheduler tries again, after a time."""
+    """Encodes the answer to filter if it is not known which nodes pass: the scheduler retries later."""
     return encoded(FilterAnswer(error=text_of_error(code)))
 
 
 def scores_answer(nodes: Sequence[NodeName], scores: Sequence[int]) -> bytes:
-    """A score for each of the nodes, in their order."""
+    """Encodes a score for each of the nodes, in their order."""
     return encoded(list(map(Score, nodes, scores)))
 
 
 def preempt_answer(victims: Mapping[NodeName, Victims]) -> bytes:
-    """The nodes with victims, by their UIDs."""
+    """Encodes the nodes with victims, by their UIDs."""
     return encoded(
         PreemptAnswer(
             victims={
@@ -270,7 +269,7 @@ def preempt_answer(victims: Mapping[NodeName, Victims]) -> bytes:
 
 
 def bind_answer(error: str = "") -> bytes:
-    """Whether the pod is bound: no error."""
+    """Encodes whether the pod is bound: no error."""
     return encoded(BindAnswer(error=error))
 
 

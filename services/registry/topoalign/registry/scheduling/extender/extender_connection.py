@@ -1,5 +1,5 @@
 """
-The connections of a kube-scheduler.
+Handles the connections of a kube-scheduler.
 
 It keeps an idle connection for 90 s; a server that closes it earlier may do so just when the next call is sent, and that
 call is an error of scheduling. A request whose head is not complete in time is answered and ended, and each error is JSON.
@@ -44,7 +44,9 @@ class SchedulerConnection(HttpToolsConnection):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a head that has begun must end in time, and nothing beside a body be longer than a head may be."""
+        """
+        Read on. A head that has begun must end in time, and data other than a body must not exceed the limit of a head.
+        """
         if self.is_idle:
             self._begin()
             self.is_first = True

@@ -1,4 +1,4 @@
-"""The server that a kube-scheduler and an API server call: its address, its certificates, and what is behind them."""
+"""Runs the server that a kube-scheduler and an API server call: its address, certificates and handlers."""
 
 import re
 import ssl
@@ -33,7 +33,7 @@ from topoalign.runtime.http_server import listen, serve_application
 
 VARIABLE = "TOPOALIGN_SCHEDULER_TLS_DIR"
 POLL_SECONDS = 10.0
-"""Between two looks: a kubelet takes up to a minute to bring a changed Secret to the node."""
+"""Between two checks: a kubelet takes up to a minute to bring a changed Secret to the node."""
 CERTIFICATE = "tls.crt"
 KEY = "tls.key"
 AUTHORITY = "client-ca.crt"
@@ -64,7 +64,7 @@ class Certificates:
         self.context.sni_callback = self._choose
 
     def trouble(self) -> str | None:
-        """The readiness check: why clients may refuse what is shown to them; None where they have no reason."""
+        """The readiness check: why clients may refuse the certificate; None: they do not."""
         if self._trouble is not None:
             return self._trouble
         if self._clock.wall() >= self._valid_until.timestamp():
@@ -72,7 +72,7 @@ class Certificates:
         return None
 
     async def keep_up(self) -> None:
-        """Looks for changes until cancelled."""
+        """Checks for changes until cancelled."""
         while True:
             await self._clock.sleep(POLL_SECONDS)
             await to_thread.run_sync(self.look)

@@ -1,14 +1,16 @@
 """
-What the API server shows of pods and nodes, told to the view of the cluster and to the reservations.
+Passes what the API server reports of pods and nodes to the view of the cluster and to the reservations.
 
-- A pod that is bound holds something on its node until the node shows it, also where another scheduler bound it. Only pods
-  to which a kubelet hands out something of their own count: devices, or the CPUs and memory of a Guaranteed pod.
-- A pod that has ended, or is gone, holds nothing. One that its node refused, or that is gone, loses its reservation at once.
-  So does, when the registry begins, one that ended before: nothing tells of it any more.
+- A bound pod is assumed on its node until the node reports it, also if another scheduler bound it. Only pods with
+resources of
+  their own count: devices, or the exclusive CPUs and memory of a Guaranteed pod.
+- A pod that has ended or was deleted holds nothing. If its node refused it, or if it was deleted, its reservation ends
+at once.
+  When the registry starts, this also applies to pods that ended before, because no event follows for them.
 - A deleted Node is forgotten; labels of nodes go to the view.
-- What HAMi's annotations say of nodes and pods goes to `foreign`.
+- HAMi's annotations of nodes and pods go to `foreign_nodes`.
 
-Where pods or nodes are not listed yet, the registry is not ready: it would give away what bound pods hold.
+As long as pods or nodes are not listed, the registry is not ready, because it would allocate devices of bound pods again.
 """
 
 from asyncio import Queue
@@ -42,20 +44,20 @@ from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.refused_pods import Cancelling, RefusedPods, was_refused
-from topoalign.registry.scheduling.kubernetes.requeue import RequeueBucket, WakeUps
+from topoalign.registry.scheduling.kubernetes.requeue import Requeue, RequeueBucket
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 VERSION_SECONDS = 300.0
-"""Between two questions for the API server's version, which an upgrade changes."""
+"""Between two reads of the API server's version, which an upgrade changes."""
 PAUSE = 1.0
-"""Between two while it is not known, and between two looks at what is reserved."""
+"""Between two reads while it is not known, and between two checks of the reservations."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class KubernetesWatch:
-    """Follows pods and nodes, and does what the modules beside this one are asked for; `run` it."""
+    """Follows pods and nodes, and runs the tasks of the other modules of this package."""
 
     def __init__(
         self,
@@ -69,10 +71,10 @@ class KubernetesWatch:
         quotas: Quotas | None = None,
         delete_refused: bool,
     ) -> None:
-        """`gangs`, `foreign`, `quotas`: are told what is shown as well. `delete_refused`: as `RegistrySettings`."""
-        self.reports = Reports(api, clock)
-        self.refused = RefusedPods(api, clock, reservations, self.reports.tell, delete=delete_refused)
-        self.wake_ups = WakeUps(api, clock, waiting=lambda: bool(self.pods.waiting), nodes=lambda: self.nodes)
+        """`gangs`, `foreign`, `quotas` receive the objects as well. `delete_refused`: as in `RegistrySettings`."""
+        self.reports = EventWriter(api, clock)
+        self.refused = RefusedPods(api, clock, reservations, self.reports.submit, delete=delete_refused)
+        self.requeue = Requeue(api, clock, waiting=lambda: bool(self.pods.waiting), nodes=lambda: self.nodes)
         self.nodes: dict[NodeName, str] = {}
         """Name -> UID of the nodes that Kubernetes has."""
         self.unmanaged: UnmanagedNodes | None = None
@@ -90,12 +92,12 @@ class KubernetesWatch:
         self._quotas = quotas or Quotas(view.offers, dict)
         self.pods = ReportedPods()
         self._ended: set[str] = set()
-        """UIDs of finished pods that are still there."""
+        """UIDs of finished pods that still exist."""
         self._traits: dict[NodeName, NodeTraits] = {}
         self._synced: set[str] = set()
         self._cancelled = dict[str, None]()
         self._is_cancelled = anyio.Event()
-        """UIDs of pods whose reservations are to be ended."""
+        """UIDs of pods whose reservations have to be cancelled."""
 
     def behind(self) -> str | None:
         """Readiness: why it is not known which pods are bound."""
@@ -105,7 +107,7 @@ class KubernetesWatch:
         return self._api.trouble or f"{' and '.join(sorted(missing))} of Kubernetes are not listed yet"
 
     def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """Whether Kubernetes has the node, and its scheduler's filters leave it to the pod (`node_filters`)."""
+        """Whether Kubernetes has the node, and its scheduler's filters allow it for the pod (`node_filters`)."""
         traits = self._traits.get(node)
         return traits is not None and allows(traits, pod.constraints)
 
@@ -114,7 +116,7 @@ class KubernetesWatch:
         return "nodes" in self._synced and node not in self.nodes
 
     async def run(self) -> None:
-        """Follows pods and nodes, for ever."""
+        """Follows pods and nodes until cancelled."""
         async with anyio.create_task_group() as tasks:
             for each in (
                 self._follow_pods,
@@ -125,12 +127,12 @@ class KubernetesWatch:
                 self._ask_version,
             ):
                 tasks.start_soon(each)
-            for other in (self.refused.run, self.reports.run, self.wake_ups.run):
+            for other in (self.refused.run, self.reports.run, self.requeue.run):
                 tasks.start_soon(other)
 
     async def _follow_pods(self) -> None:
-        async with aclosing(self._api.pods()) as told:
-            async for each in told:
+        async with aclosing(self._api.pods()) as changes:
+            async for each in changes:
                 match each:
                     case SeenPod():
                         self._see(each)
@@ -140,8 +142,8 @@ class KubernetesWatch:
                         self._synced.add("pods")
 
     async def _follow_nodes(self) -> None:
-        async with aclosing(self._api.nodes()) as told:
-            async for each in told:
+        async with aclosing(self._api.nodes()) as changes:
+            async for each in changes:
                 match each:
                     case SeenNode():
                         self.nodes[each.name] = each.uid
@@ -164,8 +166,8 @@ class KubernetesWatch:
                         self._synced.add("nodes")
 
     async def _follow_quotas(self) -> None:
-        async with aclosing(self._api.quotas()) as told:
-            async for each in told:
+        async with aclosing(self._api.quotas()) as changes:
+            async for each in changes:
                 news = False
                 match each:
                     case SeenQuota():
@@ -174,8 +176,8 @@ class KubernetesWatch:
                         news = self._quotas.lose(each.uid)
                     case Synced():
                         self._quotas.listed = True
-                if news and self._quotas.listed:  # no plugin of the scheduler looks at quotas
-                    self.wake_ups.ask("QuotaChanged")
+                if news and self._quotas.listed:  # no plugin of the scheduler watches quotas
+                    self.requeue.ask("QuotaChanged")
 
     def _see(self, pod: SeenPod) -> None:
         self._foreign.see_pod(pod)
@@ -190,7 +192,7 @@ class KubernetesWatch:
                 self.pods.wait(pod)
             elif read_scheduled_pod(pod):
                 self.pods.wait(pod)
-                self.wake_ups.show()
+                self.requeue.show()
             return
         if pod.deleting:
             self._view.begin_termination(pod.node, pod.uid)
@@ -222,7 +224,7 @@ class KubernetesWatch:
             self._end(uid)
 
     def _end(self, uid: str) -> None:
-        """The pod holds nothing any more, and nothing is kept for it."""
+        """Ends everything that is kept for a pod."""
         self._quotas.end_pod(uid)
         node = self.pods.end(uid)
         if node is not None:
@@ -231,14 +233,14 @@ class KubernetesWatch:
             self._cancel(uid)
 
     def _cancel(self, uid: str) -> None:
-        """Has a pod's reservations ended; once, however often that is asked for while the bus is away."""
+        """Schedules the end of a pod's reservations, once for repeated calls while the bus is disconnected."""
         self._cancelled[uid] = None
         self._is_cancelled.set()
 
     async def _cancel_all(self) -> None:
         """
-        Ends the reservations of pods that hold nothing, or hold it on another node. One that cannot be ended now ends by
-        itself.
+        Cancels the reservations of pods that hold nothing, or are on another node. A reservation that cannot be
+        cancelled now expires.
         """
         while True:
             while not self._cancelled:
@@ -252,13 +254,13 @@ class KubernetesWatch:
 
     async def _end_left_over(self) -> None:
         """
-        Ends, every second, what is reserved for pods that are gone or bound elsewhere. They ended while no registry was
-        there, or it was stored after that was received, as when a bind is given up. It would be predicted to be taken,
-        and is not: pods after it would get other devices than reserved.
+        Cancels, every second, the reservations of pods that were deleted or bound elsewhere. They ended while no
+        registry ran, or the reservation was stored after their end, for example when a bind was given up. Such a
+        reservation would count as held, so later pods would get other devices than reserved.
         """
         while self.behind() or self._reservations.behind():
             await self._clock.sleep(PAUSE)
-        asked: set[str] | None = None  # at the start of all; then of those that were unknown a second ago, too
+        asked: set[str] | None = None  # at the start all pods; then pods that were already unknown a second ago
         while True:
             reserved = self._reservations.pods()
             unknown = {uid for uid in reserved if uid not in self.pods.bound and uid not in self.pods.waiting}
@@ -272,7 +274,7 @@ class KubernetesWatch:
             await self._clock.sleep(PAUSE)
 
     async def _end_gone(self, uid: str, namespace: str, name: str) -> None:
-        """Ends what is reserved for a pod that is not shown, unless another registry has reserved for it before it is."""
+        """Cancels the reservation of an unreported pod, unless the API server still has it."""
         try:
             seen = await self._api.pod(namespace, name)
         except TopoalignError as error:
@@ -286,12 +288,12 @@ class KubernetesWatch:
             try:
                 self.version = await self._api.version()
             except TopoalignError as error:
-                log.info("the version of Kubernetes was not told", finding=error.finding)
+                log.info("the version of Kubernetes is not known", finding=error.finding)
             await self._clock.sleep(VERSION_SECONDS if self.version else PAUSE)
 
 
 def read_scheduled_pod(pod: SeenPod) -> PodToSchedule | None:
-    """The pod, if it will hold something of a node. What a pod that cannot be read will hold is not known."""
+    """Returns the pod if it will hold exclusive resources of a node; None also for a pod that cannot be read."""
     try:
         asked = pod.to_schedule()
     except InvalidField:
@@ -299,23 +301,23 @@ def read_scheduled_pod(pod: SeenPod) -> PodToSchedule | None:
     return asked if holds_something(asked.request) else None
 
 
-# Events of Kubernetes about pods: written in a task of their own, seldom, and never waited for.
+# Kubernetes Events about pods are written in a task of their own, and nothing waits for them.
 #
-# The same report about the same pod is written once in ten minutes, and not while an Event of it exists: all replicas
-# give it one name. At most 60 are written at once and then two a second, as events are kept in the cluster's own store;
-# what exceeds that is dropped and counted. An event that fails is not repeated.
+# The same Event about the same pod is written once in ten minutes, and not while it exists: all replicas use the same
+# name. At most 60 are written at once and then two a second, because events are stored in the cluster's own store; more
+# are dropped and counted. A failed event is not repeated.
 
 
 AGAIN_SECONDS = 600.0
-"""An event lives for an hour; a repetition within ten minutes says nothing new."""
+"""An event exists for an hour; a repetition within ten minutes adds nothing."""
 BURST = 60
 BURST_SECONDS = 30.0
 MOST_REMEMBERED = 10_000
 MOST_WAITING = 100
 
 
-class Reports:
-    """What is to be told about pods; `run` tells it."""
+class EventWriter:
+    """Writes Events about pods; `run` it."""
 
     def __init__(self, api: KubernetesApi, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
@@ -324,11 +326,11 @@ class Reports:
         self._clock = clock
         self._bucket = RequeueBucket(clock, BURST, BURST_SECONDS)
         self._written: OrderedDict[tuple[str, str, str], float] = OrderedDict()
-        """`PodEvent.key` -> when it was last written, in monotonic seconds; the longest ago first."""
+        """`PodEvent.key` -> monotonic seconds of its last write, the oldest first."""
         self._waiting = Queue[PodEvent](MOST_WAITING)
 
-    def tell(self, report: PodEvent) -> None:
-        """Has the report written, unless one of the same key was lately."""
+    def submit(self, report: PodEvent) -> None:
+        """Queues an Event, unless one of the same key was written recently."""
         key = report.key
         now = self._clock.monotonic()
         last = self._written.get(key)
@@ -345,10 +347,10 @@ class Reports:
         self._waiting.put_nowait(report)
 
     async def run(self) -> None:
-        """Writes what is told, for ever."""
+        """Writes queued Events until cancelled."""
         while True:
             report = await self._waiting.get()
-            await anyio.lowlevel.checkpoint()  # what it tells of is answered first
+            await anyio.lowlevel.checkpoint()  # the call that it is about is answered first
             try:
                 await self._api.report(report)
             except TopoalignError as error:
