@@ -341,7 +341,7 @@ async def test_a_forged_topology_whose_number_discovery_uses_next_does_not_stand
     F07: the numbers are equal at the next question. `again`: because discovery was asked to say everything anew so soon that
     it could not begin a new epoch at once.
     """
-    monkeypatch.setattr("topoalign.discovery.announcer.Announcer._look_before", nothing)
+    monkeypatch.setattr("topoalign.discovery.announcer.Announcer._check_before", nothing)
     world = World(one_process=True)
     async with world.running():
         await world.forge(no_devices(world, ahead=False))

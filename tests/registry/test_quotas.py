@@ -412,8 +412,7 @@ def test_what_a_pod_holds_is_counted_once_for_all_that_ask(monkeypatch: pytest.M
         counted.append(request.name)
         return quota_amounts(request, per_gpu, sizes)
 
-    for module in ("quotas", "namespace_use"):
-        monkeypatch.setattr(f"topoalign.registry.scheduling.{module}.quota_amounts", counting)
+    monkeypatch.setattr("topoalign.registry.scheduling.filter.pod_quotas.quota_amounts", counting)
     quotas.check_new(new)
     quotas.check_new(new)
     assert ["new", "one", "two", "new"] == counted

@@ -82,9 +82,9 @@ async def test_the_loop_gets_a_turn_whenever_a_slice_of_time_is_spent(work: Work
 @pytest.mark.parametrize(
     ("path", "module", "function"),
     [
-        ("/v1/nodes?limit=1000", api_views, "counted"),
+        ("/v1/nodes?limit=1000", api_views, "summarize"),
         ("/v1/allocations?limit=1000", api_views, "ailing"),
-        ("/metrics", series, "gpu_lines"),
+        ("/metrics", series, "gpu_state_lines"),
         ("/metrics", series, "allocation_lines"),
     ],
 )

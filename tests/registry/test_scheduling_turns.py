@@ -168,7 +168,7 @@ async def test_what_a_gang_is_planned_on_gives_turns_too(large: Large) -> None:
 
 async def test_a_preemption_of_many_nodes_gives_turns(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is gone in a turn is left out, and ends nothing."""
-    large.note(monkeypatch, scheduler, "decided")
+    large.note(monkeypatch, scheduler, "decide_code")
 
     def between() -> None:
         if len(large.judged) == NODES_IN_A_TURN:

@@ -1,7 +1,7 @@
 """
 The HTTP read API: `GET /v1/nodes`, `GET /v1/nodes/{name}`, `GET /v1/allocations`, `GET /v1/shares?node=NAME`.
 
-It reads the fold and changes nothing; only for shares the node is asked, because nothing stores what GPUs are used for.
+It reads the fold and changes nothing; only for shares it asks the node, because the use of GPUs is not stored.
 Every answer is JSON, errors too: {"code", "finding", "remedy"}. An unknown query parameter is refused by name, because
 the answer to `?nod=a` without it would be an answer to another question.
 """
@@ -89,7 +89,7 @@ class Api:
         return json(Page(items=tuple(items), next=rows.next))
 
     def _summary(self, name: NodeName, member: ClusterNode | None) -> NodeSummary:
-        """`member`: None for a node that only HAMi speaks for."""
+        """`member`: None for a node that only HAMi manages."""
         if member is None:
             return api_views.foreign_summary(self._foreign, name)
         return api_views.summarize_member(member, self._foreign.owner(name))
@@ -164,7 +164,7 @@ def error(code: str, finding: str, remedy: str, status: int) -> Response:
 
 
 async def answer_product_error(request: Request, exc: Exception) -> Response:
-    """An error raised on purpose: its base says whose fault it is, and so which status it has."""
+    """An error raised on purpose: its base class determines whose fault it is, and so its status."""
     assert isinstance(exc, TopoalignError)
     status = next((status for kind, status in STATUS.items() if isinstance(exc, kind)), 500)
     return error(exc.code, exc.finding, exc.remedy, status)
@@ -184,5 +184,5 @@ async def answer_http_error(request: Request, exc: Exception) -> Response:
 
 
 async def answer_defect(request: Request, exc: Exception) -> Response:
-    """A defect: said without its insides, which are in the log."""
+    """A defect: answered without details, which are in the log."""
     return error("Internal", "the registry failed to answer", "look for the traceback in its log", 500)

@@ -35,11 +35,11 @@ class ResourceCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     total: int
     free: int
-    """May be handed out whole now."""
+    """May be allocated whole now."""
     allocated: int
     """Held by a live allocation, healthy or not; a NIC of which one virtual function is held is held."""
     unhealthy: int
-    """Held by nobody, and not to be handed out: unhealthy, of unknown health, or cordoned."""
+    """Not held and not allocatable: unhealthy, of unknown health, or cordoned."""
 
 
 class CpuCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -71,11 +71,11 @@ class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     digest: str
     """Equal for equal allocations: compare it with the digest of another fold."""
     stale: bool
-    """The node's allocator does not answer: what is shown was true, and nobody vouches for it now."""
+    """The node's allocator does not answer: what is shown was true, and no service confirms it now."""
     last_event: str | None
     """RFC 3339 time of the newest fact."""
     foreign: str | None = None
-    """`hami`: HAMi gives out its GPUs, and the node is offered to no pod. Missing: topoalign gives them out."""
+    """`hami`: HAMi allocates its GPUs, and the node is offered to no pod. Missing: topoalign allocates them."""
 
 
 class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -84,7 +84,7 @@ class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_d
     node: NodeName
     id: AllocationID
     owner: Owner | None
-    """None: the kubelet has not said yet for whom."""
+    """None: it is not known yet for which container."""
     role: str
     devices: tuple[NamedDevice, ...]
     """In the order in which the container sees them."""
@@ -94,7 +94,7 @@ class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_d
     """Exclusive CPUs as a list `0-3,8`; empty in the shared pool."""
     memory: tuple[MemoryBlock, ...]
     affinity: tuple[int, ...] | None
-    """NUMA node ids it was aligned to. None: no preference, or the kubelet did not say."""
+    """NUMA node ids it was aligned to. None: no preference, or not known from the kubelet."""
     since: str | None
     """RFC 3339 time of the grant. None: it was known in a snapshot only."""
     ailing: dict[DeviceID, DeviceHealth]
@@ -114,11 +114,11 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     health: dict[DeviceID, DeviceHealth]
     allocations: tuple[AllocationView, ...]
     hami: HamiView | None = None
-    """What HAMi's annotations of the Kubernetes Node say. Missing: there are none."""
+    """HAMi's annotations of the Kubernetes Node. Missing: there are none."""
 
 
 def summarize_member(member: ClusterNode, foreign: str | None = None) -> NodeSummary:
-    """The view of a node in the list of nodes. `foreign`: who else gives out its GPUs."""
+    """The view of a node in the list of nodes. `foreign`: who else allocates its GPUs."""
     counts = member.derived(summarize)
     last = rfc3339(member.last_event)
     return msgspec.structs.replace(counts, stale=not member.answering, last_event=last, foreign=foreign)
@@ -155,7 +155,7 @@ def count(state: NodeState, resource: ResourceName) -> ResourceCount:
 
 
 def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
-    """The view of a node that only HAMi speaks for: its GPUs are those that HAMi has registered."""
+    """The view of a node that only HAMi manages: its GPUs are those that HAMi has registered."""
     cards = foreign.cards(node)
     return NodeSummary(
         name=node,
@@ -178,7 +178,7 @@ def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
 
 
 def foreign_detail(foreign: ForeignNodes, node: NodeName) -> NodeDetail:
-    """All of a node that only HAMi speaks for."""
+    """All information about a node that only HAMi manages."""
     shown = foreign_summary(foreign, node)
     return NodeDetail(summary=shown, topology=None, health={}, allocations=(), hami=foreign.view(node))
 
@@ -189,7 +189,7 @@ def detail(
     foreign: str | None = None,
     hami: HamiView | None = None,
 ) -> NodeDetail:
-    """The view of one node: hardware, health of each device, its allocations, and what HAMi says of it."""
+    """The view of one node: hardware, health of each device, its allocations, and HAMi's annotations."""
     state = bare(member.state)
     return NodeDetail(
         summary=summarize_member(member, foreign),
@@ -229,7 +229,7 @@ def amounts_held(hardware: Topology, allocation: Allocation) -> dict[DeviceID, A
 
 
 def ailing(state: NodeState) -> dict[DeviceID, DeviceHealth]:
-    """What the allocations of a node hold that would not be handed out now, with its health."""
+    """The devices in allocations of a node that would not be allocated now, with their health."""
     return {device: health for held in state.allocations.values() for device, health in state.ailing(held).items()}
 
 
@@ -253,7 +253,7 @@ LIBRARY_SECONDS = 3.0
 
 
 class SharedDevice(DeviceShares, frozen=True, kw_only=True):
-    """One GPU or MIG instance, who holds it and who uses it; with the index and PCI address of its card."""
+    """One GPU or MIG instance, who holds it and who uses it; with the index and PCI address of its GPU."""
 
     index: int
     pci: str | None
@@ -266,7 +266,7 @@ class SharesView(msgspec.Struct, frozen=True, kw_only=True):
     measured: str | None
     """RFC 3339 time."""
     stale: bool
-    """The node's allocator does not answer: who holds what was true, and nobody vouches for it now."""
+    """The node's allocator does not answer: who holds what was true, and no service confirms it now."""
     finding: str
     """Why it is not known where processes run; empty: it is."""
     left_out: int

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class ClusterNode:
-    """One node of the cluster. Times are wall seconds, as the node says them."""
+    """One node of the cluster. Times are wall seconds of the node's clock."""
 
     state: NodeState
     since: dict[AllocationID, float] = field(default_factory=dict)
@@ -43,15 +43,15 @@ class ClusterNode:
     last_event: float | None = None
     """When the newest fact became true. None: no fact carried a time."""
     answering: bool = False
-    """Whether the node's allocator answered when last asked, or has spoken since."""
+    """Whether the node's allocator answered when last asked, or has published since."""
     _derived: dict[Callable[[NodeState], Any], Any] = field(default_factory=dict)
     """Function -> what it has made of `_derived_from`."""
     _derived_from: NodeState | None = None
 
     def apply(self, delivery: Delivery, *, usage: bool = False) -> None:
         """
-        Takes in a fact that the client has let through: no repetition, and none missing before it. `usage`: whether what
-        the kubelet gave out is kept. No page of the API has it, and of thousands of nodes it can take hundreds of
+        Applies a fact that the client has passed on: no repetition, and none missing before it. `usage`: whether what
+        the kubelet allocated is kept. No page of the API has it, and of thousands of nodes it can take hundreds of
         megabytes.
         """
         if delivery.anew:
@@ -109,7 +109,7 @@ class Cluster:
     """The nodes by name, and their live allocations by node and id."""
 
     def __init__(self, *, usage: bool = False) -> None:
-        """`usage`: whether to keep what kubelets gave out, on which predictions stand."""
+        """`usage`: whether to keep what kubelets allocated, on which predictions are based."""
         self.listeners: list[Callable[[NodeName], None]] = []
         """Called after each change of a node's facts, of whether it answers, and after it is forgotten."""
         self._usage = usage
@@ -128,19 +128,19 @@ class Cluster:
         before = member.state
         member.apply(delivery, usage=self._usage)
         now = member.state
-        is_next = (now.epoch, now.seq) == (before.epoch, before.seq + 1)  # else it has more than the fact says
+        is_next = (now.epoch, now.seq) == (before.epoch, before.seq + 1)  # else it has more changes than the fact has
         self._index.update(node, before.allocations, now.allocations, changed_by(delivery.event) if is_next else None)
         self._tell(node)
 
     def answers(self, node: NodeName, answering: bool) -> None:
-        """Notes whether the node's allocator is there."""
+        """Notes whether the node's allocator answers."""
         member = self._members[node]
         if member.answering != answering:
             member.answering = answering
             self._tell(node)
 
     def forget(self, node: NodeName) -> None:
-        """Shows this node no more, until it speaks again."""
+        """Removes this node until it publishes again."""
         member = self._members.pop(node, None)
         if member is not None:
             del self._names[bisect_left(self._names, node)]
@@ -159,7 +159,7 @@ class Cluster:
             raise NotFound("node", node, "GET /v1/nodes lists the nodes that have announced themselves") from None
 
     def is_answering(self, node: NodeName) -> bool:
-        """Whether the node is known, and its allocator is there."""
+        """Whether the node is known, and its allocator answers."""
         member = self._members.get(node)
         return member is not None and member.answering
 

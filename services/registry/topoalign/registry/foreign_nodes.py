@@ -1,19 +1,19 @@
 """
-Nodes whose GPUs HAMi gives out, as the API server shows them: what they have, who holds it, and whether they are offered.
+Nodes whose GPUs HAMi allocates, as the API server shows them: their GPUs, who holds them, and whether they are offered.
 
 A node is HAMi's while its Node has HAMi's register annotation, and either the handshake is live or a pod that is bound
-there and has not ended holds a share that HAMi gave. Then it is offered to no pod: topoalign would give out cards of
-which HAMi's containers have parts. Where an allocator of topoalign answers for such a node, two would give out the same
-cards (`ContestedNode`), which is said and counted; where none does, the node is a `ForeignNode`. When HAMi has given up the
-node, or the annotation is deleted, the node is topoalign's.
+there and has not ended holds a share that HAMi allocated. Then it is offered to no pod: topoalign would allocate GPUs of
+which HAMi's containers have parts. If an allocator of topoalign answers for such a node, both would allocate the same GPUs
+(`ContestedNode`), which is logged and counted; if none does, the node is a `ForeignNode`. When HAMi has given up the node,
+or the annotation is deleted, the node is topoalign's.
 
-A pod holds a share if a container of it asks for devices and its annotation names a card. Which card does not matter: a
-plugin that cannot reach the driver registers none, and one that leaves a card out registers it no more, while containers
-have them. Nor does the amount: 0 of both is no limit. Whoever may create a pod may annotate it so, and who asks for a device
-as well cannot be told from a pod of HAMi's.
+A pod holds a share if a container of it asks for devices and its annotation names a GPU. It does not matter which GPU: a
+plugin that cannot reach the driver registers none, and one that skips a GPU no longer registers it, while containers have
+them. The amount does not matter either: 0 of both is no limit. Whoever may create a pod may annotate it in this way, and a
+pod that also asks for a device cannot be distinguished from a pod of HAMi's.
 
-An annotation that cannot be read tells nothing about cards; it is said once. One of a node tells that HAMi runs it all the
-same, and one of a pod that asks for devices that it has a share.
+An annotation that cannot be read contains no information about GPUs; this is logged once. Such an annotation still means, on
+a node, that HAMi runs it, and on a pod that asks for devices, that it has a share.
 """
 
 from bisect import bisect_right
@@ -49,7 +49,7 @@ from topoalign.runtime.request_turns import Turns
 
 HAMI = "hami"
 LOOK_SECONDS = 15.0
-"""Between two looks at the handshakes, which time out by themselves; as long as HAMi's scheduler takes."""
+"""Between two checks of the handshakes, which expire by themselves; the interval of HAMi's scheduler."""
 LONGEST_HANDSHAKE = 100
 """Characters of a handshake that are kept."""
 NOTHING: Mapping[str, ForeignPod] = {}
@@ -62,38 +62,38 @@ class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
 
     cards: tuple[RegisteredCard, ...]
     finding: str
-    """Why its cards are not known; empty: they are."""
+    """Why its GPUs are not known; empty: they are."""
     handshake: str | None
     cordon: str | None
     allocatable: int
 
 
 class HamiView(msgspec.Struct, frozen=True, kw_only=True):
-    """What HAMi's annotations tell of a node."""
+    """The information about a node in HAMi's annotations."""
 
     liveness: Liveness
     """Of its device plugin."""
     handshake: str | None
     """The annotation; its time is the local time of HAMi's scheduler."""
     finding: str
-    """Why the cards are not known; empty: they are."""
+    """Why the GPUs are not known; empty: they are."""
     cards: tuple[ForeignCard, ...]
 
 
 class ForeignNodes:
-    """The nodes and pods in which HAMi's annotations stand; `run` it."""
+    """The nodes and pods with HAMi's annotations; `run` it."""
 
     def __init__(self, clock: Clock, answering: Callable[[NodeName], bool] = lambda node: False) -> None:
         """`answering`: whether an allocator of topoalign answers for a node."""
         self.changed: Callable[[NodeName], None] = lambda node: None
-        """Told each node of which `refusal` says something else than before."""
+        """Called with each node whose `refusal` has changed."""
         self.behind: Callable[[], str | None] = lambda: "no nodes of Kubernetes are watched"
         """Why not all that the API server has is known here."""
         self._clock = clock
         self._answering = answering
         self._nodes: dict[NodeName, HamiNode] = {}
         self._pods: dict[NodeName, dict[str, ForeignPod]] = {}
-        """Node -> UID -> pod that is bound to it, has not ended and holds shares that HAMi gave."""
+        """Node -> UID -> pod that is bound to it, has not ended and holds shares that HAMi allocated."""
         self._node_of: dict[str, NodeName] = {}
         self._refusals: dict[NodeName, str] = {}
 
@@ -102,7 +102,7 @@ class ForeignNodes:
         return node in self._nodes
 
     def owner(self, node: NodeName) -> str | None:
-        """`hami` where HAMi gives out the GPUs of a node; None: it does not."""
+        """`hami` if HAMi allocates the GPUs of a node; None: it does not."""
         return HAMI if node in self._refusals else None
 
     def refusal(self, node: NodeName) -> str:
@@ -120,7 +120,7 @@ class ForeignNodes:
         return sorted(self._nodes)
 
     def pods(self, node: NodeName) -> int:
-        """How many pods on a node hold shares that HAMi gave."""
+        """How many pods on a node hold shares that HAMi allocated."""
         return len(self._pods.get(node, NOTHING))
 
     def liveness(self, node: NodeName) -> Liveness:
@@ -134,7 +134,7 @@ class ForeignNodes:
         return self._nodes[node].cards
 
     def view(self, node: NodeName) -> HamiView | None:
-        """All that HAMi's annotations tell of a node; None: there are none."""
+        """All information about a node in HAMi's annotations; None: there are none."""
         known = self._nodes.get(node)
         if known is None:
             return None
@@ -170,7 +170,7 @@ class ForeignNodes:
         self.observe(node.name)
 
     def lose(self, node: NodeName) -> None:
-        """The API server has no such node, or it has no cards of HAMi's."""
+        """The API server has no such node, or it has no GPUs of HAMi's."""
         if self._nodes.pop(node, None) is not None:
             self._judge(node)
 
@@ -210,12 +210,12 @@ class ForeignNodes:
         self.observe(node)
 
     def observe(self, node: NodeName) -> None:
-        """Something has changed of a node: what its allocator says, or whether it answers."""
+        """A node has changed: the facts of its allocator, or whether it answers."""
         if node in self._nodes:
             self._judge(node)
 
     async def run(self) -> None:
-        """Looks at the handshakes again and again, for ever."""
+        """Checks the handshakes regularly, for ever."""
         turns = Turns(self._clock)
         while True:
             await self._clock.sleep(LOOK_SECONDS)
@@ -265,7 +265,7 @@ class NodesUnknown(Unavailable):
     code = "NodesUnknown"
 
     def __init__(self, finding: str) -> None:
-        super().__init__(finding, "wait until the registry has read what Kubernetes has; /readyz tells when")
+        super().__init__(finding, "wait until the registry has read what Kubernetes has; /readyz shows when")
 
 
 async def serve_foreign(

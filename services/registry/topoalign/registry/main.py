@@ -27,7 +27,10 @@ from topoalign.runtime.settings import from_environment
 log = structlog.get_logger("topoalign.registry")
 
 MOST_PASSES = 3
-"""With 5,000 nodes that speak at once the longest block is 9 to 12 ms with three, 19 to 36 with five, and 49 with twenty."""
+"""
+With 5,000 nodes that publish at once the longest block is 9 to 12 ms with three, 19 to 36 with five, and 49 with
+twenty.
+"""
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -95,7 +98,7 @@ def freezing(soon: Callable[[Callable[[], object]], object]) -> Iterator[None]:
     Freezes what is left after each full pass of the garbage collector while the context is open, and has such a pass made
     `soon` after every `MOST_PASSES` over the younger objects.
 
-    What nodes say later replaces what was frozen at the start, and stays as long. A pass over the facts of thousands of
+    Later facts of nodes replace what was frozen at the start, and stay as long. A pass over the facts of thousands of
     nodes blocks the loop for tenths of a second; so each looks only at what has come since the last one. The garbage has
     been collected at that moment, so what is frozen is in use. The collector alone waits with a full pass until a quarter
     more is there than after the last one: of what the start has read, that is a pass of a twentieth of a second.

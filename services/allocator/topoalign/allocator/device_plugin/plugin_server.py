@@ -1,11 +1,11 @@
 """
 The device plugin of one resource, as the kubelet calls it.
 
-The kubelet decides which NUMA nodes a container gets and which devices; it knows from us which devices there are, how they
-are and near which NUMA node each is (ListAndWatch), it asks which ones belong together (GetPreferredAllocation), and it
-says what it has given (Allocate), which is recorded before it gets its answer. It never says to whom: that is asked of
-PodResources afterwards, and no container waits for it. A kubelet that calls PreStartContainer all the same, because an older
-version has registered the plugin, is answered.
+The kubelet decides which NUMA nodes and which devices a container gets; from the plugin it knows which devices there are,
+their health and the NUMA nodes of each (ListAndWatch), it asks which ones belong together (GetPreferredAllocation), and it
+reports what it has allocated (Allocate), which is recorded before it gets its answer. It never reports for which container:
+that is read from PodResources afterwards, and no container waits for it. A kubelet that calls PreStartContainer although the
+plugin did not ask for it, because an older version has registered the plugin, is answered.
 
 Each method only translates: the allocator's `AllocatorPort` decides, and `transport` turns its errors into statuses.
 
@@ -43,16 +43,15 @@ from topoalign.kubelet.grpc.transport import Servicer, caller
 #
 # The kubelet opens its stream once, right after a registration, and drops the resource when that ends, whatever else is
 # open. So which stream is its own must be known. Every peer runs as root, but the kubelet is the process that serves
-# `kubelet.sock`, as far as its number can be seen from here (not from a container with process numbers of its own), and
-# it is the peer that dials back while a registration is going on. The stream that is most like it, and among equals the
-# first since the registration, is taken for its own. The others are served beside it, a few of them, and none ends
-# another.
+# `kubelet.sock`, as far as its process ID is visible here (it is not in a container with its own process IDs), and it is
+# the peer that connects during a registration. The stream with most of these properties, and among equals the first since
+# the registration, is taken for the kubelet's. A few others are served as well, and none ends another.
 #
 # Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1 `client.Run` and `runClient`.
 
 
 MOST_OTHERS = 3
-"""Streams beside the kubelet's: somebody who debugs it, and a monitor or two. Each may hold a list of all devices."""
+"""Streams in addition to the kubelet's: a debugging client and a monitor or two. Each may hold a list of all devices."""
 
 END_SECONDS = 1.0
 
@@ -63,7 +62,10 @@ class ListAndWatchStream:
     def __init__(self, connection: Connection | None = None, likeness: tuple[bool, bool] = (False, False)) -> None:
         self.connection = connection
         self.likeness = likeness
-        """How much its peer is like the kubelet: whether it is that process, and whether it dialled back."""
+        """
+        Which properties of the kubelet its peer has: whether it is that process, and whether it connected during a
+        registration.
+        """
         self.open = False
         self.ending = anyio.Event()
         self.ended = anyio.Event()
@@ -119,7 +121,9 @@ class Watches:
         elif len(self._others) < MOST_OTHERS:
             self._others.add(watch)
         else:
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"at most {MOST_OTHERS} others listen beside the kubelet")
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED, f"at most {MOST_OTHERS} clients listen in addition to the kubelet"
+            )
         watch.open = True
         try:
             yield watch
@@ -170,7 +174,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     """One resource of the node, as the kubelet sees it."""
 
     def __init__(self, resource: ResourceName, allocator: AllocatorPort, containers: Containers | None = None) -> None:
-        """`containers` knows what containers are told; None: by the defaults of the configuration."""
+        """`containers` knows what containers get; None: by the defaults of the configuration."""
         self.resource = resource
         self.allocator = allocator
         self.containers = containers or Containers()
@@ -202,13 +206,13 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
             kubelet = watch is self.watch
             if kubelet:
                 log.info("the kubelet listens", resource=self.resource)
-            said = None
+            sent = None
             try:
                 while not watch.ending.is_set():
                     version = self.allocator.version
                     response = await self.listing.of(self.allocator.state)
-                    if response is not said:
-                        said = response
+                    if response is not sent:
+                        sent = response
                         yield response
                     await watch.wait(partial(self.allocator.wait_past, version))
             finally:
@@ -307,7 +311,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
 
 def with_instances(allocation: Allocation, devices: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
-    """What a container is told of its devices: instead of a slot that became a MIG instance the instance."""
+    """The devices as a container gets them: the instance instead of a slot that became a MIG instance."""
     instances = allocation.instances
     return tuple(instances.get(device, device) for device in devices) if instances else tuple(devices)
 

@@ -1,7 +1,7 @@
 """
 The display of gpu-manager (Gaia), for its clients and dashboards: the tree of GPUs, who uses them, and the version.
 
-It is served as gRPC `display.GPUDisplay` on a socket of its own, and as pages of the process beside /metrics: /graph, /usage
+It is served as gRPC `display.GPUDisplay` on its own socket, and as pages next to /metrics: /graph, /usage
 and /version in the JSON of Gaia's gateway, /metric with its series. Each answer is measured for itself; where nothing can
 be measured, that is the answer. The socket is made again if it is removed.
 
@@ -120,7 +120,7 @@ def pod_message(pod: gaia_display.ContainerStat) -> display.ContainerStat:
 
 
 def device_message(device: gaia_display.DeviceInfo) -> display.DeviceInfo:
-    """A card of a container as its message."""
+    """The message of one GPU of a container."""
     return display.DeviceInfo(
         id=device.id,
         card_idx=device.card_idx,

@@ -106,18 +106,18 @@ def own_library(each: Callable[[Callable[[HolderUse], float | None]], list[Sampl
     name = "topoalign_container_gpu_library_"
     yield Family(
         f"{name}memory_bytes",
-        "GPU memory that the library which limits a container counts, as the container says.",
+        "GPU memory that the library which limits a container counts, as the container reports it.",
         each(lambda h: None if h.library is None else h.library.memory),
     )
     yield Family(
         f"{name}time_ratio",
-        "Part of the last second in which kernels of a container ran, as the library in it says.",
+        "Part of the last second in which kernels of a container ran, as the library in it reports it.",
         each(lambda h: None if h.library is None else part(h.library.utilization)),
     )
 
 
 def gaia(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
-    """Under gpu-manager's names: percent, MiB, and cards; each container also in total."""
+    """Under gpu-manager's names: percent, MiB, and GPUs; each container also in total."""
 
     def each(label: str, value: Callable[[HolderUse], float | None], *, total: bool = False) -> list[Sample]:
         found: list[Sample] = []
@@ -210,7 +210,7 @@ def hami_hosts(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
 
 
 def instance_labels(instance: MigDevice) -> dict[str, str]:
-    """The labels by which HAMi's monitor tells a MIG instance."""
+    """The labels by which HAMi's monitor identifies a MIG instance."""
     return {
         "mig_uuid": instance.uuid,
         "profile": instance.profile,
@@ -220,7 +220,7 @@ def instance_labels(instance: MigDevice) -> dict[str, str]:
 
 
 def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCount]]) -> Iterator[Family]:
-    """What only the files of HAMi-core tell, as HAMi's monitor reads them. `now`: wall seconds."""
+    """The series that only the files of HAMi-core contain, as HAMi's monitor reads them. `now`: wall seconds."""
     name = "hami_vgpu_memory_"
     yield Family(f"{name}context_bytes", "GPU memory of CUDA contexts", [(at, each.context) for at, each in counts])
     yield Family(f"{name}module_bytes", "GPU memory of programs", [(at, each.modules) for at, each in counts])
@@ -328,7 +328,7 @@ def sum_granted(gpu: Gpu, division: Division) -> Amounts:
 
 
 def has_all_time(parts: Parts) -> bool:
-    """Whether these are all units of computing time of a GPU. By slots that says nothing of memory."""
+    """Whether these are all units of computing time of a GPU. With slots this does not depend on memory."""
     return parts.cores >= WHOLE_DEVICE and not parts.slots
 
 

@@ -1,5 +1,6 @@
 """
-Writes for /metrics which container uses how much of which GPU of this node, and tells who is above its memory.
+Writes for /metrics which container uses how much of which GPU of this node, and reports which containers exceed their
+memory.
 
 Discovery measures when it is asked. A scrape asks. While a container holds an amount of memory, as with units and slots, the
 allocator asks by itself as well, since nobody may scrape; else nothing is measured unless somebody does. The number of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # nobody scrapes at the start
     from topoalign.core.usage.attribution import Excess, ExcessWatch, NodeShares
 
 ANSWER_SECONDS = 5.0
-"""For a measurement: half of what Prometheus gives a scrape unless it was told otherwise."""
+"""For a measurement: half of the default scrape timeout of Prometheus."""
 SAMPLE_SECONDS = 15.0
 """Between two measurements that the allocator makes by itself: as often as many a Prometheus scrapes."""
 
@@ -51,7 +52,8 @@ class UseSeries:
     ) -> None:
         """
         `also`: under whose names the same is written, `gaia` and `hami`. `library`: reads what libraries that limit
-        containers count; None: there are none. `announces`: whether `UsageObserved` is to tell who is above its memory.
+        containers count; None: there are none. `announces`: whether `UsageObserved` reports the containers above their
+        memory.
         """
         self._ledger = ledger
         self._bus = bus
@@ -151,7 +153,7 @@ class UseSeries:
 
         self._watch = (self._watch or ExcessWatch()).after(shares)
         lasting = {(each.device, each.holder.allocations): each for each in self._watch.lasting}
-        self._exceeding = {key: self._exceeding.get(key) or said(each) for key, each in lasting.items()}
+        self._exceeding = {key: self._exceeding.get(key) or excess_fact(each) for key, each in lasting.items()}
         if self._announces and self._ledger.state.usage is not None:
             self._ledger.observe(exceeding=tuple(self._exceeding.values()))
         for excess in self._watch.begun:
@@ -170,7 +172,7 @@ def has_same_devices(had: "NodeState", state: "NodeState") -> bool:
     return had.hardware is state.hardware and had.allocations is state.allocations and had.told is state.told
 
 
-def said(excess: "Excess") -> MemoryExcess:
+def excess_fact(excess: "Excess") -> MemoryExcess:
     """As it is announced."""
     holder = excess.holder
     assert holder.memory is not None and holder.use.memory is not None, "they were compared"

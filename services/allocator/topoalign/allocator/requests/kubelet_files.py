@@ -1,10 +1,10 @@
 """
-What the node's kubelet says in its files, for predictions.
+Reads the files of the node's kubelet, for predictions.
 
-Its configuration tells by which rules it decides, its checkpoints which CPUs and how much memory containers have that never
-called us, and which devices. Of pods that are gone nothing counts. The files are read in a thread that is not waited for
-longer than a second. What they come to is decided elsewhere (`core.admission.prediction`), from what is read here and said
-on the bus; what cannot be read is said in its place.
+Its configuration contains the rules by which it decides; its checkpoints contain which CPUs, how much memory and which
+devices containers have, including those for which it never called the allocator. Entries of deleted pods do not count. The
+files are read in a thread that is not waited for longer than a second. `core.admission.prediction` predicts from what is
+read here and published on the bus; for what cannot be read the reason is published.
 """
 
 import os
@@ -37,7 +37,7 @@ from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 
-# Why nothing is known of an allocation or pod, in a sentence of its own for each reason.
+# Why nothing is known of an allocation or pod, with one sentence for each reason.
 
 
 REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
@@ -92,7 +92,7 @@ class KubeletFiles:
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
         """
-        `rules`: the node's own, for what the kubelet's configuration does not tell. `version`: the kubelet's; empty: not
+        `rules`: the node's own, for what the kubelet's configuration does not contain. `version`: the kubelet's; empty: not
         known.
         """
         self._config = config
@@ -120,7 +120,8 @@ class KubeletFiles:
 
     async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
-        Reads all files as they are now, in at most `READ_SECONDS`; later than that the result says so (`unknown`).
+        Reads all files as they are now, in at most `READ_SECONDS`; if it takes longer, the result has the reason
+        (`unknown`).
 
         `state`: that of the node before this reading. `ended`: live allocations whose containers are
         known to have ended; what the files list for their pods counts no more. The devices of other plugins are in no file.
@@ -248,15 +249,14 @@ def file_version(path: Path) -> tuple[int, ...]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-# Keeps up with what the node's kubelet decides by, so that the node and every listener predict from the same facts.
+# Follows the files by which the node's kubelet decides, so that the node and every subscriber predict from the same facts.
 #
-# The files are polled, by their times alone, which are asked for on the event loop as those of the sockets beside them
-# are (a configuration outside the kubelet's root directory is not): at the next half second after the kernel has told
-# of a change in their directories, and every half second where it cannot tell (`runtime.directory_changes`). They are
-# read, and plugins' devices are asked for, where one has changed, and every five seconds in any case, because the
-# volumes of a pod go without a trace in their times. What is found becomes a part of the node's `UsageObserved` where
-# it has changed. A prediction of the node reads everything first; one that a scheduler waits for looks at the times and
-# reads what has to be read.
+# Only the times of the files are polled, on the event loop like those of the sockets in the same directory (but not those
+# of a configuration outside the kubelet's root directory): at the next half second after the kernel has reported a change
+# in their directories, and every half second where it cannot (`runtime.directory_changes`). The files and the plugins'
+# devices are read after a change, and every five seconds in any case, because the volumes of a pod disappear without a
+# change of these times. A changed result becomes a part of the node's `UsageObserved`. A prediction of the node reads
+# everything first; one that a scheduler waits for checks the times and reads only what has changed.
 #
 # A pod that succeeds or fails changes none of these times. So while allocations are live, PodResources is asked every
 # half second which of their containers have ended, and everything is read when another one has.
@@ -274,7 +274,7 @@ POLL_SECONDS = 0.5
 REREAD_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
 LAGS = "the record may lag behind the kubelet, and what containers had that have ended meanwhile counts as held"
-"""What answers say while it is not known which containers have ended."""
+"""The reason in answers while it is not known which containers have ended."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 """Seconds before files that could not be read in time are read again, doubled each time."""
@@ -295,7 +295,7 @@ class KubeletWatch:
         """
         `devices` is asked for the devices of all plugins apart from those of our resources, and raises Unavailable; None:
         there is nobody to ask. `ended` is asked for what the record still has of containers that have ended, as the kubelet
-        says now, and raises Unavailable. `changes` tells of changes in directories; None: nobody does.
+        lists now, and raises Unavailable. `changes` reports changes in directories; None: no reports.
         """
         self._ledger = ledger
         self._files = files
@@ -384,7 +384,7 @@ class KubeletWatch:
             self._observe(known, *(await self._listed() if self._may_have_gone() else self._answer))
 
     def _known(self) -> KubeletObserved | None:
-        """What was said last."""
+        """What was observed last."""
         usage = self._ledger.state.usage
         return usage.kubelet if usage is not None else None
 
@@ -428,7 +428,7 @@ class KubeletWatch:
         if not kubelet.unknown or self._last is None:
             return kubelet
         last, at = self._last
-        stale = f"{kubelet.unknown}: what they said at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
+        stale = f"{kubelet.unknown}: what was read at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
         return msgspec.structs.replace(last, ended=kubelet.ended, stale=stale)
 
     def _may_have_gone(self) -> bool:

@@ -65,57 +65,57 @@ class HttpKubernetes:
 
     @property
     def trouble(self) -> str | None:
-        """As the port says."""
+        """As in the port."""
         return self._pods.trouble or self._nodes.trouble or self._quotas.trouble
 
     def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
-        """As the port says; one follower at a time."""
+        """As in the port; one follower at a time."""
         return self._pods.follow()
 
     def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
-        """As the port says; one follower at a time."""
+        """As in the port; one follower at a time."""
         return self._nodes.follow()
 
     def quotas(self) -> AsyncGenerator[SeenQuota | GoneQuota | Synced, None]:
-        """As the port says; one follower at a time."""
+        """As in the port; one follower at a time."""
         return self._quotas.follow()
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
-        """As the port says."""
+        """As in the port."""
         try:
             return objects.decode_seen_pod(await self._requests.get(pod_path(namespace, name)))[0]
         except ApiNotFound:
             return None
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """As the port says."""
+        """As in the port."""
         body = objects.binding(namespace, name, uid, node)
         await self._requests.send("POST", f"{pod_path(namespace, name)}/binding", body)
 
     async def delete(self, namespace: str, name: str, uid: str) -> None:
-        """As the port says."""
+        """As in the port."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         await self._requests.send("DELETE", pod_path(namespace, name), options)
 
     async def report(self, report: PodEvent) -> None:
-        """As the port says."""
+        """As in the port."""
         now = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = objects.event(report, self._instance, now)
         with suppress(ApiConflict):  # another replica was faster
             await self._requests.send("POST", f"/api/v1/namespaces/{quote(report.namespace, '')}/events", body)
 
     async def wake(self, node: NodeName, text: str) -> None:
-        """As the port says."""
+        """As in the port."""
         await self._requests.send("PATCH", f"/api/v1/nodes/{quote(node, '')}", objects.woken(text), MERGE_PATCH)
 
     async def apply_topology(self, topology: Mapping[str, Any]) -> None:
-        """As the port says."""
+        """As in the port."""
         path = f"{TOPOLOGIES}/{quote(topology['metadata']['name'], '')}"
         force = {"fieldManager": objects.REPORTER, "force": "true"}
         await self._requests.send("PATCH", path, topology, APPLY_PATCH, force)
 
     async def version(self) -> tuple[int, int]:
-        """As the port says."""
+        """As in the port."""
         found = objects.decode_object(await self._requests.get("/version"), Version)
         return int(found.major.rstrip("+")), int(found.minor.rstrip("+"))
 

@@ -22,7 +22,7 @@ from topoalign.core.model.errors import Undecodable, clean
 from topoalign.registry.kubernetes import objects
 from topoalign.registry.ports import ApiUnavailable
 
-# What tells the API server who asks: a token, or a name and a password, as lightkube reads or asks for them.
+# The credentials for the API server: a token, or a name and a password, as lightkube reads or asks for them.
 #
 # They are kept until the API server no longer accepts them. A service account's token is read again then, and a program
 # that a kubeconfig names is run again.
@@ -32,7 +32,7 @@ NAME = "Authorization"
 
 
 class Credentials:
-    """The header of requests; none where a client certificate, or nothing, tells who asks."""
+    """The header of requests; none with a client certificate or without credentials."""
 
     def __init__(self, auth: httpx2.Auth | None) -> None:
         self._auth = auth
@@ -190,7 +190,7 @@ def failures(what: str) -> Iterator[None]:
 
 
 def answer_error(code: int, body: bytes | msgspec.Raw) -> Exception:
-    """The error that an answer with this HTTP status, or the Status in it, tells of."""
+    """The error for an answer with this HTTP status, or with the Status in it."""
     try:
         status = objects.decode_object(body, objects.ApiStatus)
     except Undecodable:

@@ -2,7 +2,7 @@
 Follows all objects of one kind: a list in pages, then a watch, and so on without end.
 
 A watch that ends or breaks is resumed after the newest version that was seen (bookmarks count). Where the API server no
-longer has the changes after it (410), everything is listed again, and what is missing in the list is told to be gone; so
+longer has the changes after it (410), everything is listed again, and what is missing in the list is reported as gone; so
 nothing but the names of the objects is kept here. Failures in a row are waited out: 0.2 s, doubled up to 10 s.
 
 lightkube's own watch is not used (docs/decisions/0015-lightkube.md): it has no time-out, resumes after 410 without a list,
@@ -33,7 +33,7 @@ PAGE = 500
 WATCH_SECONDS = 290
 """After so long the API server ends a watch, so that it may go on at another one."""
 SILENT_SECONDS = 90.0
-"""A watch that says nothing for so long is taken to be dead: an API server sends a bookmark every minute."""
+"""A watch without data for so long is assumed to be dead: an API server sends a bookmark every minute."""
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 10.0
 

@@ -27,7 +27,7 @@ from topoalign.runtime.http_server import listen, serve_application
 #
 # They are read again every few seconds and compared by content, because a Secret is changed by swapping a link. New
 # ones are used for the next handshake, without a restart; connections that are open go on. Files that do not fit
-# together change nothing: those in use stay, and readiness tells. An expired certificate is served, as there is no
+# together change nothing: those in use stay, and readiness shows this. An expired certificate is served, as there is no
 # better one, and readiness has its date.
 
 
@@ -183,7 +183,7 @@ def elements(body: bytes) -> list[tuple[int, bytes]]:
 
 VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
 OLDEST = (1, 36)
-"""Taken where no version is known: what is said to this one harms no later one."""
+"""Taken where no version is known: its answers harm no later version."""
 
 READINESS = "scheduler"
 """The Service of extender and webhook, whose readiness page is /readyz/scheduler."""

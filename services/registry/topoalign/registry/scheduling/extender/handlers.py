@@ -158,7 +158,7 @@ def make_application(routes: list[BaseRoute]) -> Starlette:
         Exception: answer_defect,
     }
     served = Starlette(routes=routes, exception_handlers=handlers)
-    served.router.redirect_slashes = False  # a redirect has no body, and goes where the caller's Host header says
+    served.router.redirect_slashes = False  # a redirect has no body, and goes to the host of the caller's Host header
     return served
 
 

@@ -1,5 +1,5 @@
 """
-What is denied of a pod when it is created, or when its annotations of ours change, and what is filled in.
+Checks a pod when it is created or when its annotations of topoalign change, and fills in what it leaves out.
 
     any pod             annotations in `topoalign.io/` that users do not write: who reads them could take them for ours
     any Binding         annotations in `topoalign.io/`
@@ -44,13 +44,13 @@ Offered = Callable[[ResourceName], bool]
 LeftOut = Callable[[PodRequest], Sequence[FilledIn]]
 """What a pod that asks for slots of GPUs leaves out."""
 Check = Callable[[PodRequest], None]
-"""Raises an error for a pod that the cluster does not take."""
+"""Raises an error for a pod that the cluster cannot run."""
 Warn = Callable[[Mapping[str, str], Mapping[ResourceName, str]], tuple[str, ...]]
 """What of a pod probably means something else, by its annotations and limits (`core.sharing.pod_warnings`)."""
 
 
 class Forbidden(BadRequest):
-    """Raised for what nobody may do by creating a pod; `field` is its path."""
+    """Raised for a field that no pod may have when it is created; `field` is its path."""
 
     code = "Forbidden"
 
@@ -60,26 +60,26 @@ class Forbidden(BadRequest):
 
 
 class SecurityContext(msgspec.Struct, frozen=True):
-    """What counts of a container's security context."""
+    """The fields of a container's security context that are checked."""
 
     privileged: bool | None = None
 
 
 class EnvVariable(msgspec.Struct, frozen=True):
-    """What counts of an environment variable."""
+    """The fields of an environment variable that are checked."""
 
     name: str = ""
 
 
 class ReviewedContainer(manifest.Container, frozen=True, rename="camel"):
-    """What counts of a container."""
+    """The fields of a container that are checked."""
 
     env: list[EnvVariable] | None = None
     security_context: SecurityContext | None = None
 
 
 class ReviewedSpec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
-    """What counts of a pod's `spec`."""
+    """The fields of a pod's `spec` that are checked."""
 
     containers: list[ReviewedContainer] | None = None  # type: ignore[assignment]  # of more fields
     init_containers: list[ReviewedContainer] | None = None  # type: ignore[assignment]  # of more fields
@@ -87,7 +87,7 @@ class ReviewedSpec(manifest.Spec, frozen=True, kw_only=True, rename="camel"):
 
 
 class ReviewedPod(manifest.Pod, frozen=True, kw_only=True, rename="camel"):
-    """What counts of a pod."""
+    """The fields of a pod that are checked."""
 
     spec: ReviewedSpec | None = None
 
@@ -128,7 +128,7 @@ def changes_to(
 ) -> list[JsonPatch]:
     """
     What is filled in of a new pod. `groups`: those of who creates it; `scheduler`: the name of ours, or empty; `check`:
-    what the cluster says to what it asks for, with what is filled in.
+    the cluster's check of its request, with what is filled in.
 
     Raises Forbidden, InvalidField and what `check` raises for what is denied.
     """
@@ -224,14 +224,14 @@ def changes_of(filled: FilledIn, spec: ReviewedSpec) -> Iterator[JsonPatch]:
 
 
 def asks_for_ours(pod: ReviewedPod, scheduler: str, offered: Offered) -> bool:
-    """Whether the pod asks for devices that topoalign gives out. The arguments are those of `changes_to`."""
+    """Whether the pod asks for devices that topoalign allocates. The arguments are those of `changes_to`."""
     if pod.spec is None:
         return False
     return any(is_own_resource(name, offered) for name in resources_of(pod.spec)) or is_as_koordinators(pod, scheduler)
 
 
 def is_own_resource(resource: ResourceName, offered: Offered) -> bool:
-    """Whether topoalign gives out this resource."""
+    """Whether topoalign allocates this resource."""
     return resource in (GPU, NIC) or resource.startswith(OWN_DOMAIN) or ("/" in resource and offered(resource))
 
 
@@ -279,5 +279,5 @@ def annotations_of_ours(annotations: Mapping[str, str]) -> dict[str, str]:
 
 def annotations_of(pod: ReviewedPod | None) -> Mapping[str, str]:
     """Those of the pod."""
-    said = pod.metadata.annotations if pod is not None and pod.metadata is not None else None
-    return {key: value or "" for key, value in (said or {}).items()}
+    annotations = pod.metadata.annotations if pod is not None and pod.metadata is not None else None
+    return {key: value or "" for key, value in (annotations or {}).items()}

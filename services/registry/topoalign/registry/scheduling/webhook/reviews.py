@@ -1,9 +1,9 @@
 """
-AdmissionReview v1 of Kubernetes: the question of the API server about a pod, and the answer to it.
+AdmissionReview v1 of Kubernetes: the API server's request about a pod, and the response.
 
-Pods that are created are judged whole. A pod that is updated, also through its subresource `status`, is judged again where
-an annotation of ours differs, by what it asks for: the rest of it was judged, and hardly anything of it may change. A
-Binding must have no annotation of ours: the API server copies its annotations to the pod.
+Created pods are checked completely. A pod that is updated, also through its subresource `status`, is checked again if
+an annotation of topoalign differs, by what it asks for: the rest was checked before, and hardly any of it may change. A
+Binding must have no annotation of topoalign: the API server copies its annotations to the pod.
 """
 
 import base64
@@ -109,7 +109,7 @@ class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 class Webhook:
     """
-    Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`, `left_out`: as of `changes_to`;
+    Checks pods; `scheduler`: the name of topoalign's, empty if none is required; `check`, `left_out`: as of `changes_to`;
     `check_updated`: as `check`, of a pod that is there already; `warn`: what of a new pod probably means something else.
     """
 
@@ -199,7 +199,7 @@ def read_review(body: bytes) -> ReviewRequest:
 
 
 def allow_pod(uid: str, changes: list[JsonPatch], warnings: tuple[str, ...] = ()) -> bytes:
-    """The answer that the pod may be, with these changes and warnings."""
+    """The answer that allows the pod, with these changes and warnings."""
     response = Response(uid=uid, allowed=True, warnings=warnings or None)
     if changes:
         patch = base64.b64encode(msgspec.json.encode(changes)).decode()
@@ -208,7 +208,7 @@ def allow_pod(uid: str, changes: list[JsonPatch], warnings: tuple[str, ...] = ()
 
 
 def denied(uid: str, error: TopoalignError) -> bytes:
-    """The answer that the pod may not be."""
+    """The answer that denies the pod."""
     code, reason = (403, "Forbidden") if isinstance(error, Forbidden | OverQuota) else (422, "Invalid")
     if isinstance(error, Unavailable):
         code = 503
