@@ -48,8 +48,8 @@ D = TypeVar("D", Gpu, Nic)
 def with_lost(had: Topology, found: Topology) -> Topology:
     """Returns `found` with the GPUs and NICs of `had` that it lacks."""
     nodes = set(found.node_ids)
-    gpus = with_missing(had.gpus, found.gpus, nodes)
-    nics = with_missing(had.nics, found.nics, nodes)
+    gpus = with_missing_devices(had.gpus, found.gpus, nodes)
+    nics = with_missing_devices(had.nics, found.nics, nodes)
     if len(gpus) == len(found.gpus) and len(nics) == len(found.nics):
         return found
     ids = [*(gpu.id for gpu in gpus), *(nic.id for nic in nics)]
@@ -62,7 +62,7 @@ def with_lost(had: Topology, found: Topology) -> Topology:
     )
 
 
-def with_missing(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
+def with_missing_devices(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
     """Returns the devices found and the missing ones. If another device has a missing one's index, it gets a new index."""
     ids = {device.id for device in found}
     addresses = {device.pci for device in found}
