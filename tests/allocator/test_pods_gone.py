@@ -891,8 +891,8 @@ async def test_explain_tells_refused_superseded_and_pods_without_gpus_apart(node
 
     assert ("default/web runs here and has no device of ours: none of its containers asked for one",) == without.notes
     assert (
-        f"default/first main had GPU-0 (allocation {superseded}, pod UID uid-1), and no longer holds it: the kubelet gave "
-        f"its devices anew; now default/second main has it (allocation {node.allocation(GPUS[0]).id})",
+        f"default/first main had GPU-0 (allocation {superseded}, pod UID uid-1), and no longer holds it: the kubelet "
+        f"allocated its devices again; now default/second main has it (allocation {node.allocation(GPUS[0]).id})",
     ) == former.notes
     assert former.notes == (await explained(node, superseded)).notes
     assert "no allocation or running pod named 'default/refused'" == refused.value.finding
