@@ -21,8 +21,8 @@ from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_RESOURCES
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.plugin_config.mps_files import CONTAINER_ROOT
-from topoalign.registry.kubernetes import client, objects
-from topoalign.registry.scheduling.extender.server import DRAIN_SECONDS, READINESS
+from topoalign.registry.kubernetes import api_client, objects
+from topoalign.registry.scheduling.extender.extender_server import DRAIN_SECONDS, READINESS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import event_stores
@@ -310,7 +310,7 @@ def test_the_registry_may_do_what_its_client_does_and_no_more(folder: Path) -> N
         "nodes": {"get", "list", "watch", "patch"},
         "resourcequotas": {"get", "list", "watch"},
         "events": {"create"},
-        client.TOPOLOGIES.rpartition("/")[2]: {"get", "create", "patch"},
+        api_client.TOPOLOGIES.rpartition("/")[2]: {"get", "create", "patch"},
     } == plain
     assert {**plain, "pods": {"get", "list", "watch", "delete"}} == deleting
 

@@ -73,8 +73,8 @@ class Node:
     @asynccontextmanager
     async def serving(self, *, known: bool = True) -> AsyncIterator["Node"]:
         if known:
-            self.ledger.hear(self.topology)
-            self.ledger.hear(self.health)
+            self.ledger.take_reading(self.topology)
+            self.ledger.take_reading(self.health)
         async with self.bus.serve("topoalign-allocator", self.admissions.endpoints()):
             yield self
 
@@ -153,8 +153,8 @@ async def test_a_service_that_never_answers_is_asked_once_for_a_pod() -> None:
     node.admissions = Admissions(
         node.ledger, bus, AdmissionRules(policy=Policy.RESTRICTED), kubelet_owns_devices=False, hint_seconds=0.01
     )
-    node.ledger.hear(node.topology)
-    node.ledger.hear(node.health)
+    node.ledger.take_reading(node.topology)
+    node.ledger.take_reading(node.health)
     one = pod("many", cpus=1).containers[0]
     containers = tuple(msgspec.structs.replace(one, name=ContainerName(f"c{i}")) for i in range(20))
     asked = PodRequest(name=PodName("many"), containers=containers)
@@ -367,7 +367,7 @@ async def test_a_health_report_that_comes_while_hints_are_awaited_is_heeded() ->
     async def late(question: HintQuestion) -> HintAnswer:
         lost = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
         devices = {**node.health.devices, **dict.fromkeys(list(node.health.devices)[:4], lost)}
-        node.ledger.hear(msgspec.structs.replace(node.health, revision=2, devices=devices))
+        node.ledger.take_reading(msgspec.structs.replace(node.health, revision=2, devices=devices))
         return answer(request_of(question, node.topology))
 
     endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answer_with(HintQuestion, late))
@@ -549,7 +549,7 @@ async def test_a_bus_request_first_ensures_that_the_health_is_fresh() -> None:
     async def ensure_fresh() -> None:
         sick = DeviceHealth(state=HealthState.UNHEALTHY, reason="XID 79")
         devices = dict.fromkeys(node.health.devices, sick)
-        node.ledger.hear(msgspec.structs.replace(node.health, revision=2, devices=devices))
+        node.ledger.take_reading(msgspec.structs.replace(node.health, revision=2, devices=devices))
 
     node.admissions = Admissions(
         node.ledger,

@@ -6,7 +6,7 @@ from kubelet_support import pod, two_nodes
 from reservation_support import ids, reservation
 from whole_node_support import Node, fits, node
 
-from topoalign.allocator.allocate.joint_devices import CoAllocatedLacking
+from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
 from topoalign.allocator.containers.responses import ResponseWriter
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.errors import DeviceInUse
@@ -198,7 +198,7 @@ async def test_companions_are_chosen_anew_where_the_kubelet_takes_other_gpus(kno
         health = it.ledger.state.health
         assert health is not None
         ill = {**health.devices, DeviceID("GPU-3"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79")}
-        it.ledger.hear(msgspec.structs.replace(health, revision=health.revision + 1, devices=ill))
+        it.ledger.take_reading(msgspec.structs.replace(health, revision=health.revision + 1, devices=ill))
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
         decision = await it.kubelet.admit(asked)
         fits(await it.kubelet.admit(pod("b", gpus=1)))

@@ -14,11 +14,11 @@ from device_allocations_support import GPUS, MACHINE, NODE, Node, PassingClock
 from faults_support import sample
 from structlog.testing import capture_logs
 
-from topoalign.allocator.hardware_watch import unknown
-from topoalign.allocator.ledger import record
+from topoalign.allocator.hardware_watch import mark_unknown
+from topoalign.allocator.ledger import journal_format
 from topoalign.allocator.ledger.journal import KEPT, FileJournal, open_journal
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Part
+from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.errors import DeviceInUse, StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
@@ -64,7 +64,7 @@ def show_truth(node: Node) -> None:
     for devices, pod in TRUTH.items():
         if pod is not None:
             node.kubelet.show(pod, *HELD[devices])
-    node.kubelet.parts = tuple(Part(GPU, frozenset(held)) for held in HELD.values())
+    node.kubelet.parts = tuple(ResourceEntry(GPU, frozenset(held)) for held in HELD.values())
     node.kubelet.checkpoint = frozenset((GPU, device) for held in HELD.values() for device in held)
 
 
@@ -129,7 +129,7 @@ async def test_no_cut_and_no_flipped_bit_makes_a_held_device_free(tmp_path: Path
     flips = [(at, bit) for at in range(len(whole)) for bit in range(8)]
     readings += [flipped(whole, at, bit) for at, bit in flips]
     for content in readings:
-        found = record.read(content, NODE, published)
+        found = journal_format.read_journal(content, NODE, published)
         events = [event for each in found.lines for event in each.entry.events]
         newest = max((at for at, e in enumerate(events) if isinstance(e, AllocationsSnapshot)), default=0)
         held = {
@@ -148,9 +148,9 @@ async def test_a_last_line_that_lost_its_end_is_damage(tmp_path: Path) -> None:
     whole = await lived(tmp_path)
     damaged, unfinished = whole[:-1] + b"\x1a", whole[:-2]
 
-    assert None is not record.read(damaged, NODE, None).unconfirmed
-    assert None is record.read(unfinished, NODE, None).unconfirmed
-    assert record.read(unfinished, NODE, None).unfinished
+    assert None is not journal_format.read_journal(damaged, NODE, None).unconfirmed
+    assert None is journal_format.read_journal(unfinished, NODE, None).unconfirmed
+    assert journal_format.read_journal(unfinished, NODE, None).unfinished
 
 
 def flipped(content: bytes, at: int, bit: int) -> bytes:
@@ -211,7 +211,7 @@ async def test_hardware_that_discovery_has_not_confirmed_confirms_no_record(tmp_
         assert healthy is not None
         node.topology = Topology()
         node.hear_topology(node.ledger, 2)
-        node.ledger.hear(unknown(healthy, "discovery has not confirmed how the devices are"))
+        node.ledger.take_reading(mark_unknown(healthy, "discovery has not confirmed the health of the devices"))
         await node.device_allocations.reconcile()
 
         assert {} == node.live()
@@ -219,7 +219,7 @@ async def test_hardware_that_discovery_has_not_confirmed_confirms_no_record(tmp_
 
         node.topology = MACHINE
         node.hear_topology(node.ledger, 3)
-        node.ledger.hear(healthy)
+        node.ledger.take_reading(healthy)
         await node.device_allocations.allocate(GPU, [[GPUS[3]]])
 
         assert {**TRUTH, "GPU-3": None} == node.live()
@@ -234,7 +234,7 @@ async def test_unconfirmed_hardware_keeps_what_is_shown_and_nothing_unshown(tmp_
         show_truth(node)
         healthy = node.ledger.state.health
         assert healthy is not None
-        node.ledger.hear(unknown(healthy, "discovery has not confirmed how the devices are"))
+        node.ledger.take_reading(mark_unknown(healthy, "discovery has not confirmed the health of the devices"))
         await node.device_allocations.reconcile()
 
         assert {devices: pod for devices, pod in TRUTH.items() if pod is not None} == node.live()

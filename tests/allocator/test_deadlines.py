@@ -48,10 +48,10 @@ class Node:
         self.ledger = Ledger(NODE, self.journal, self.clock)
         topology = machine()
         healthy = DeviceHealth(state=HealthState.HEALTHY)
-        self.ledger.hear(
+        self.ledger.take_reading(
             TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=topology)
         )
-        self.ledger.hear(
+        self.ledger.take_reading(
             DeviceHealthChanged(
                 node=NODE,
                 epoch=1,

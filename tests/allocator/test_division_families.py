@@ -13,10 +13,10 @@ from use_support import GIB, INSTANCES, MACHINE, NODE, UIDS, held
 from topoalign.allocator.metrics.use_families import (
     Amounts,
     Family,
-    Row,
+    GpuUsage,
+    gpu_usages,
     hami_partition_families,
     own_partition_families,
-    rows_of,
 )
 from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.core.model.allocations import Allocation, Owner
@@ -47,8 +47,8 @@ GPU0 = DGX.gpus[0].id
 SIZE = DGX.gpus[0].memory or 0
 
 
-def first(state: NodeState) -> Row:
-    return rows_of(divisions(state), state.hardware)[0]
+def first(state: NodeState) -> GpuUsage:
+    return gpu_usages(divisions(state), state.hardware)[0]
 
 
 def ids(letter: str, count: int) -> tuple[DeviceID, ...]:
@@ -130,14 +130,14 @@ def test_instances_are_told_by_their_memory_and_not_by_time() -> None:
     """One of the two instances of the third GPU is held."""
     offer = Offer(resource=GPU, devices=tuple(each.uuid for each in INSTANCES))
     state = holds(node(msgspec.structs.replace(MACHINE, offers=(offer,))), "a", {GPU: (INSTANCES[1].uuid,)})
-    found = rows_of(divisions(state), state.hardware)[2]
+    found = gpu_usages(divisions(state), state.hardware)[2]
 
     assert (Amounts(None, 10 * GIB, None), Amounts(None, 10 * GIB, None)) == (found.asked, found.left)
 
 
 def test_what_has_no_amount_has_no_sample_under_our_names() -> None:
     state = node(in_units(DGX))
-    found = samples(list(own_partition_families(rows_of(divisions(state), state.hardware)[:1])))
+    found = samples(list(own_partition_families(gpu_usages(divisions(state), state.hardware)[:1])))
     gpu = frozenset({"gpu_uuid": GPU0, "mig_uuid": ""}.items())
 
     assert {
@@ -155,7 +155,7 @@ def test_what_has_no_amount_has_no_sample_under_our_names() -> None:
 def test_under_the_names_of_hamis_scheduler_percent_is_of_what_is_offered(offered: int, percent: int | None) -> None:
     """33 cores of 150 are 22 percent; its ratio of memory is one."""
     gpu, none = DGX.gpus[0], Amounts(0, 0, 0)
-    row = Row(gpu, 2, Amounts(offered, 80 * GIB, 10), Amounts(33, 20 * GIB, 2), none)
+    row = GpuUsage(gpu, 2, Amounts(offered, 80 * GIB, 10), Amounts(33, 20 * GIB, 2), none)
     found = samples(list(hami_partition_families([row], NodeName("node-1"))))
     short = {"node": "node-1", "device_uuid": GPU0, "device_index": str(gpu.index)}
     at = frozenset({**short, "device_type": gpu.name}.items())
@@ -199,9 +199,9 @@ async def test_gpus_are_counted_anew_when_what_is_there_held_or_healthy_changes(
 
     assert [True, True, True, False, False, True] == [
         await is_counted(lambda: None),
-        await is_counted(lambda: ledger.hear(judged)),
-        await is_counted(lambda: ledger.hear(found)),
-        await is_counted(lambda: ledger.hear(msgspec.structs.replace(found, revision=3))),
+        await is_counted(lambda: ledger.take_reading(judged)),
+        await is_counted(lambda: ledger.take_reading(found)),
+        await is_counted(lambda: ledger.take_reading(msgspec.structs.replace(found, revision=3))),
         await is_counted(lambda: ledger.observe(containers=())),
         await is_counted(lambda: ledger.release((AllocationID("a-1"),), "released")),
     ]
@@ -215,7 +215,7 @@ def test_a_slot_left_by_an_init_container_is_given_once() -> None:
     init = msgspec.structs.replace(init, role="init", slots={slot: Amount(cores=60, memory=20 * GIB)})
     app = msgspec.structs.replace(app, slots={slot: Amount(cores=30, memory=50 * GIB)})
     it = Node()
-    it.ledger.hear(
+    it.ledger.take_reading(
         TopologyDiscovered(
             node=NODE, epoch=2, revision=1, boot_id="b", source="nvml", topology=slot_support.in_slots(MACHINE)
         )

@@ -6,7 +6,7 @@ from decision_support import NODE, node
 from slot_support import MIB, in_slots
 from unit_support import CORES, DGX, MEMORY, holds, in_units
 
-from topoalign.allocator.metrics.use_families import Amounts, Row, rows_of
+from topoalign.allocator.metrics.use_families import Amounts, GpuUsage, gpu_usages
 from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
@@ -19,8 +19,8 @@ GPU0 = DGX.gpus[0].id
 SIZE = DGX.gpus[0].memory or 0
 
 
-def first(state: NodeState) -> Row:
-    return rows_of(divisions(state), state.hardware)[0]
+def first(state: NodeState) -> GpuUsage:
+    return gpu_usages(divisions(state), state.hardware)[0]
 
 
 def units(cores: range, blocks: int = 0, begin: int = 0) -> dict[ResourceName, tuple[DeviceID, ...]]:

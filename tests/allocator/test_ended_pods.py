@@ -113,8 +113,8 @@ async def node(monkeypatch: pytest.MonkeyPatch, *, inotify: bool = False) -> Asy
         clock, known = ManualClock(), MemoryAllocator(MACHINE).state
         ledger = Ledger(NODE, MemoryJournal(), clock)
         assert known.topology is not None and known.health is not None
-        ledger.hear(known.topology)
-        ledger.hear(known.health)
+        ledger.take_reading(known.topology)
+        ledger.take_reading(known.health)
         client, changes = PodResourcesClient(resources / "kubelet.sock", plugins, clock), DirectoryChanges()
         allocations = DeviceAllocations(ledger, clock, client, settle_seconds=0)
         files = KubeletFiles(config, directory, OWN, PATIENT_SECONDS)

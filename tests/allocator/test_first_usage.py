@@ -4,7 +4,7 @@ import pytest
 from device_allocations_support import NODE, Node, owner
 
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.reconciliation.usage import FIRST_SECONDS, HELD_SECONDS, UsageTeller
+from topoalign.allocator.reconciliation.usage_publisher import FIRST_SECONDS, HELD_SECONDS, UsagePublisher
 from topoalign.allocator.service import WriterPositions
 from topoalign.core import wire
 from topoalign.core.admission.prediction import kubelet_rules
@@ -41,13 +41,13 @@ class AskedBus(MemoryBus):
         return found
 
 
-async def started(bus: AskedBus, *, former: bool = True) -> tuple[Node, UsageTeller]:
+async def started(bus: AskedBus, *, former: bool = True) -> tuple[Node, UsagePublisher]:
     """A node that has read its kubelet's files and has not received PodResources."""
     it = Node()
     if former:
         await bus.publish(wire.encode(FORMER, it.clock.wall()))
     it.ledger.observe(kubelet=READ)
-    return it, UsageTeller(it.ledger, bus, it.clock, bus)
+    return it, UsagePublisher(it.ledger, bus, it.clock, bus)
 
 
 async def test_the_first_reading_waits_for_podresources() -> None:
@@ -57,7 +57,7 @@ async def test_the_first_reading_waits_for_podresources() -> None:
     async with background() as tasks:
         tasks.start_soon(printer.run)
         await it.clock.advance(FIRST_SECONDS - 1)
-        before, had_said = await bus.said(), printer.has_said
+        before, had_said = await bus.said(), printer.has_published
         await it.device_allocations.reconcile()
         await it.clock.advance(HELD_SECONDS)
         after = await bus.said()

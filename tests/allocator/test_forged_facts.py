@@ -35,9 +35,9 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.discovery.metrics import Metrics as DiscoveryMetrics
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.discovery.metrics import DiscoveryMetrics as DiscoveryMetrics
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.memory_bus import MemoryBus
@@ -87,7 +87,7 @@ class World:
             reconcile_seconds=5.0,
             hub=self.bus,
         )
-        counts = Metrics(self.metrics, self.client)
+        counts = RegistryMetrics(self.metrics, self.client)
         registry = Registry(self.bus, self.clock, self.client, self.cluster, counts, RegistrySettings())
         ask = self.bus.ask
 
@@ -341,7 +341,7 @@ async def test_a_forged_topology_whose_number_discovery_uses_next_does_not_stand
     F07: the numbers are equal at the next question. `again`: because discovery was asked to say everything anew so soon that
     it could not begin a new epoch at once.
     """
-    monkeypatch.setattr("topoalign.discovery.announcer.Announcer._look_before", nothing)
+    monkeypatch.setattr("topoalign.discovery.announcer.Announcer._check_before", nothing)
     world = World(one_process=True)
     async with world.running():
         await world.forge(no_devices(world, ahead=False))

@@ -212,7 +212,7 @@ async def test_a_block_that_fails_records_nothing(callers: Callers) -> None:
     ledger = callers.node.ledger
     (old,) = await callers.node.device_allocations.allocate(GPU, [[GPUS[0]]])
     before = ledger.state
-    with pytest.raises(ZeroDivisionError), ledger.together():
+    with pytest.raises(ZeroDivisionError), ledger.transaction():
         ledger.release([old.id], "gone")
         assert old.id not in ledger.state.allocations
         _ = 1 // 0

@@ -14,7 +14,7 @@ from hami_core_support import HamiCoreNode, hami_core_node
 from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
 from slot_support import MIB, in_slots
 
-from topoalign.allocator.containers.hami_core.answers import HamiCoreTeller, held_in_order, limits_of
+from topoalign.allocator.containers.hami_core.slot_edits import HamiCoreEdits, held_in_order, limit_variables
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import Amount
@@ -71,7 +71,7 @@ async def test_a_program_in_c_reads_the_limits_as_the_library(
     held: list[tuple[int, int]], cores: list[str], reader: Path
 ) -> None:
     """No GPU of a container has less of a limit because another one has more, and none is unlimited by a limit of 0."""
-    told = limits_of([Amount(cores=cores, memory=memory * MIB) for cores, memory in held])
+    told = limit_variables([Amount(cores=cores, memory=memory * MIB) for cores, memory in held])
     read = await anyio.run_process([str(reader)], env=told)
     expected = [f"{max(1, memory) * MIB}/{limit}" for (_, memory), limit in zip(held, cores, strict=True)]
     general = told.get("CUDA_DEVICE_SM_LIMIT", "0")
@@ -168,12 +168,12 @@ async def test_a_root_that_cannot_be_written_is_said_and_refused() -> None:
         decision = await it.admit_pod(it.asking("a", Ask(1)))
 
         assert isinstance(decision, Refusal)
-        assert "cannot make its directories" in decision.finding
+        assert "cannot create its directories" in decision.finding
         assert {} == dict(it.ledger.state.allocations)
 
 
 def test_more_gpus_than_the_library_has_room_for_are_refused() -> None:
-    printer = HamiCoreTeller("/hami")
+    printer = HamiCoreEdits("/hami")
     slots = [DeviceID(f"GPU-{gpu}::0") for gpu in range(17)]
 
     printer.check([slots[:16], []])

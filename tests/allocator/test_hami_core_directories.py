@@ -11,10 +11,10 @@ from hami_core_support import HamiCoreNode, hami_core_node
 from slot_node_support import Ask
 
 from topoalign.allocator.containers import limiter_files
-from topoalign.allocator.containers.hami_core import directories
-from topoalign.allocator.containers.hami_core.directories import Owner, prepare
-from topoalign.allocator.containers.hami_core.on_demand import keep_directories
-from topoalign.allocator.ports import Part
+from topoalign.allocator.containers.hami_core import slot_directories
+from topoalign.allocator.containers.hami_core.lazy_hami_core import keep_directories
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryOwner, prepare_slots_directory
+from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.state.reservations import NodeReservations
@@ -23,7 +23,7 @@ from topoalign.plugin_config.configuration import Configuration
 
 pytestmark = pytest.mark.anyio
 NAME = f"slots-{'a' * 32}"
-FIRST, SECOND = Owner(AllocationID("first")), Owner(AllocationID("second"))
+FIRST, SECOND = DirectoryOwner(AllocationID("first")), DirectoryOwner(AllocationID("second"))
 
 
 def test_what_may_not_be_removed_takes_no_others_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +71,13 @@ async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
     async with hami_core_node() as (it, _):
         (it.root / NAME).mkdir()
 
-        it.sweeps.sweep(it.ledger.state, None)
+        it.sweeps.clean_up(it.ledger.state, None)
         assert {NAME} == it.directories()
         await it.allocations.reconcile()
         poll = it.allocations.polled
         assert poll is not None
         unread = poll._replace(listing=msgspec.structs.replace(poll.listing, checkpoint=None))
-        it.sweeps.sweep(it.ledger.state, unread)
+        it.sweeps.clean_up(it.ledger.state, unread)
         assert {NAME} == it.directories()
         it.sweep()
         assert set() == it.directories()
@@ -90,17 +90,21 @@ async def test_a_directory_stays_while_its_pod_is_there_or_the_checkpoint_has_it
         await it.allocations.reconcile()
         poll = it.allocations.polled
         assert poll is not None
-        prepare(it.root, NAME, Owner(AllocationID("of-old"), "uid-old"))
-        prepare(it.root, by_slot := directories.name_of(GPU, [slot]), Owner(AllocationID("of-new")))
+        prepare_slots_directory(it.root, NAME, DirectoryOwner(AllocationID("of-old"), "uid-old"))
+        prepare_slots_directory(
+            it.root,
+            by_slot := slot_directories.slots_directory_name(GPU, [slot]),
+            DirectoryOwner(AllocationID("of-new")),
+        )
 
-        def sweep(old: bool, listed: tuple[Part, ...]) -> set[str]:
+        def sweep(old: bool, listed: tuple[ResourceEntry, ...]) -> set[str]:
             pods = PodDirectories(torn_down={"uid-new": False, "uid-old": not old})
             listing = msgspec.structs.replace(poll.listing, directories=pods, parts=listed)
-            it.sweeps.sweep(it.ledger.state, poll._replace(listing=listing))
+            it.sweeps.clean_up(it.ledger.state, poll._replace(listing=listing))
             it.sweeps.remove_leftovers()
             return it.directories()
 
-        entry = Part(GPU, frozenset([slot]), "uid-new", "c0")
+        entry = ResourceEntry(GPU, frozenset([slot]), "uid-new", "c0")
         assert {NAME, by_slot} == sweep(True, (entry,))
         assert {by_slot} == sweep(False, (entry,))
         assert set() == sweep(False, (entry._replace(pod_uid="uid-gone"),))
@@ -124,7 +128,9 @@ async def test_a_directory_of_a_container_that_runs_outlives_agent_and_journal()
 
         assert b"used" == file.read_bytes()
         (record,) = it.records("a")
-        assert Owner(record.id, record.pod_uid) == directories.owner_of(it.root, it.named("a"))
+        assert DirectoryOwner(record.id, record.pod_uid) == slot_directories.read_directory_owner(
+            it.root, it.named("a")
+        )
         assert "uid-a" == record.pod_uid
 
 
@@ -132,7 +138,7 @@ async def test_a_directory_that_is_gone_is_made_again() -> None:
     """The kubelet gives a container that starts again the same mount."""
     async with hami_core_node() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
-        limiter_files.remove(it.root, it.named("a"))
+        limiter_files.remove_own_directory(it.root, it.named("a"))
         limiter_files.remove_leftovers(it.root)
         (it.root / "vgpulock").rmdir()
         assert not it.cache("a").exists()
@@ -150,7 +156,7 @@ async def test_the_directory_of_an_init_container_is_made_again() -> None:
         await it.run_pod("a", Ask(2, memory=1_000), init=(Ask(1, memory=1_000),))
         both = {it.named("a", "c0"), it.named("a", "c1")}
         for name in both:
-            limiter_files.remove(it.root, name)
+            limiter_files.remove_own_directory(it.root, name)
         limiter_files.remove_leftovers(it.root)
         assert set() == it.directories()
 
@@ -202,7 +208,7 @@ async def test_sweeps_begin_when_a_root_is_configured_and_outlive_a_failure(monk
         assert {NAME} == it.directories()
 
         with monkeypatch.context() as patched:
-            patched.setattr(limiter_files, "remove", refuse)
+            patched.setattr(limiter_files, "remove_own_directory", refuse)
             roots[0] = str(it.root)
             await it.clock.advance(6)
             await it.clock.advance(6)
@@ -223,7 +229,7 @@ async def test_where_no_directory_can_be_made_allocate_is_refused(monkeypatch: p
 
     async with hami_core_node() as (it, _):
         with monkeypatch.context() as patched:
-            patched.setattr(directories, "write_file", full)
+            patched.setattr(slot_directories, "write_file", full)
             decision = await it.admit_pod(it.asking("a", Ask(1)))
         assert isinstance(decision, Refusal)
         assert "No space left" in decision.finding
@@ -237,14 +243,14 @@ async def test_where_no_directory_can_be_made_allocate_is_refused(monkeypatch: p
 
 
 def test_a_directory_is_kept_for_its_record_and_made_anew_for_another(tmp_path: Path) -> None:
-    prepare(tmp_path, NAME, FIRST)
+    prepare_slots_directory(tmp_path, NAME, FIRST)
     (tmp_path / NAME / "cache" / "x").touch()
-    prepare(tmp_path, NAME, FIRST._replace(pod_uid="uid"))
+    prepare_slots_directory(tmp_path, NAME, FIRST._replace(pod_uid="uid"))
     assert ["x"] == os.listdir(tmp_path / NAME / "cache")
-    prepare(tmp_path, NAME, SECOND)
+    prepare_slots_directory(tmp_path, NAME, SECOND)
 
     assert [] == os.listdir(tmp_path / NAME / "cache")
-    assert SECOND == directories.owner_of(tmp_path, NAME)
+    assert SECOND == slot_directories.read_directory_owner(tmp_path, NAME)
     limiter_files.remove_leftovers(tmp_path)
     assert [NAME] == os.listdir(tmp_path)
 
@@ -256,7 +262,7 @@ def test_what_a_container_left_is_removed_some_at_a_time_however_deep(tmp_path: 
     (kept / "file").touch()
     root = tmp_path / "root"
     root.mkdir()
-    prepare(root, NAME, FIRST)
+    prepare_slots_directory(root, NAME, FIRST)
     cache = root / NAME / "cache"
     for number in range(600):
         (cache / f"{number}").touch()
@@ -271,7 +277,7 @@ def test_what_a_container_left_is_removed_some_at_a_time_however_deep(tmp_path: 
         os.close(at)
         at = below
     os.close(at)
-    limiter_files.remove(root, NAME)
+    limiter_files.remove_own_directory(root, NAME)
     calls = 0
     while os.listdir(root):
         with suppress(OSError):
@@ -288,9 +294,9 @@ def test_something_of_others_in_the_way_is_refused_and_left(tmp_path: Path) -> N
     (tmp_path / NAME).symlink_to(other)
 
     with pytest.raises(FileExistsError):
-        prepare(tmp_path, NAME, FIRST)
+        prepare_slots_directory(tmp_path, NAME, FIRST)
     with pytest.raises(FileExistsError):
-        limiter_files.remove(tmp_path, NAME)
+        limiter_files.remove_own_directory(tmp_path, NAME)
     assert (tmp_path / NAME).is_symlink()
     assert [] == os.listdir(other)
 
@@ -298,14 +304,14 @@ def test_something_of_others_in_the_way_is_refused_and_left(tmp_path: Path) -> N
 def test_a_name_tells_resource_and_slots_in_any_order() -> None:
     slots = [DeviceID("GPU-0::1"), DeviceID("GPU-1::4")]
 
-    assert directories.name_of(GPU, slots) == directories.name_of(GPU, slots[::-1])
-    assert directories.NAME.fullmatch(directories.name_of(GPU, slots))
-    assert directories.name_of(GPU, slots) != directories.name_of(GPU, slots[:1])
+    assert slot_directories.slots_directory_name(GPU, slots) == slot_directories.slots_directory_name(GPU, slots[::-1])
+    assert slot_directories.NAME.fullmatch(slot_directories.slots_directory_name(GPU, slots))
+    assert slot_directories.slots_directory_name(GPU, slots) != slot_directories.slots_directory_name(GPU, slots[:1])
 
 
 def test_a_root_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
-    assert [] == directories.listed(tmp_path / "none")
-    limiter_files.remove(tmp_path / "none", NAME)
+    assert [] == slot_directories.list_slots_directories(tmp_path / "none")
+    limiter_files.remove_own_directory(tmp_path / "none", NAME)
     limiter_files.remove_leftovers(tmp_path / "none")
 
 
@@ -318,7 +324,7 @@ async def test_the_sweep_goes_on_beside_what_cannot_be_removed(monkeypatch: pyte
 async def fail_for_one(it: HamiCoreNode, monkeypatch: pytest.MonkeyPatch) -> None:
     await it.allocations.reconcile()
     for digit in "ab":
-        prepare(it.root, f"slots-{digit * 32}", FIRST)
+        prepare_slots_directory(it.root, f"slots-{digit * 32}", FIRST)
         (it.root / f"slots-{digit * 32}" / "cache" / digit).touch()
     unlink = os.unlink
 

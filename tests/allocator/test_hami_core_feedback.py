@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.containers.hami_core import feedback
 from topoalign.allocator.containers.hami_core.feedback import Feedback
-from topoalign.allocator.containers.hami_core.on_demand import keep_priorities
+from topoalign.allocator.containers.hami_core.lazy_hami_core import keep_priorities
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.priorities import Launches, next_notes
@@ -60,7 +60,7 @@ async def test_low_priority_waits_while_high_priority_computes(library: str) -> 
         told = feedback_of(it)
         seen = []
         for _ in range(3):
-            await told.go_round()
+            await told.update_notes()
             seen.append(recent(files["high"], files["low"], library=library))
 
         assert [[1, WAITS], [0, RUNS], [0, RUNS]] == seen
@@ -77,7 +77,7 @@ async def test_containers_of_other_gpus_and_of_equal_priority_wait_for_nobody() 
         gpus = ",".join({base_of(slot) for slot in it.slots_of("other")["c0"]})
         (own,) = {base_of(slot) for slot in it.slots_of("first")["c0"]}
         lies = put_region(it.cache("other") / NAME, f"{gpus},{own}", priority=0)
-        await feedback_of(it).go_round()
+        await feedback_of(it).update_notes()
 
         assert own not in gpus
         assert [1, 1, 1] == recent(*files.values(), lies)
@@ -109,7 +109,7 @@ async def test_what_was_told_is_taken_back() -> None:
         for on in (False, True):
             write(files["low"], 2_008_904, b"\xff\xff\xff\xff")
             it.ledger.state = it.ledger.state if not on else msgspec.structs.replace(it.ledger.state, allocations={})
-            await feedback_of(it, on=on).go_round()
+            await feedback_of(it, on=on).update_notes()
             assert [RUNS] == recent(files["low"])
 
 
@@ -117,18 +117,18 @@ async def test_files_are_read_once_after_priorities_are_switched_off(monkeypatch
     """Then no container can have been told to wait."""
     rounds: list[Path] = []
 
-    def tell_launches(root: Path, gpus: object) -> dict[str, str]:
+    def write_notes(root: Path, gpus: object) -> dict[str, str]:
         rounds.append(root)
         return {}
 
-    monkeypatch.setattr(feedback, "tell_launches", tell_launches)
+    monkeypatch.setattr(feedback, "write_notes", write_notes)
     is_on = [False]
     async with hami_core_node() as (it, _):
         told = Feedback(lambda: str(it.root), lambda: is_on[0], lambda: it.ledger.state)
         counts = []
         for each in (False, False, True, False, False):
             is_on[0] = each
-            await told.go_round()
+            await told.update_notes()
             counts.append(len(rounds))
 
     assert [1, 1, 2, 3, 3] == counts
@@ -144,7 +144,7 @@ async def test_nothing_but_a_region_is_written_to(monkeypatch: pytest.MonkeyPatc
         os.truncate(files["cut"], 2_008_900)
         files["gone"].unlink()
         before = {path: path.read_bytes() for path in (target, files["old"], files["cut"])}
-        await feedback_of(it).go_round()
+        await feedback_of(it).update_notes()
 
         assert [1, WAITS] == recent(files["high"], files["low"])
         assert before == {path: path.read_bytes() for path in before}
@@ -158,9 +158,9 @@ async def test_a_file_without_effect_on_priorities_is_logged_once() -> None:
         write(files["high"], 8, b"\3")
         feedback = feedback_of(it)
         with capture_logs() as logs:
-            await feedback_of(it, on=False).go_round()
+            await feedback_of(it, on=False).update_notes()
             for _ in range(3):
-                await feedback.go_round()
+                await feedback.update_notes()
 
         assert [(files["high"].parents[1].name, True)] == [
             (each["directory"], "version 1.3" in each["reason"]) for each in logs
@@ -172,7 +172,7 @@ async def test_a_launch_between_reading_and_writing_counts(monkeypatch: pytest.M
     async with hami_core_node() as (it, _):
         files = await with_files(it, high=0)
         told, write_note = feedback_of(it), feedback.write_note
-        await told.go_round()
+        await told.update_notes()
         assert [1] == recent(files["high"])
 
         def late(root: Path, name: str, before: int, note: int) -> None:
@@ -180,7 +180,7 @@ async def test_a_launch_between_reading_and_writing_counts(monkeypatch: pytest.M
             write_note(root, name, before, note)
 
         monkeypatch.setattr(feedback, "write_note", late)
-        await told.go_round()
+        await told.update_notes()
         assert [2] == recent(files["high"])
 
 

@@ -17,7 +17,7 @@ from slot_node_support import Ask
 from structlog.testing import capture_logs
 
 from topoalign.allocator.containers.hami_core import shared_files
-from topoalign.allocator.containers.hami_core.on_demand import SharedFilesOnDemand
+from topoalign.allocator.containers.hami_core.lazy_hami_core import SharedFilesOnDemand
 from topoalign.allocator.containers.hami_core.shared_files import Limited, SharedFiles
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest
@@ -198,13 +198,13 @@ async def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(monkeypatch: 
     async with hami_core_node() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         path = put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
-        uuids_of = shared_files.Layout.uuids_of
+        uuids_of = shared_files.RegionLayout.uuids_of
 
-        def cut(layout: shared_files.Layout, head: bytes) -> list[str]:
+        def cut(layout: shared_files.RegionLayout, head: bytes) -> list[str]:
             os.truncate(path, 4_096)
             return uuids_of(layout, head)
 
-        monkeypatch.setattr(shared_files.Layout, "uuids_of", cut)
+        monkeypatch.setattr(shared_files.RegionLayout, "uuids_of", cut)
         (use,) = (await files_of(it).read()).containers
 
         assert "it is cut off" == use.failure
@@ -242,7 +242,7 @@ async def test_a_disk_that_does_not_answer_is_told_and_asked_by_one_thread(monke
             begun.set()
             answers.wait()
 
-        monkeypatch.setattr(shared_files, "read_use", hangs)
+        monkeypatch.setattr(shared_files, "read_library_use", hangs)
         monkeypatch.setattr(shared_files, "READ_SECONDS", 0.2)
         files = files_of(it)
         try:
@@ -273,7 +273,7 @@ async def test_a_reading_ends_in_time_and_the_next_one_goes_on(monkeypatch: pyte
             passed[0] += shared_files.WORK_SECONDS * 0.6
             return LibraryUse(allocation=limited.allocation, failure="large")
 
-        monkeypatch.setattr(shared_files, "read_use", slow)
+        monkeypatch.setattr(shared_files, "read_library_use", slow)
         files = SharedFiles(lambda: str(it.root), lambda: it.ledger.state, Clock())
         with capture_logs() as logs:
             readings = []
@@ -322,7 +322,7 @@ async def test_what_files_say_is_told_over_the_bus() -> None:
     st.binary(min_size=24, max_size=24),
 )
 def test_no_bytes_have_another_end_than_counts_or_a_reason(
-    layout: shared_files.Layout, head: bytes, processes: bytes, tail: bytes
+    layout: shared_files.RegionLayout, head: bytes, processes: bytes, tail: bytes
 ) -> None:
     """Whatever a container writes; half of the cases begin as they should."""
     at = 56 + layout.shift

@@ -96,7 +96,7 @@ async def test_old_readings_are_listed_and_not_offered_after_a_restart(world: Wo
         pass
     async with world.hardware_watch() as hardware_watch:
         assert (2, 0) == (world.listed(), world.usable())
-        reason = "discovery has not confirmed how the devices are since this process started"
+        reason = "discovery has not confirmed the health of the devices since this process started"
         assert (HealthState.UNKNOWN, reason) == world.health()
         assert reason == hardware_watch.reason()
         await world.clock.advance(2 * SILENT_SECONDS)
@@ -116,8 +116,8 @@ async def test_a_silent_discovery_is_believed_for_thirty_seconds(world: World) -
 
         await world.clock.advance(ASK_SECONDS + 2)
         assert (2, 0) == (world.listed(), world.usable())
-        assert (HealthState.UNKNOWN, "discovery has not confirmed how the devices are for 30 s") == world.health()
-        assert "discovery has not confirmed how the devices are for 30 s" == hardware_watch.reason()
+        assert (HealthState.UNKNOWN, "discovery has not confirmed the health of the devices for 30 s") == world.health()
+        assert "discovery has not confirmed the health of the devices for 30 s" == hardware_watch.reason()
 
 
 async def test_a_discovery_that_answers_again_is_believed_again(world: World) -> None:

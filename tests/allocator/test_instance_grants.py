@@ -14,7 +14,12 @@ from share_support import DEFAULT, PLAIN
 from slot_node_support import Ask
 
 from topoalign.allocator.mig.calls import SEEN_SECONDS
-from topoalign.allocator.mig.garbage_collection import PROBE_SECONDS, SWEEP_SECONDS, lost_note, sweep_instances
+from topoalign.allocator.mig.garbage_collection import (
+    COLLECT_SECONDS,
+    PROBE_SECONDS,
+    collect_unused_instances,
+    lost_note,
+)
 from topoalign.allocator.mig.instance_log import AWAY_SECONDS
 from topoalign.allocator.mig.instances import InstanceInUse, InstancesNeedKubelet, check_no_instances, report_fault
 from topoalign.allocator.ports import Poll
@@ -134,18 +139,18 @@ async def test_nothing_is_destroyed_before_the_kubelet_has_told_what_runs() -> N
         def polled() -> Poll | None:
             return it.allocations.polled if compared else None
 
-        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, polled)
-        await it.clock.advance(3 * SWEEP_SECONDS)
+        tasks.start_soon(collect_unused_instances, it.instances, it.ledger, it.clock, polled)
+        await it.clock.advance(3 * COLLECT_SECONDS)
         await it.settle()
         assert 1 == len(it.there())
 
         await it.allocations.reconcile()
         compared.append(True)
-        await it.clock.advance(3 * SWEEP_SECONDS)
+        await it.clock.advance(3 * COLLECT_SECONDS)
         await it.settle()
         assert 1 == len(it.there())
         await it.remove("a")
-        await it.clock.advance(3 * SWEEP_SECONDS)
+        await it.clock.advance(3 * COLLECT_SECONDS)
         await it.settle()
         assert set() == it.there()
 
@@ -154,19 +159,19 @@ async def test_an_instance_made_where_ours_was_destroyed_is_left_alone() -> None
     """The driver makes id and uuid of the place, so it looks like ours."""
     async with instance_node() as (it, tasks):
         assert it.instances is not None
-        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
+        tasks.start_soon(collect_unused_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
         await it.allocations.reconcile()
         was = dict(it.played.instances)
         it.played.instances.clear()
         it.played.changed()
-        await it.clock.advance(2 * SWEEP_SECONDS)
+        await it.clock.advance(2 * COLLECT_SECONDS)
         it.played.instances.update(was)
         it.played.changed()
 
         await it.remove("a")
         await it.settle()
-        await it.clock.advance(2 * SWEEP_SECONDS)
+        await it.clock.advance(2 * COLLECT_SECONDS)
 
         assert {} == it.ledger.state.allocations
         assert was == it.played.instances
@@ -184,13 +189,13 @@ async def test_what_ended_while_no_agent_ran_for_long_is_left_alone(away: float,
 
         await it.start_agent(tasks)
         assert it.instances is not None
-        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
+        tasks.start_soon(collect_unused_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
         await it.settle()
-        await it.clock.advance(2 * SWEEP_SECONDS)
+        await it.clock.advance(2 * COLLECT_SECONDS)
         assert 1 + left == len(it.there())
         await it.remove("b")
         await it.settle()
-        await it.clock.advance(2 * SWEEP_SECONDS)
+        await it.clock.advance(2 * COLLECT_SECONDS)
         assert left == len(it.there())
 
 
@@ -266,7 +271,7 @@ async def test_slots_that_become_instances_are_for_a_kubelet_alone() -> None:
         (decision,) = it.reserve_beside(it.asking("a", Ask(1)))
         assert isinstance(decision, Admission)
 
-        with pytest.raises(InstancesNeedKubelet, match="made for a kubelet alone"):
+        with pytest.raises(InstancesNeedKubelet, match="created only for a kubelet"):
             check_no_instances(it.machine, decision.allocations)
         check_no_instances(PLAIN, decision.allocations)
 
@@ -284,7 +289,7 @@ async def test_a_foreign_instance_takes_its_place() -> None:
 async def test_a_gpu_whose_driver_fails_is_listed_as_unhealthy_until_it_works() -> None:
     async with instance_node() as (it, tasks):
         assert it.instances is not None
-        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
+        tasks.start_soon(collect_unused_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
 
         def fail(step: str) -> None:
             if step == "gpu instance":
@@ -297,7 +302,7 @@ async def test_a_gpu_whose_driver_fails_is_listed_as_unhealthy_until_it_works() 
         assert "10 s" in why
 
         it.played.before_step = lambda step: None
-        await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)
+        await it.clock.advance(PROBE_SECONDS + COLLECT_SECONDS)
         await it.kubelet.until(lambda kubelet: 4 * SLOTS == len({*kubelet.state().healthy(GPU)}))
         assert {} == it.allocations.faults
 
@@ -306,7 +311,7 @@ async def test_an_instance_in_use_beside_one_that_fails_changes_nothing() -> Non
     """The driver fails with one and refuses the other, as long as both are to go: it is tried once in five seconds."""
     async with instance_node() as (it, tasks):
         assert it.instances is not None
-        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
+        tasks.start_soon(collect_unused_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
         gpu, tries = it.machine.gpus[0].id, list[int]()
         for number in range(2):
             (record,) = await it.allocations.allocate(GPU, [[DeviceID(f"{gpu}::{number}")]])
@@ -321,7 +326,7 @@ async def test_an_instance_in_use_beside_one_that_fails_changes_nothing() -> Non
 
         it.played.destroy = fail  # type: ignore[method-assign]  # the driver fails at times
         for _ in range(3):
-            await it.clock.advance(SWEEP_SECONDS)
+            await it.clock.advance(COLLECT_SECONDS)
             for _ in range(100):
                 await anyio.lowlevel.checkpoint()
 
@@ -344,15 +349,17 @@ async def test_a_gpu_whose_driver_fails_is_reported_to_discovery() -> None:
                 raise DriverFault("no permission", "be root")
 
         report, node = partial(report_fault, bus, it.ledger.node), it.ledger.node
-        tasks.start_soon(sweep_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled, report)
+        tasks.start_soon(
+            collect_unused_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled, report
+        )
         it.played.before_step = fail
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Refusal)
-        await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)
+        await it.clock.advance(PROBE_SECONDS + COLLECT_SECONDS)
         endpoint = Endpoint(
             name="report", subject=wire.devices_subject(node, "report"), answer=answer_with(DevicesRequest, hear)
         )
         async with bus.serve("discovery", [endpoint]):
-            await it.clock.advance(PROBE_SECONDS + SWEEP_SECONDS)
+            await it.clock.advance(PROBE_SECONDS + COLLECT_SECONDS)
             for _ in range(1_000):
                 await anyio.lowlevel.checkpoint()
 

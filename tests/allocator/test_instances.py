@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from instance_support import A100, GIB, GPU, Killed, PlayedGpus, place
 
 from topoalign.allocator.mig import instance_log as books
-from topoalign.allocator.mig.instance_log import InstanceBook, OwnInstance
+from topoalign.allocator.mig.instance_log import InstanceLog, OwnInstance
 from topoalign.allocator.mig.instances import InstanceInUse, Instances, NoPlace, PlaceTaken
 from topoalign.core.model.errors import DriverFault, StateFault
 from topoalign.core.model.ids import DeviceID
@@ -59,7 +59,7 @@ class Node:
         self.start()
 
     def start(self, boot: str = "b1") -> None:
-        self.book = InstanceBook(self.directory, boot, lambda: self.now)
+        self.book = InstanceLog(self.directory, boot, lambda: self.now)
         self.instances = Instances(self.book, self.gpus)
 
     def step(self, name: str) -> None:
@@ -77,7 +77,7 @@ class Node:
     async def end(self, uuid: DeviceID) -> None:
         """Its container ends."""
         self.live.remove(uuid)
-        await self.instances.sweep(lambda: self.live)
+        await self.instances.destroy_unused(lambda: self.live)
 
     def check(self) -> None:
         """An instance is there for each allocation, and for no other; those of others are as they were."""
@@ -139,7 +139,7 @@ async def test_who_is_killed_at_a_step_leaves_nothing_over(step: str, tmp_path: 
     node.dies_at = ""
 
     node.start()
-    await node.instances.sweep(lambda: node.live)
+    await node.instances.destroy_unused(lambda: node.live)
 
     node.check()
     await node.allocate()
@@ -169,12 +169,12 @@ def test_a_process_that_gets_sigkill_at_a_step_leaves_nothing_over(tmp_path: Pat
     async def live(directory: Path, dies_at: str) -> int:
         gpus = StoredGpus(directory / "gpus")
         gpus.dies_at = dies_at
-        instances = Instances(InstanceBook(directory, "b", lambda: 0.0), gpus)
-        await instances.sweep(tuple)
+        instances = Instances(InstanceLog(directory, "b", lambda: 0.0), gpus)
+        await instances.destroy_unused(tuple)
         there = len(gpus.instances)
         made = await instances.make(slot(0), A100, 5 * GIB)
         instances.release(made.uuid)
-        await instances.sweep(tuple)
+        await instances.destroy_unused(tuple)
         gpus.stored("end")
         return there
 
@@ -190,7 +190,7 @@ def test_a_process_that_gets_sigkill_at_a_step_leaves_nothing_over(tmp_path: Pat
 
     assert [*(True for _ in steps), False] == killed
     assert 2 == anyio.run(live, tmp_path, "")
-    assert () == InstanceBook(tmp_path, "b", lambda: 0.0).instances
+    assert () == InstanceLog(tmp_path, "b", lambda: 0.0).instances
 
 
 def test_what_the_book_has_is_on_the_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ async def test_an_instance_of_anothers_making_is_never_destroyed(tmp_path: Path)
     node.gpus.instances[key] = mine._replace(uuids=frozenset({DeviceID("MIG-theirs")}))
     node.live.clear()
 
-    await node.instances.sweep(lambda: node.live)
+    await node.instances.destroy_unused(lambda: node.live)
 
     assert [frozenset({"MIG-theirs"})] == [each.uuids for each in node.gpus.instances.values()]
     assert () == node.book.instances
@@ -223,7 +223,7 @@ async def test_what_was_there_before_an_intent_is_not_ours(tmp_path: Path) -> No
     node.book.replace((), (intent,))
     node.start()
 
-    await node.instances.sweep(tuple)
+    await node.instances.destroy_unused(tuple)
 
     node.check()
 
@@ -241,7 +241,7 @@ async def test_a_driver_that_fails_leaves_nothing_over(step: str, tmp_path: Path
     with pytest.raises(DriverFault):
         await node.allocate()
     node.gpus.before_step = node.step
-    await node.instances.sweep(lambda: node.live)
+    await node.instances.destroy_unused(lambda: node.live)
 
     node.check()
     await node.allocate()
@@ -295,7 +295,7 @@ async def test_an_instance_that_we_would_not_make_is_not_ours(profile: str, uuid
     node.gpus.foreign = frozenset({frozenset(map(DeviceID, uuids))})
 
     node.start()
-    await node.instances.sweep(lambda: node.live)
+    await node.instances.destroy_unused(lambda: node.live)
 
     node.check()
 
@@ -316,7 +316,7 @@ async def test_what_cannot_be_destroyed_is_tried_again_and_its_place_stays_taken
         await node.allocate()
 
     node.gpus.before_step = node.step
-    await node.instances.sweep(lambda: node.live)
+    await node.instances.destroy_unused(lambda: node.live)
     node.check()
     await node.allocate()
     node.check()
@@ -339,7 +339,7 @@ async def test_a_gpu_with_an_instance_in_use_gives_others(tmp_path: Path) -> Non
     assert 2 == len(node.gpus.instances)
 
     node.gpus.before_step = node.step
-    await node.instances.sweep(lambda: node.live)
+    await node.instances.destroy_unused(lambda: node.live)
     node.check()
 
 
@@ -356,7 +356,7 @@ async def test_what_is_recorded_while_another_is_destroyed_stays(tmp_path: Path)
             node.instances.release(made.uuid)
 
     node.gpus.before_step = record
-    await node.instances.sweep(lambda: frozenset(node.live))
+    await node.instances.destroy_unused(lambda: frozenset(node.live))
 
     assert first != made.uuid
     node.check()
@@ -366,10 +366,10 @@ async def test_what_is_not_recorded_yet_stays_until_its_allocate_is_over(tmp_pat
     node = Node(tmp_path)
     made = await node.instances.make(slot(0), A100, 5 * GIB)
 
-    await node.instances.sweep(tuple)
+    await node.instances.destroy_unused(tuple)
     kept = [each.uuids for each in node.gpus.instances.values()]
     node.instances.release(made.uuid)
-    await node.instances.sweep(tuple)
+    await node.instances.destroy_unused(tuple)
 
     assert [frozenset({made.uuid})] == kept
     node.check()
@@ -406,7 +406,7 @@ async def test_a_disk_that_is_full_after_the_driver_is_asked_undoes_that(
         await node.allocate()
     assert {} == node.gpus.instances
     node.start()
-    await node.instances.sweep(lambda: node.live)
+    await node.instances.destroy_unused(lambda: node.live)
     node.check()
 
 
@@ -425,8 +425,8 @@ async def test_what_is_made_by_hand_after_an_undone_intent_is_not_ours(
         with pytest.raises(DriverFault):
             await node.allocate()
         node.gpus.add(GPU, place(6, 1), DeviceID("MIG-theirs"))
-        await node.instances.sweep(tuple)
-    await node.instances.sweep(tuple)
+        await node.instances.destroy_unused(tuple)
+    await node.instances.destroy_unused(tuple)
 
     assert [frozenset({"MIG-theirs"})] == [each.uuids for each in node.gpus.instances.values()]
     assert () == node.book.instances
@@ -443,7 +443,7 @@ async def test_an_old_intent_does_not_make_an_instance_ours(away: float, left: i
     node.now += away
 
     node.start()
-    await node.instances.sweep(tuple)
+    await node.instances.destroy_unused(tuple)
 
     assert left == len(node.gpus.instances)
     assert () == node.book.instances
@@ -458,7 +458,7 @@ async def test_a_book_that_is_looked_after_does_not_grow_old(tmp_path: Path) -> 
     node.live.clear()
 
     node.start()
-    await node.instances.sweep(tuple)
+    await node.instances.destroy_unused(tuple)
 
     node.check()
 
@@ -470,7 +470,7 @@ async def test_a_reboot_has_ended_all_instances(tmp_path: Path) -> None:
     (uuids,) = (each.uuids for each in node.gpus.instances.values())
 
     node.start("b2")
-    await node.instances.sweep(tuple)
+    await node.instances.destroy_unused(tuple)
 
     assert [uuids] == [each.uuids for each in node.gpus.instances.values()]
     assert () == node.book.instances
@@ -484,7 +484,7 @@ async def test_an_instance_of_a_slot_that_is_held_stays_without_a_record_of_it(t
     first, second = (each.uuid for each in node.book.instances)
     node.start()
 
-    await node.instances.sweep(tuple, lambda: {slot(0)})
+    await node.instances.destroy_unused(tuple, lambda: {slot(0)})
 
     assert [first] == [each.uuid for each in node.book.instances]
     assert second != first and 1 == len(node.gpus.instances)
@@ -497,9 +497,9 @@ async def test_a_book_that_cannot_be_read_makes_nothing_ours(damage: bytes, tmp_
     (tmp_path / books.NAME).write_bytes(damage)
 
     node.start()
-    await node.instances.sweep(tuple)
+    await node.instances.destroy_unused(tuple)
 
-    assert node.book.doubt is not None
+    assert node.book.incomplete is not None
     assert 1 == len(node.gpus.instances)
     assert (tmp_path / f"{books.NAME}.corrupt").exists()
 
@@ -522,7 +522,7 @@ def test_whatever_is_made_and_killed_no_place_is_taken_twice(
                     await node.allocate(gib * GIB)
             node.dies_at = ""
             node.start()
-            await node.instances.sweep(lambda: node.live)
+            await node.instances.destroy_unused(lambda: node.live)
             node.check()
             places = [each.placement for each in node.gpus.instances.values()]
             assert not any(a.overlaps(b) for at, a in enumerate(places) for b in places[:at])

@@ -62,8 +62,8 @@ class Node:
         self.clock = ManualClock()
         self.ledger = Ledger(STATE.node, MemoryJournal(), self.clock)
         assert STATE.topology is not None and STATE.health is not None
-        self.ledger.hear(STATE.topology)
-        self.ledger.hear(STATE.health)
+        self.ledger.take_reading(STATE.topology)
+        self.ledger.take_reading(STATE.health)
         self.files = KubeletFiles(root / "config.yaml", root, OWN)
         watch = KubeletWatch(self.ledger, self.files, self.ledger.clock)
         self.admissions = Admissions(self.ledger, MemoryBus(), OWN, kubelet_owns_devices=True, kubelet=watch)
@@ -289,7 +289,7 @@ def test_the_times_of_files_are_asked_for_in_the_root_directory_alone(
 ) -> None:
     """It is done on the event loop, and the file system of a configuration elsewhere may hang."""
     asked: list[Path] = []
-    monkeypatch.setattr(kubelet_files, "version_of", asked.append)
+    monkeypatch.setattr(kubelet_files, "file_version", asked.append)
     root = tmp_path / "kubelet"
     KubeletFiles(tmp_path / "etc" / "config.yaml", root, AdmissionRules()).stamp()
     elsewhere = [*asked]

@@ -100,8 +100,8 @@ async def node() -> AsyncIterator[Node]:
         journal = MemoryJournal()
         ledger = Ledger(NODE, journal, clock)
         assert known.topology is not None and known.health is not None
-        ledger.hear(known.topology)
-        ledger.hear(known.health)
+        ledger.take_reading(known.topology)
+        ledger.take_reading(known.health)
         client = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
         files = KubeletFiles(directory / "config.yaml", directory, OWN, 60.0)
         watch = CountedWatch(ledger, files, clock, client.devices)
@@ -234,8 +234,8 @@ async def test_devices_that_are_offered_here_are_not_announced_again(tmp_path: P
     known = MemoryAllocator(MACHINE).state
     ledger = Ledger(NODE, MemoryJournal(), ManualClock())
     assert known.topology is not None and known.health is not None
-    ledger.hear(known.topology)
-    ledger.hear(known.health)
+    ledger.take_reading(known.topology)
+    ledger.take_reading(known.health)
     await KubeletWatch(ledger, KubeletFiles(tmp_path, tmp_path, OWN, 60.0), ledger.clock, devices).poll()
 
     assert ledger.state.usage is not None and ledger.state.usage.kubelet is not None
@@ -259,8 +259,8 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
     clock = ManualClock()
     ledger = Ledger(NODE, MemoryJournal(), clock)
     assert known.topology is not None and known.health is not None
-    ledger.hear(known.topology)
-    ledger.hear(known.health)
+    ledger.take_reading(known.topology)
+    ledger.take_reading(known.health)
     watch = KubeletWatch(ledger, KubeletFiles(tmp_path / "none", tmp_path, OWN, 60.0), clock, devices)
 
     async def asked(polls: int) -> list[Listed | None]:
@@ -281,7 +281,7 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
     away = await asked(4)
     now = ours
     back = await asked(2)
-    ledger.hear(msgspec.structs.replace(known.topology, revision=known.topology.revision + 1))
+    ledger.take_reading(msgspec.structs.replace(known.topology, revision=known.topology.revision + 1))
     discovered = await asked(1)
 
     assert ([ours], []) == (first, idle)
@@ -308,8 +308,8 @@ async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path
     clock, changes = ManualClock(1_700_000_000.2), DirectoryChanges()
     ledger = Ledger(NODE, MemoryJournal(), clock)
     assert known.topology is not None and known.health is not None
-    ledger.hear(known.topology)
-    ledger.hear(known.health)
+    ledger.take_reading(known.topology)
+    ledger.take_reading(known.health)
     (tmp_path / "device-plugins").mkdir()
     watch = CountedWatch(ledger, KubeletFiles(tmp_path / "none", tmp_path, OWN, 60.0), clock, devices, changes=changes)
 

@@ -65,8 +65,8 @@ class Node:
         write_files(root, state, AdmissionRules(mode=Mode.KUBELET, cpu_manager="none", memory_manager="None"))
         self.ledger = Ledger(STATE.node, MemoryJournal(), self.clock)
         assert STATE.topology is not None and STATE.health is not None
-        self.ledger.hear(STATE.topology)
-        self.ledger.hear(STATE.health)
+        self.ledger.take_reading(STATE.topology)
+        self.ledger.take_reading(STATE.health)
         if recorded:
             self.ledger.grant(recorded)
         files = KubeletFiles(root / "config.yaml", root, RULES, 30)

@@ -48,8 +48,8 @@ class Node:
         self.clock, known = ManualClock(), MemoryAllocator(two_nodes(gpus=2, nics=0)).state
         self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
         assert known.topology is not None and known.health is not None
-        self.ledger.hear(known.topology)
-        self.ledger.hear(known.health)
+        self.ledger.take_reading(known.topology)
+        self.ledger.take_reading(known.health)
         self.ledger.observe(containers=())
         self.files = SlowFiles(root / "config.yaml", root, AdmissionRules())
         self.ended: Sequence[Allocation] = ()
@@ -85,7 +85,7 @@ async def test_a_late_reading_leaves_what_was_read_last_and_says_so(tmp_path: Pa
     after = await it.poll(LONGEST_PAUSE)
 
     assert ("restricted", good.rules, "") == (good.rules.policy, first.rules, first.unknown)
-    assert f"{LATE}: what they said at 2023-11-14T22:13:25Z counts" == first.stale
+    assert f"{LATE}: what was read at 2023-11-14T22:13:25Z counts" == first.stale
     assert (first.stale, *before) == notes
     assert revised is later, "nothing new is announced"
     assert good == after

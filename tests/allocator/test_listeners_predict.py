@@ -59,8 +59,8 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
     clock, known = ManualClock(), MemoryAllocator(machine).state
     ledger = Ledger(NODE, MemoryJournal(), clock)
     assert known.topology is not None and known.health is not None
-    ledger.hear(known.topology)
-    ledger.hear(known.health)
+    ledger.take_reading(known.topology)
+    ledger.take_reading(known.health)
     pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
     allocator = DeviceAllocations(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
     files = KubeletFiles(config, directory, own, PATIENT_SECONDS)

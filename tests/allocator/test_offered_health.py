@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_files_support import write_files
 
-from topoalign.allocator.device_plugin.listing import Listing
+from topoalign.allocator.device_plugin.listing import DeviceListing
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.cli import gpu
@@ -58,8 +58,8 @@ from topoalign.core.model.topology.validate import validate
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files.node_state import node_state
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.registry import views
-from topoalign.registry.cluster import Member
+from topoalign.registry import api_views
+from topoalign.registry.cluster_nodes import ClusterNode
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
@@ -226,14 +226,14 @@ def test_what_is_healthy_is_the_same_wherever_it_is_asked(case: Case) -> None:
         assert expected == listed_healthy(state, resource)
         status = AnnouncedNode(NODE, case.topology, tuple(state.allocations.values()), case.told)
         assert expected == [device for device in devices if status.health_of(device).usable]
-        shown = views.detail(Member(state=state), ())
+        shown = api_views.detail(ClusterNode(state=state), ())
         assert expected == [device for device in devices if shown.health[device].usable]
         assert len(case.free(resource)) == shown.summary.resources[resource].free
 
 
 def listed_healthy(state: NodeState, resource: ResourceName) -> list[DeviceID]:
     """As the kubelet reads it."""
-    said = v1beta1.ListAndWatchResponse.parse(anyio.run(Listing(resource).of, state).SerializeToString())
+    said = v1beta1.ListAndWatchResponse.parse(anyio.run(DeviceListing(resource).of, state).SerializeToString())
     return [DeviceID(device.id) for device in said.devices if device.health == "Healthy"]
 
 
@@ -318,8 +318,8 @@ async def asked_over_the_bus(case: Case, verb: str, wanted: PodRequest, rules: A
     state = case.state
     ledger = Ledger(NODE, MemoryJournal(), ManualClock())
     assert state.topology is not None and state.health is not None
-    ledger.hear(state.topology)
-    ledger.hear(state.health)
+    ledger.take_reading(state.topology)
+    ledger.take_reading(state.health)
     ledger.grant(tuple(state.allocations.values()))
     admissions = Admissions(ledger, MemoryBus(), rules, kubelet_owns_devices=False)
     ask = {"allocate": admissions.allocate, "what_if": admissions.predictions.what_if}[verb]

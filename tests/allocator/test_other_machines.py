@@ -31,7 +31,9 @@ def started(journal: MemoryJournal, source: str) -> Ledger:
     """The allocator after a restart, once discovery has said what the hardware is."""
     ledger = Ledger(NODE, journal, ManualClock())
     topology = catalogue.machine("dgx-a100")
-    ledger.hear(TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source=source, topology=topology))
+    ledger.take_reading(
+        TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source=source, topology=topology)
+    )
     return ledger
 
 
@@ -80,9 +82,9 @@ def test_nothing_is_released_without_hardware_or_with_a_full_disk() -> None:
     """Before the hardware is known, and while the disk is full, nothing is released."""
     journal = Disk()
     grant(started(journal, DGX))
-    unheard = Ledger(NODE, journal, ManualClock())
-    release_other_machines(unheard)
-    held = len(unheard.state.allocations)
+    undelivered = Ledger(NODE, journal, ManualClock())
+    release_other_machines(undelivered)
+    held = len(undelivered.state.allocations)
 
     ledger = started(journal, HGX)
     journal.full = True

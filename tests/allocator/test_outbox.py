@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from topoalign.allocator.ledger.ledger import SAID_SECONDS, Ledger
+from topoalign.allocator.ledger.ledger import PUBLISHED_SECONDS, Ledger
 from topoalign.allocator.ledger.outbox import POLL_SECONDS, Outbox
 from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
 from topoalign.core.model.ids import NodeName
@@ -49,7 +49,7 @@ async def test_a_stream_that_went_back_is_noticed_once() -> None:
     outbox = Outbox(ledger, MemoryBus(), clock)
     seqs = list[int]()
     for position in (10, 0, 1, 2):
-        await clock.advance(2 * SAID_SECONDS)
+        await clock.advance(2 * PUBLISHED_SECONDS)
         outbox.notice(position)
         seqs.append(ledger.state.seq)
 

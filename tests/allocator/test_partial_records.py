@@ -25,11 +25,11 @@ class Node:
         clock = SimulatedClock(loop)
         self.kubelet = KubeletRecord()
         self.ledger = Ledger(NODE, MemoryJournal(), clock)
-        self.ledger.hear(
+        self.ledger.take_reading(
             TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=WHOLE)
         )
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
-        self.ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
+        self.ledger.take_reading(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
         self.device_allocations = DeviceAllocations(self.ledger, clock, self.kubelet)
 
     def live(self) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:

@@ -6,11 +6,11 @@ from device_allocations_support import GPUS, NODE, Node, bound, owner
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.ledger.endings import REMEMBERED, TOLD, Endings
+from topoalign.allocator.ledger.release_log import MOST_EXPLAINED, REMEMBERED, ReleaseLog
 from topoalign.allocator.metrics.table import figures
-from topoalign.allocator.ports import Part, ShownDevices
+from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.displacement import remainders
-from topoalign.allocator.reconciliation.memory import APART_SECONDS
+from topoalign.allocator.reconciliation.evidence import APART_SECONDS
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.core.model.decisions import Explained
@@ -47,15 +47,15 @@ def directories(node: Node, *pods: str, torn_down: tuple[str, ...] = ()) -> None
     )
 
 
-def write(node: Node, *parts: Part) -> None:
+def write(node: Node, *parts: ResourceEntry) -> None:
     """The kubelet writes its checkpoint: these entries, and no others."""
     node.kubelet.version, node.kubelet.written_by = node.kubelet.version + 1, node.kubelet.kubelet
     node.kubelet.parts = parts
     node.kubelet.checkpoint = frozenset((part.resource, device) for part in parts for device in part.devices)
 
 
-def entry(uid: str, *devices: DeviceID) -> Part:
-    return Part(GPU, frozenset(devices), uid, "main")
+def entry(uid: str, *devices: DeviceID) -> ResourceEntry:
+    return ResourceEntry(GPU, frozenset(devices), uid, "main")
 
 
 async def runs(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
@@ -70,7 +70,7 @@ async def runs(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
 
 
 def show(node: Node, pod: str, uid: str, *devices: DeviceID) -> None:
-    node.kubelet.shown.append(ShownDevices(owner=owner(pod), resource=GPU, devices=frozenset(devices), pod_uid=uid))
+    node.kubelet.shown.append(ReportedDevices(owner=owner(pod), resource=GPU, devices=frozenset(devices), pod_uid=uid))
     node.kubelet.usage = (*node.kubelet.usage, ContainerUsage(owner=owner(pod), devices={GPU: devices}))
 
 
@@ -891,8 +891,8 @@ async def test_explain_tells_refused_superseded_and_pods_without_gpus_apart(node
 
     assert ("default/web runs here and has no device of ours: none of its containers asked for one",) == without.notes
     assert (
-        f"default/first main had GPU-0 (allocation {superseded}, pod UID uid-1), and no longer holds it: the kubelet gave "
-        f"its devices anew; now default/second main has it (allocation {node.allocation(GPUS[0]).id})",
+        f"default/first main had GPU-0 (allocation {superseded}, pod UID uid-1), and no longer holds it: the kubelet "
+        f"allocated its devices again; now default/second main has it (allocation {node.allocation(GPUS[0]).id})",
     ) == former.notes
     assert former.notes == (await explained(node, superseded)).notes
     assert "no allocation or running pod named 'default/refused'" == refused.value.finding
@@ -912,16 +912,16 @@ async def test_explain_tells_the_pods_of_one_name_apart(node: Node) -> None:
 
 
 def test_no_more_endings_are_remembered_than_can_be_told() -> None:
-    endings = Endings()
+    endings = ReleaseLog()
     live = {AllocationID(str(n)): Allocation(id=AllocationID(str(n)), owner=owner("p")) for n in range(REMEMBERED + 5)}
     gone = [
         AllocationReleased(node=NODE, epoch=1, seq=n, allocation=name, reason="gone") for n, name in enumerate(live, 1)
     ]
     endings.note(live, gone)
 
-    assert () == endings.told("4", {})
-    assert 1 == len(endings.told("5", {}))
-    assert TOLD == len(endings.told("default/p", {}))
+    assert () == endings.explain("4", {})
+    assert 1 == len(endings.explain("5", {}))
+    assert MOST_EXPLAINED == len(endings.explain("default/p", {}))
 
 
 # Readiness

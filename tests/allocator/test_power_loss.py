@@ -110,7 +110,7 @@ def grant(ledger: Ledger, device: str) -> None:
 
 def grant_together(ledger: Ledger, *devices: str) -> None:
     """As for callers of one moment."""
-    with ledger.together():
+    with ledger.transaction():
         for device in devices:
             grant(ledger, device)
 

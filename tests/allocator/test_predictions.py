@@ -46,8 +46,8 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
     clock, known = ManualClock(), MemoryAllocator(machine).state
     ledger = Ledger(NODE, MemoryJournal(), clock)
     assert known.topology is not None and known.health is not None
-    ledger.hear(known.topology)
-    ledger.hear(known.health)
+    ledger.take_reading(known.topology)
+    ledger.take_reading(known.health)
     pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
     kubelets_desk = DeviceAllocations(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
     files = KubeletFiles(config, directory, own, PATIENT_SECONDS)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from topoalign.allocator.reconciliation.memory import Evidence, Finding, Grant, Presence, Settling
+from topoalign.allocator.reconciliation.evidence import Evidence, Grant, PollFinding, Presence, Settling
 
 OLD, NEW = (1, 1), (2, 2)
 GRANT = Grant(written=(7,), at=3.0)
@@ -19,14 +19,14 @@ GRANT = Grant(written=(7,), at=3.0)
         (Presence(missing_since=0.0), lambda it: it.miss(9.0), Presence(missing_since=0.0)),
         (Presence(is_inherited=True, missing_since=5.0), Presence.show, Presence()),
         (Presence(apart_since=4.0), Presence.show, Presence(apart_since=4.0)),
-        (Presence(finding=Finding.APART), Presence.show, Presence(finding=Finding.APART)),
-        (Presence(), lambda it: it.find(Finding.APART, 7.0), Presence(finding=Finding.APART, apart_since=7.0)),
-        (Presence(apart_since=4.0), lambda it: it.find(Finding.SHOWN, 7.0), Presence(finding=Finding.SHOWN)),
-        (Presence(is_inherited=True, missing_since=5.0), Presence.await_anew, Presence(is_inherited=True)),
+        (Presence(finding=PollFinding.APART), Presence.show, Presence(finding=PollFinding.APART)),
+        (Presence(), lambda it: it.find(PollFinding.APART, 7.0), Presence(finding=PollFinding.APART, apart_since=7.0)),
+        (Presence(apart_since=4.0), lambda it: it.find(PollFinding.SHOWN, 7.0), Presence(finding=PollFinding.SHOWN)),
+        (Presence(is_inherited=True, missing_since=5.0), Presence.restart_wait, Presence(is_inherited=True)),
         (
-            Presence(missing_since=5.0, finding=Finding.MISSING),
-            lambda it: it.find(Finding.FORGOTTEN, 7.0),
-            Presence(missing_since=5.0, finding=Finding.FORGOTTEN),
+            Presence(missing_since=5.0, finding=PollFinding.MISSING),
+            lambda it: it.find(PollFinding.FORGOTTEN, 7.0),
+            Presence(missing_since=5.0, finding=PollFinding.FORGOTTEN),
         ),
     ],
 )
@@ -40,19 +40,19 @@ def test_a_presence_changes_as_polls_find_it(
 @pytest.mark.parametrize(
     ("before", "transition", "after"),
     [
-        (Evidence(grant=GRANT), lambda it: it.show(OLD), Evidence(shown_by=OLD, grant=GRANT)),
-        (Evidence(shown_by=OLD, written_by=OLD), lambda it: it.show(NEW), Evidence(shown_by=NEW, written_by=OLD)),
-        (Evidence(shown_by=OLD), lambda it: it.write(NEW), Evidence(shown_by=OLD, written_by=NEW)),
-        (Evidence(shown_by=OLD), lambda it: it.give(GRANT), Evidence(shown_by=OLD, grant=GRANT)),
+        (Evidence(grant=GRANT), lambda it: it.show(OLD), Evidence(reported_by=OLD, grant=GRANT)),
+        (Evidence(reported_by=OLD, written_by=OLD), lambda it: it.show(NEW), Evidence(reported_by=NEW, written_by=OLD)),
+        (Evidence(reported_by=OLD), lambda it: it.write(NEW), Evidence(reported_by=OLD, written_by=NEW)),
+        (Evidence(reported_by=OLD), lambda it: it.give(GRANT), Evidence(reported_by=OLD, grant=GRANT)),
         (
             Evidence(grant=GRANT),
-            lambda it: it.inherit(Evidence(shown_by=OLD, written_by=NEW, grant=Grant((1,), 1.0))),
-            Evidence(shown_by=OLD, written_by=NEW, grant=GRANT),
+            lambda it: it.inherit(Evidence(reported_by=OLD, written_by=NEW, grant=Grant((1,), 1.0))),
+            Evidence(reported_by=OLD, written_by=NEW, grant=GRANT),
         ),
         (
-            Evidence(shown_by=NEW),
+            Evidence(reported_by=NEW),
             lambda it: it.inherit(Evidence(written_by=OLD)),
-            Evidence(shown_by=NEW, written_by=OLD),
+            Evidence(reported_by=NEW, written_by=OLD),
         ),
     ],
 )

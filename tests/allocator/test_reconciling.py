@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.allocate.service import FRESH_SECONDS, DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Part
-from topoalign.allocator.reconciliation.memory import APART_SECONDS
+from topoalign.allocator.ports import ResourceEntry
+from topoalign.allocator.reconciliation.evidence import APART_SECONDS
 from topoalign.core.model.errors import (
     DeviceInUse,
     DeviceUnusable,
@@ -151,7 +151,7 @@ async def test_what_is_taken_in_is_logged_once_when_it_is_written() -> None:
 
     assert [
         "the journal can be written again",
-        "containers with devices that were not in the record are taken in",
+        "containers with unrecorded devices are added to the record",
     ] == [line["event"] for line in logs[1:]]
     assert {"GPU-0": "train"} == node.live()
 
@@ -391,7 +391,7 @@ async def test_a_contradicted_record_makes_way_only_for_what_takes_its_place(nod
     await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
     node.kubelet.show("train", GPUS[0])
     node.kubelet.checkpoint = frozenset({(GPU, GPUS[0]), (GPU, GPUS[1])})
-    node.kubelet.parts = (Part(GPU, frozenset(GPUS[:2])),)
+    node.kubelet.parts = (ResourceEntry(GPU, frozenset(GPUS[:2])),)
     await node.device_allocations.reconcile()
     await node.clock.advance(APART_SECONDS)
     node.kubelet.meanwhile = lambda: node.device_allocations.allocate(GPU, [[GPUS[5]]])
@@ -680,7 +680,7 @@ async def test_answers_that_always_come_too_late_are_a_kubelet_that_is_away() ->
         node.kubelet.meanwhile = late
 
     node.kubelet.meanwhile = late
-    with pytest.raises(Unavailable, match="too late"):
+    with pytest.raises(Unavailable, match="so late"):
         await node.device_allocations.reconcile()
 
 

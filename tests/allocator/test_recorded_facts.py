@@ -12,7 +12,7 @@ import pytest
 from device_allocations_support import NODE
 from recorded_support import answers_of, message_of, recordings
 
-from topoalign.allocator.ledger import record
+from topoalign.allocator.ledger import journal_format
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationRefused, AllocationsSnapshot
 from topoalign.core.state.fold import NodeState, replay
@@ -23,8 +23,8 @@ MESSAGES = (RECORDED / "messages").read_bytes()
 ANSWERS = (RECORDED / "answers").read_bytes()
 
 
-def read_journal(content: bytes) -> record.Record:
-    found = record.read(content, NODE, None)
+def read_journal(content: bytes) -> journal_format.JournalContent:
+    found = journal_format.read_journal(content, NODE, None)
     assert (None, None, 0) == (found.damage, found.unconfirmed, found.unfinished)
     return found
 
@@ -43,9 +43,9 @@ def test_the_recordings_hold_devices_in_every_way() -> None:
 
 
 def test_a_recorded_journal_is_written_again_byte_for_byte() -> None:
-    header = record.encoded(record.Header(version=record.VERSION, node=NODE))
+    header = journal_format.encode_line(journal_format.JournalHeader(version=journal_format.VERSION, node=NODE))
 
-    again = header + b"".join(record.encoded(line.entry) for line in read_journal(JOURNAL).lines)
+    again = header + b"".join(journal_format.encode_line(line.entry) for line in read_journal(JOURNAL).lines)
 
     assert JOURNAL.splitlines() == again.splitlines()
 

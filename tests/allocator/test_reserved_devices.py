@@ -9,7 +9,7 @@ import pytest
 from device_allocations_support import GPUS, Node
 from reservation_support import changed, container, ids, reservation
 
-from topoalign.allocator.allocate.reservations import READ_SECONDS, RECEIVE_SECONDS, Reservations
+from topoalign.allocator.allocate.node_reservations import READ_SECONDS, RECEIVE_SECONDS, NodeReservationList
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
@@ -27,11 +27,11 @@ class ReservedNode(Node):
 
     def __init__(self) -> None:
         self.bus = MemoryBus()
-        self.reservations: Reservations
+        self.reservations: NodeReservationList
         super().__init__(
             reserved=lambda: self.reservations.current(), until_reserved=lambda: self.reservations.until_read()
         )
-        self.reservations = Reservations(self.ledger, self.bus, self.clock)
+        self.reservations = NodeReservationList(self.ledger, self.bus, self.clock)
 
     async def say(self, message: Message) -> None:
         await self.bus.publish(message)

@@ -6,7 +6,7 @@ from decision_support import container, pod
 from device_allocations_support import NODE, Node, owner
 from prediction_support import FPGA
 
-from topoalign.allocator.reconciliation.usage import UsageTeller
+from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.client import Client
 from topoalign.core.admission.prediction import INSTEAD, kubelet_rules, predict
 from topoalign.core.model.events import ContainerUsage, UsageObserved
@@ -33,7 +33,7 @@ async def test_what_is_too_large_for_a_message_is_left_out_and_said() -> None:
     whole = KubeletObserved(rules=rules, devices={FPGA: (ListedDevices(nodes=(0,), ids=ids),)})
     it.ledger.observe(containers=USED, kubelet=whole)
     async with background() as tasks:
-        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
+        tasks.start_soon(UsagePublisher(it.ledger, bus, it.clock, bus).run)
         events = Client(bus).nodes(node=NODE)
         delivery = (await anext(events)).event
         await events.aclose()

@@ -8,7 +8,7 @@ import pytest
 from share_support import DEFAULT, PLAIN, share_node
 from unit_support import CORES, MEMORY
 
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import KubeletListing
 from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import Unavailable
@@ -194,7 +194,7 @@ async def test_containers_that_start_together_share_polls() -> None:
         assert isinstance(await it.admit("p", (20, 4)), Admission)
         listing, polls = it.pod_resources.listing, 0
 
-        async def counted(seconds: float | None = None) -> Listing:
+        async def counted(seconds: float | None = None) -> KubeletListing:
             nonlocal polls
             polls += 1
             return await listing(seconds)
@@ -241,7 +241,7 @@ async def test_an_init_container_of_split_units_is_named_by_its_reservation(rese
 async def test_a_pod_that_is_gone_does_not_count(seed: int) -> None:
     """Its entries stay in the checkpoint until the kubelet writes that."""
     async with share_node() as (it, _):
-        it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
+        it.allocations._grants.exclusion.conflicting = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         it.forced = it.units(1, 100, 4)
         shares = Random(seed).sample([(100, 0), (0, 4)], 2)
         for name, share in zip(("gone", "stays"), shares, strict=True):

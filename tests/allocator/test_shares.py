@@ -5,7 +5,7 @@ from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode, share_node
 from unit_support import MEMORY
 
 from topoalign.allocator.reconciliation import reconciliation
-from topoalign.allocator.reconciliation.usage import is_ours
+from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.ids import DeviceID, PodName, ResourceName
 from topoalign.core.model.topology.model import Topology
@@ -23,7 +23,7 @@ def is_refused(decision: Decision, finding: str) -> bool:
 
 def without_judgement(it: ShareNode) -> None:
     """Allocate lets everything through, as if it knew of nobody."""
-    it.allocations._grants.exclusion.beside = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
+    it.allocations._grants.exclusion.conflicting = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
 
 
 @ORDERS
@@ -172,9 +172,9 @@ async def test_the_owner_of_hundreds_of_units_is_read_once(monkeypatch: pytest.M
 
         def counting(hardware: Topology, resource: ResourceName, unit: DeviceID) -> bool:
             looked.append(unit)
-            return is_ours(hardware, resource, unit)
+            return is_recorded_here(hardware, resource, unit)
 
-        monkeypatch.setattr(reconciliation, "is_ours", counting)
+        monkeypatch.setattr(reconciliation, "is_recorded_here", counting)
         await it.allocations.reconcile()
 
         assert len(looked) <= 300

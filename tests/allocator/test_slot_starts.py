@@ -8,7 +8,7 @@ from share_support import DEFAULT, GPUS
 from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
 from slot_support import MIB
 
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import KubeletListing
 from topoalign.allocator.reconciliation.pod_resources import LIST_SECONDS
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.holdings import Amount
@@ -190,12 +190,12 @@ async def test_anothers_slots_wait_until_the_checkpoint_tells_the_pod(monkeypatc
         named = tuple(msgspec.structs.replace(each, pod_uid="") for each in now.holdings)
         stale = msgspec.structs.replace(now, holdings=named, parts=before.parts)
 
-        async def listing(seconds: float | None = None) -> Listing:
+        async def listing(seconds: float | None = None) -> KubeletListing:
             return stale
 
         with monkeypatch.context() as patched:
             patched.setattr(it.pod_resources, "listing", listing)
-            assert "does not tell yet whose" in await failure(it, "b")
+            assert "does not report yet which container" in await failure(it, "b")
 
         assert "they were reserved for another pod" in await failure(it, "b")
 
@@ -248,7 +248,7 @@ async def test_equal_pods_start_whose_init_containers_leave_some_of_their_slots(
 
 
 async def test_slots_do_not_start_while_it_is_not_known_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def away(seconds: float | None = None) -> Listing:
+    async def away(seconds: float | None = None) -> KubeletListing:
         await it.clock.advance(LIST_SECONDS if seconds is None else seconds)
         raise KubeletAway("PodResources does not answer")
 
@@ -269,7 +269,7 @@ async def test_amounts_of_a_reservation_wait_until_it_is_known_whose_they_are(mo
         it.reserve_beside(it.asking("a", LARGE))
         before = await it.pod_resources.listing()
 
-        async def stale(seconds: float | None = None) -> Listing:
+        async def stale(seconds: float | None = None) -> KubeletListing:
             return before
 
         with monkeypatch.context() as patched:
@@ -277,7 +277,7 @@ async def test_amounts_of_a_reservation_wait_until_it_is_known_whose_they_are(mo
             for name, asked in (("b", SMALL), ("c", Ask(2))):
                 pod = it.asking(name, asked)
                 assert isinstance(await it.kubelet.admit(pod, f"uid-{name}", start=False), Admission)
-            assert "does not tell yet whose" in await failure(it, "b")
+            assert "does not report yet which container" in await failure(it, "b")
             assert "" == await failure(it, "c")
 
 
@@ -406,7 +406,7 @@ async def come_unread(it: SlotNode, monkeypatch: pytest.MonkeyPatch, pod: PodReq
     named = tuple(msgspec.structs.replace(each, pod_uid="") for each in now.holdings)
     early = msgspec.structs.replace(now, holdings=named, parts=before.parts, checkpoint=before.checkpoint)
 
-    async def listing(seconds: float | None = None) -> Listing:
+    async def listing(seconds: float | None = None) -> KubeletListing:
         return early
 
     with monkeypatch.context() as patched:
@@ -462,11 +462,11 @@ async def test_init_containers_start_after_their_reservation_unlisted(
         await admit(it, pod)
         unread = msgspec.structs.replace(await it.pod_resources.listing(), parts=(), checkpoint=None)
 
-        async def listing(seconds: float | None = None) -> Listing:
+        async def listing(seconds: float | None = None) -> KubeletListing:
             return unread
 
         monkeypatch.setattr(it.pod_resources, "listing", listing)
-        assert "does not tell yet whose" in await failure(it, "a")
+        assert "does not report yet which container" in await failure(it, "a")
         it.reserved = NodeReservations()
 
         assert "" == await failure(it, "a")

@@ -119,7 +119,7 @@ async def test_a_changed_setting_is_listed_without_a_restart() -> None:
             known = it.ledger.state.topology
             assert known is not None
             topology = in_slots(hardware, 10, scaling=terms)
-            it.ledger.hear(msgspec.structs.replace(known, revision=revision, topology=topology))
+            it.ledger.take_reading(msgspec.structs.replace(known, revision=revision, topology=topology))
             nodes = {*topology.devices[GPU].values()}
             await it.kubelet.until(
                 lambda kubelet, nodes=nodes: {*kubelet.state().hardware.devices[GPU].values()} == nodes  # type: ignore[misc]  # a default

@@ -14,7 +14,7 @@ from share_support import ShareNode, share_node
 from slot_node_support import Ask, slot_node
 
 from topoalign.allocator.allocate.service import AGAIN_SECONDS, GRANT_SECONDS
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import KubeletListing
 from topoalign.allocator.reconciliation.pod_resources import LIST_SECONDS
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
@@ -33,7 +33,7 @@ def slow(node: ShareNode, tasks: TaskGroup, needs: float = 1.5) -> None:
     """From now on each answer of PodResources takes so long."""
     listing = node.pod_resources.listing
 
-    async def late(seconds: float | None = None) -> Listing:
+    async def late(seconds: float | None = None) -> KubeletListing:
         patience = LIST_SECONDS if seconds is None else seconds
         await node.clock.advance(min(needs, patience))
         if patience < needs:
@@ -47,7 +47,7 @@ def failing(node: ShareNode, tasks: TaskGroup) -> None:
     """From now on every other question to PodResources fails at once; then time passes until the next one."""
     listing, asked = node.pod_resources.listing, count()
 
-    async def fail(seconds: float | None = None) -> Listing:
+    async def fail(seconds: float | None = None) -> KubeletListing:
         if next(asked) % 2 == 0:
             tasks.start_soon(node.clock.advance, AGAIN_SECONDS)
             raise KubeletAway("UNAVAILABLE")

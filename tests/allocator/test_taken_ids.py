@@ -167,7 +167,7 @@ async def test_what_is_said_of_the_hardware_is_stored_under_another_id_too() -> 
     await bus.publish(msgspec.structs.replace(wire.encode(mine, 0), body=b"{}"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(announcer.run)
-        announcer.say(mine)
+        announcer.submit(mine)
         async with bus.follow(Stream.NODES, wire.subject(mine), after=1) as messages:
             stored = (await anext(messages)).message
         tasks.cancel_scope.cancel()

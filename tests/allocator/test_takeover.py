@@ -157,18 +157,18 @@ async def test_a_former_allocator_asks_for_a_restart_when_no_other_runs(
     clock = ManualClock()
     vacancy = Vacancy(tmp_path, clock)
     with open_journal(tmp_path, NODE):
-        in_use = vacancy.trouble()
-    left = vacancy.trouble()
+        in_use = vacancy.restart_reason()
+    left = vacancy.restart_reason()
     await clock.advance(VACANT_SECONDS - 1)
     with open_journal(tmp_path, NODE):
-        taken = vacancy.trouble()
-    left_again = vacancy.trouble()
+        taken = vacancy.restart_reason()
+    left_again = vacancy.restart_reason()
     await clock.advance(VACANT_SECONDS - 1)
-    not_for_a_minute = vacancy.trouble()
+    not_for_a_minute = vacancy.restart_reason()
     await clock.advance(1)
 
     assert [None] * 5 == [in_use, left, taken, left_again, not_for_a_minute]
-    assert "nobody has this node" in (vacancy.trouble() or "")
+    assert "no process has this node" in (vacancy.restart_reason() or "")
 
 
 async def refused(call: Callable[[], Awaitable[None]], clock: ManualClock) -> list[HardwareUnknown]:

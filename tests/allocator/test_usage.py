@@ -9,8 +9,13 @@ from device_allocations_support import GPUS, NODE, Node, owner
 from kubelet_files_support import basis_from
 
 from topoalign.allocator.ledger import ledger
-from topoalign.allocator.reconciliation.pod_resources import usage_of
-from topoalign.allocator.reconciliation.usage import AGAIN_SECONDS, POLL_SECONDS, RENEW_SECONDS, UsageTeller
+from topoalign.allocator.reconciliation.pod_resources import read_container_usage
+from topoalign.allocator.reconciliation.usage_publisher import (
+    AGAIN_SECONDS,
+    POLL_SECONDS,
+    RENEW_SECONDS,
+    UsagePublisher,
+)
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.client import Client
 from topoalign.core import wire
@@ -120,7 +125,7 @@ def test_what_podresources_says_of_a_container_is_read_whole() -> None:
     )
 
     expected = used("train", "1-3", block(7, 0, 1, taken=(7, 0)), gpu=("GPU-0", "GPU-1"))
-    assert expected == usage_of(
+    assert expected == read_container_usage(
         v1.PodResources(name="train", namespace="default"), shown, {GPU: {DeviceID("GPU-1"), DeviceID("GPU-0")}}
     )
 
@@ -133,7 +138,7 @@ def test_memory_of_a_numa_node_that_cannot_be_is_not_read(wrong: v1.NumaNode) ->
     )
 
     with pytest.raises(ValueError, match="range"):
-        usage_of(v1.PodResources(name="train", namespace="default"), shown, {})
+        read_container_usage(v1.PodResources(name="train", namespace="default"), shown, {})
 
 
 class LossyBus(MemoryBus):
@@ -159,7 +164,7 @@ async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew(
     it.kubelet.usage = (used("a", "0-3"),)
     await it.device_allocations.reconcile()
     async with background() as tasks:
-        printer = UsageTeller(it.ledger, bus, it.clock, bus)
+        printer = UsagePublisher(it.ledger, bus, it.clock, bus)
         tasks.start_soon(printer.run)
         tasks.start_soon(printer.watch)
         await it.clock.advance(POLL_SECONDS)
@@ -180,7 +185,7 @@ async def test_however_often_it_is_asked_for_usage_takes_few_epochs() -> None:
     bus = MemoryBus()
     it.kubelet.usage = (used("a", "0-3"),)
     await it.device_allocations.reconcile()
-    printer = UsageTeller(it.ledger, bus, it.clock, bus)
+    printer = UsagePublisher(it.ledger, bus, it.clock, bus)
     epochs: list[int] = []
     for _ in range(3):
         for _ in range(3):
@@ -206,7 +211,7 @@ async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:
     it, bus = Node(), LossyBus()
     bus.away = True
     async with background() as tasks:
-        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
+        tasks.start_soon(UsagePublisher(it.ledger, bus, it.clock, bus).run)
         for cpu in range(5):
             it.kubelet.usage = (used("a", str(cpu)),)
             await it.device_allocations.reconcile()
@@ -232,7 +237,7 @@ async def test_a_subscriber_folds_the_usage_of_a_node() -> None:
     it.kubelet.usage = (used("a", "0-3"),)
     await it.device_allocations.reconcile()
     async with background() as tasks:
-        tasks.start_soon(UsageTeller(it.ledger, bus, it.clock, bus).run)
+        tasks.start_soon(UsagePublisher(it.ledger, bus, it.clock, bus).run)
         events = Client(bus).nodes(node=NODE)
         delivery = (await anext(events)).event
         await events.aclose()

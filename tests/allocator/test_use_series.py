@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 from use_node_support import ALLOCATIONS, MEASURED, TRAIN, Node
 from use_support import GIB, NODE, SHARED, UIDS, held, in_pod, measurement, process, use
 
-from topoalign.allocator.metrics.use_families import Family, text
+from topoalign.allocator.metrics.use_families import Family, render_families
 from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.model.errors import DriverFault, InvalidField
@@ -163,7 +163,7 @@ async def test_a_gpu_that_goes_while_files_are_read_fails_no_scrape() -> None:
         known = node.ledger.state.topology
         assert known is not None
         left = msgspec.structs.replace(known.topology, gpus=known.topology.gpus[1:])
-        node.ledger.hear(msgspec.structs.replace(known, revision=known.revision + 1, topology=left))
+        node.ledger.take_reading(msgspec.structs.replace(known, revision=known.revision + 1, topology=left))
         return LibraryReading(node=NODE)
 
     async with node.answering():
@@ -287,7 +287,7 @@ def test_who_is_within_its_memory_costs_no_byte_of_the_event() -> None:
 
 
 def test_a_family_without_samples_is_not_written() -> None:
-    assert b"" == text([Family("a", "b", []), Family("c", "d", [({}, None)])])
+    assert b"" == render_families([Family("a", "b", []), Family("c", "d", [({}, None)])])
 
 
 @pytest.mark.parametrize(

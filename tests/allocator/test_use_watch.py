@@ -37,7 +37,7 @@ class Watched(Node):
 
     def __init__(self, *allocations: Allocation, machine: Topology = MACHINE) -> None:
         super().__init__()
-        self.ledger.hear(
+        self.ledger.take_reading(
             TopologyDiscovered(node=self.ledger.node, epoch=2, revision=1, boot_id="b", source="nvml", topology=machine)
         )
         self.ledger.grant(allocations)

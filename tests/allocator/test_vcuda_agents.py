@@ -22,7 +22,7 @@ from share_support import DEFAULT
 from vcuda_support import METHOD, VcudaNode, read_config, register, vcuda_node
 
 from topoalign.allocator.containers.vcuda import limiter
-from topoalign.allocator.containers.vcuda.on_demand import LimiterOnDemand
+from topoalign.allocator.containers.vcuda.lazy_limiter import LimiterOnDemand
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.ids import PodName
 from topoalign.core.state.fold import NodeState
@@ -62,7 +62,7 @@ async def test_an_agent_that_starts_serves_the_directories_of_its_record() -> No
                 if has_left:
                     with closing(socket.socket(socket.AF_UNIX)) as dead:
                         dead.bind(str(directory / "vcuda.sock"))
-            await it.limiter.sweep(it.ledger.state, None)
+            await it.limiter.clean_up(it.ledger.state, None)
 
             assert {"OK"} == await answers(it)
             await it.limiter.close()
@@ -98,7 +98,7 @@ async def test_a_lock_that_a_container_holds_on_its_directory_is_not_waited_for(
             fcntl.flock(directory, fcntl.LOCK_EX)
         await it.end_agent()
         it.new_limiter()
-        await it.limiter.sweep(it.ledger.state, None)
+        await it.limiter.clean_up(it.ledger.state, None)
 
         assert {"OK"} == await answers(it)
         for directory in locked:
@@ -181,7 +181,7 @@ async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
         it.new_limiter()
         for name in it.ledger.state.allocations:
             it.ledger.release([name], "gone")
-        await it.limiter.sweep(it.ledger.state, None)
+        await it.limiter.clean_up(it.ledger.state, None)
 
         assert before == it.directories()
         await it.limiter.close()
@@ -196,7 +196,7 @@ async def test_nothing_is_removed_while_the_checkpoint_cannot_be_read() -> None:
         for name in [*it.ledger.state.allocations]:
             it.ledger.release([name], "gone")
         unread = msgspec.structs.replace(poll.listing, checkpoint=None, parts=(), directories=None)
-        await it.limiter.sweep(it.ledger.state, poll._replace(listing=unread))
+        await it.limiter.clean_up(it.ledger.state, poll._replace(listing=unread))
 
         assert before == it.directories()
         assert {"OK"} == await answers(it)
@@ -219,7 +219,7 @@ async def test_calls_that_do_not_end_keep_no_other_socket_from_being_closed(
             await checkpoint()
         it.configuration = msgspec.structs.replace(it.configuration, flags=Flags(vcuda_root=str(tmp_path / "another")))
         async with background() as tasks:
-            tasks.start_soon(it.limiter.close if stops else partial(it.limiter.sweep, it.ledger.state, None))
+            tasks.start_soon(it.limiter.close if stops else partial(it.limiter.clean_up, it.ledger.state, None))
             await all_tasks_blocked()
 
             assert [False, False] == [path.exists() for path in sockets]

@@ -223,7 +223,7 @@ async def test_a_real_control_group_and_real_mounts_tell_who_calls(tmp_path: Pat
 
 async def test_half_calls_cost_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that have been silent longest make room, of the socket that has most; others are served."""
-    monkeypatch.setattr(limiter, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(limiter, "MOST_CONNECTIONS", 8)
     async with vcuda_node() as (it, _):
         await it.admit("p", (20, 4))
         it.host.run(ME, "uid-p", "c0", ID)

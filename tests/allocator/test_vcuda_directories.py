@@ -14,8 +14,8 @@ from disk_support import fill, small_disk, syncs_and_renames
 from vcuda_support import vcuda_node
 
 from topoalign.allocator.containers import limiter_files
-from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.directories import CONFIG_FILE, Limits, config_of, pids_of
+from topoalign.allocator.containers.vcuda import unit_directories
+from topoalign.allocator.containers.vcuda.unit_directories import CONFIG_FILE, Limits, encode_config, pids_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 NAME = f"units-{'a' * 32}"
@@ -25,12 +25,15 @@ KILLED = Path(__file__).with_name("vcuda_killed.py")
 
 def test_a_name_tells_resource_and_units_in_any_order() -> None:
     units = [DeviceID(f"GPU-0::c{n}") for n in range(20)]
-    names = {directories.name_of(ResourceName("x.io/cores"), each) for each in (units, units[::-1], frozenset(units))}
+    names = {
+        unit_directories.units_directory_name(ResourceName("x.io/cores"), each)
+        for each in (units, units[::-1], frozenset(units))
+    }
 
     assert 1 == len(names)
-    assert names == {name for name in names if directories.NAME.fullmatch(name)}
-    assert {directories.name_of(ResourceName("x.io/cores"), units[1:])}.isdisjoint(names)
-    assert {directories.name_of(ResourceName("y.io/cores"), units)}.isdisjoint(names)
+    assert names == {name for name in names if unit_directories.NAME.fullmatch(name)}
+    assert {unit_directories.units_directory_name(ResourceName("x.io/cores"), units[1:])}.isdisjoint(names)
+    assert {unit_directories.units_directory_name(ResourceName("y.io/cores"), units)}.isdisjoint(names)
 
 
 def test_processes_are_written_ascending_and_as_many_as_are_read() -> None:
@@ -68,13 +71,13 @@ def test_a_full_disk_leaves_no_half_file_and_the_next_try_succeeds(full_disk: Pa
     os.truncate(filler, filler.stat().st_size - 4096)  # room for half of it
 
     with pytest.raises(OSError, match="No space") as full:
-        directories.prepare(full_disk, NAME, LIMITS)
+        unit_directories.prepare_units_directory(full_disk, NAME, LIMITS)
     assert errno.ENOSPC == full.value.errno
     assert [] == os.listdir(full_disk / NAME)
-    assert None is directories.owner_of(full_disk, NAME)
+    assert None is unit_directories.read_config_owner(full_disk, NAME)
     filler.unlink()
-    directories.prepare(full_disk, NAME, LIMITS)
-    assert config_of(LIMITS) == (full_disk / NAME / "vcuda.config").read_bytes()
+    unit_directories.prepare_units_directory(full_disk, NAME, LIMITS)
+    assert encode_config(LIMITS) == (full_disk / NAME / "vcuda.config").read_bytes()
 
 
 def test_the_limits_are_on_the_disk_before_they_have_their_name(
@@ -82,19 +85,19 @@ def test_the_limits_are_on_the_disk_before_they_have_their_name(
 ) -> None:
     """After a power cut a container would start with an empty file, and so without a limit. Processes are written anew."""
     calls = syncs_and_renames(monkeypatch)
-    directories.prepare(tmp_path / "vcuda", NAME, LIMITS)
+    unit_directories.prepare_units_directory(tmp_path / "vcuda", NAME, LIMITS)
 
     assert [f"sync .{CONFIG_FILE}.new", f"rename to {CONFIG_FILE}"] == calls
 
 
 def test_a_full_disk_keeps_the_former_processes(full_disk: Path) -> None:
-    directories.prepare(full_disk, NAME, LIMITS)
-    files = {"vcuda.config": config_of(LIMITS), "pids.config": pids_of([1])}
-    directories.write_registered(full_disk, NAME, ID, files, "pids.config")
+    unit_directories.prepare_units_directory(full_disk, NAME, LIMITS)
+    files = {"vcuda.config": encode_config(LIMITS), "pids.config": pids_of([1])}
+    unit_directories.write_registered(full_disk, NAME, ID, files, "pids.config")
     fill(full_disk)
 
     with pytest.raises(OSError, match="No space"):
-        directories.write_registered(full_disk, NAME, ID, files | {"pids.config": pids_of([1, 2])}, "pids.config")
+        unit_directories.write_registered(full_disk, NAME, ID, files | {"pids.config": pids_of([1, 2])}, "pids.config")
     assert pids_of([1]) == (full_disk / NAME / "pids.config").read_bytes()
     assert {"vcuda.config", "pids.config", ID} == {*os.listdir(full_disk / NAME)}
 
@@ -103,15 +106,15 @@ def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path) -> None:
     root, other = tmp_path / "root", tmp_path / "other"
     for each in (root, other):
         each.mkdir()
-    (other / "vcuda.config").write_bytes(config_of(LIMITS))
+    (other / "vcuda.config").write_bytes(encode_config(LIMITS))
     (root / NAME).symlink_to(other)
 
-    assert None is directories.owner_of(root, NAME)
-    assert [] == directories.listed(root)
-    with pytest.raises(OSError, match="not ours"):
-        directories.prepare(root, NAME, LIMITS)
-    with pytest.raises(OSError, match="not ours"):
-        limiter_files.remove(root, NAME)
+    assert None is unit_directories.read_config_owner(root, NAME)
+    assert [] == unit_directories.list_units_directories(root)
+    with pytest.raises(OSError, match="of another user"):
+        unit_directories.prepare_units_directory(root, NAME, LIMITS)
+    with pytest.raises(OSError, match="of another user"):
+        limiter_files.remove_own_directory(root, NAME)
     assert ["vcuda.config"] == os.listdir(other)
 
 
@@ -119,10 +122,10 @@ def test_a_link_in_a_directory_of_ours_goes_and_what_it_names_stays(tmp_path: Pa
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").touch()
-    directories.prepare(tmp_path, NAME, LIMITS)
+    unit_directories.prepare_units_directory(tmp_path, NAME, LIMITS)
     (tmp_path / NAME / "link").symlink_to(other)
     (tmp_path / NAME / ".vcuda.config.new").symlink_to(other / "file")
-    directories.prepare(tmp_path, NAME, LIMITS)
+    unit_directories.prepare_units_directory(tmp_path, NAME, LIMITS)
 
     assert ["vcuda.config"] == os.listdir(tmp_path / NAME)
     assert ["file"] == os.listdir(other)
@@ -138,11 +141,11 @@ def pipes_in(*paths: Path) -> list[int]:
 
 def test_a_pipe_in_place_of_a_file_is_neither_read_nor_written(tmp_path: Path) -> None:
     """Opened for writing, one without a reader would hold the agent up for ever; a device would be written to."""
-    directories.prepare(tmp_path, NAME, LIMITS)
-    own, files = tmp_path / NAME / ID, {"vcuda.config": config_of(LIMITS), "pids.config": pids_of([1])}
+    unit_directories.prepare_units_directory(tmp_path, NAME, LIMITS)
+    own, files = tmp_path / NAME / ID, {"vcuda.config": encode_config(LIMITS), "pids.config": pids_of([1])}
     own.mkdir()
     pipes = pipes_in(own / "vcuda.config", own / ".vcuda.config.new", tmp_path / NAME / ".pids.config.new")
-    directories.write_registered(tmp_path, NAME, ID, files, "pids.config")
+    unit_directories.write_registered(tmp_path, NAME, ID, files, "pids.config")
 
     assert files == {name: (own / name).read_bytes() for name in os.listdir(own) if (own / name).is_file()}
     assert [*files] == sorted(os.listdir(own), reverse=True)
@@ -154,9 +157,9 @@ def test_a_pipe_in_place_of_a_file_is_neither_read_nor_written(tmp_path: Path) -
 
 
 def test_a_file_in_place_of_the_socket_goes(tmp_path: Path) -> None:
-    directories.prepare(tmp_path, NAME, LIMITS)
+    unit_directories.prepare_units_directory(tmp_path, NAME, LIMITS)
     (tmp_path / NAME / "vcuda.sock").write_text("")
-    directories.prepare(tmp_path, NAME, LIMITS)
+    unit_directories.prepare_units_directory(tmp_path, NAME, LIMITS)
 
     assert ["vcuda.config"] == os.listdir(tmp_path / NAME)
 
@@ -179,15 +182,15 @@ def test_what_a_container_has_left_keeps_its_units_from_nobody(
     tmp_path: Path, *, same: bool, depth: int, files: int
 ) -> None:
     """Many files, and a tree deeper than can be descended and larger than is removed at once: it goes in short steps."""
-    directories.prepare(tmp_path, NAME, LIMITS)
+    unit_directories.prepare_units_directory(tmp_path, NAME, LIMITS)
     nested(tmp_path / NAME, depth)
     for number in range(files):
         (tmp_path / NAME / f"f{number}").touch()
     next_one = LIMITS if same else LIMITS._replace(pod_uid="uid-q")
-    directories.prepare(tmp_path, NAME, next_one)
+    unit_directories.prepare_units_directory(tmp_path, NAME, next_one)
 
     assert ["vcuda.config"] == os.listdir(tmp_path / NAME)
-    assert (next_one.pod_uid, "c0") == directories.owner_of(tmp_path, NAME)
+    assert (next_one.pod_uid, "c0") == unit_directories.read_config_owner(tmp_path, NAME)
     for _ in range(5):
         with suppress(OSError):
             limiter_files.remove_leftovers(tmp_path)
@@ -204,7 +207,7 @@ async def test_what_a_container_has_left_is_removed_beside_the_event_loop(monkey
         return plain(at, name, most)
 
     async with vcuda_node() as (it, _):
-        directories.prepare(it.root, NAME, LIMITS)
+        unit_directories.prepare_units_directory(it.root, NAME, LIMITS)
         nested(it.root / NAME, 100)
         monkeypatch.setattr(limiter_files, "remove_tree", noted)
         await it.sweep()
@@ -218,8 +221,8 @@ async def test_what_a_container_has_left_is_removed_beside_the_event_loop(monkey
 def test_other_users_of_the_host_reach_no_socket(tmp_path: Path) -> None:
     """They may have control groups and mounts with the names of a container's. Containers see what is mounted."""
     (tmp_path / "vcuda").mkdir(mode=0o755)
-    directories.prepare(tmp_path / "vcuda", NAME, LIMITS)
-    directories.prepare(tmp_path / "new", NAME, LIMITS)
+    unit_directories.prepare_units_directory(tmp_path / "vcuda", NAME, LIMITS)
+    unit_directories.prepare_units_directory(tmp_path / "new", NAME, LIMITS)
 
     assert {0o700} == {(tmp_path / each).stat().st_mode & 0o777 for each in ("vcuda", "new")}
 
@@ -227,7 +230,7 @@ def test_other_users_of_the_host_reach_no_socket(tmp_path: Path) -> None:
 def test_files_can_be_read_by_everybody_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        directories.prepare(tmp_path, NAME, LIMITS)
+        unit_directories.prepare_units_directory(tmp_path, NAME, LIMITS)
     finally:
         os.umask(before)
 

@@ -14,9 +14,9 @@ from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, wi
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.host_files import ContainerUnready
-from topoalign.allocator.containers.vcuda.directories import Limits, name_of
 from topoalign.allocator.containers.vcuda.limiter import Calls, held_units, limits_for
-from topoalign.allocator.ports import Part
+from topoalign.allocator.containers.vcuda.unit_directories import Limits, units_directory_name
+from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation, Displaced, Owner
@@ -66,9 +66,11 @@ async def test_both_halves_have_the_limits_before_the_container_starts() -> None
 def test_limits_of_memory_alone_and_of_whole_gpus(cores: list[int], blocks: int, expected: Limits) -> None:
     """Who has no claim on computing time is held back by memory alone, and who has a whole GPU by nothing."""
     parts = (
-        Part(CORES, frozenset(DeviceID(f"GPU-{gpu}::c{n}") for gpu in cores for n in range(100)), "uid-p", "c0"),
-        Part(MEMORY, frozenset(DeviceID(f"GPU-0::m{n}") for n in range(blocks)), "uid-p", "c0"),
-        Part(CORES, frozenset([DeviceID("GPU-1::c0")]), "uid-p", "c1"),
+        ResourceEntry(
+            CORES, frozenset(DeviceID(f"GPU-{gpu}::c{n}") for gpu in cores for n in range(100)), "uid-p", "c0"
+        ),
+        ResourceEntry(MEMORY, frozenset(DeviceID(f"GPU-0::m{n}") for n in range(blocks)), "uid-p", "c0"),
+        ResourceEntry(CORES, frozenset([DeviceID("GPU-1::c0")]), "uid-p", "c1"),
     )
     hardware = with_addresses(TWO)
 
@@ -80,7 +82,9 @@ def test_limits_of_equal_parts_of_two_gpus_are_those_of_one() -> None:
     """60 units and 8 blocks over two: the library looks at the first GPU, of which it has 30 and 4."""
     units = {CORES: ("c", 30), MEMORY: ("m", 4)}
     parts = [
-        Part(name, frozenset(DeviceID(f"GPU-{gpu}::{kind}{n}") for gpu in (0, 1) for n in range(many)), "uid-p", "c0")
+        ResourceEntry(
+            name, frozenset(DeviceID(f"GPU-{gpu}::{kind}{n}") for gpu in (0, 1) for n in range(many)), "uid-p", "c0"
+        )
         for name, (kind, many) in units.items()
     ]
 
@@ -121,7 +125,7 @@ async def test_an_init_container_and_the_app_with_its_units_have_their_own() -> 
                 for resource in order:
                     await it.allocations.start_container(resource, parts[container, resource])
                 limits = Read("uid-p", container, BUS, memory << 28, 20, 1, 1)
-                at = [it.root / name_of(resource, parts[container, resource]) for resource in order]
+                at = [it.root / units_directory_name(resource, parts[container, resource]) for resource in order]
                 assert [limits, limits] == [read_config(each / "vcuda.config") for each in at]
 
 
@@ -148,7 +152,11 @@ def test_an_init_container_with_one_half_is_told_from_the_app_with_both() -> Non
     shared = frozenset([DeviceID("GPU-0::m0")])
     cores = frozenset([DeviceID("GPU-0::c0")])
     init, app = Holder("uid-p", "c0"), Holder("uid-p", "c1")
-    parts = (Part(MEMORY, shared, *init), Part(CORES, cores, *app), Part(MEMORY, shared, *app))
+    parts = (
+        ResourceEntry(MEMORY, shared, *init),
+        ResourceEntry(CORES, cores, *app),
+        ResourceEntry(MEMORY, shared, *app),
+    )
     calls, written = Calls(), None
     for expected, order in ((init, [MEMORY]), (app, [CORES, MEMORY]), (init, [MEMORY]), (app, [MEMORY, CORES])):
         for resource in order:
@@ -174,7 +182,9 @@ async def test_sweeps_between_the_calls_for_two_halves_change_nothing() -> None:
         await it.allocations.start_container(MEMORY, app[MEMORY])
 
         limits = Read("uid-p", "c1", BUS, 4 << 28, 20, 1, 1)
-        assert [limits, limits] == [read_config(it.root / name_of(*each) / "vcuda.config") for each in app.items()]
+        assert [limits, limits] == [
+            read_config(it.root / units_directory_name(*each) / "vcuda.config") for each in app.items()
+        ]
 
 
 async def test_a_container_that_starts_again_finds_nothing_of_the_former() -> None:

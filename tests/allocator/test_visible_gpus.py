@@ -12,7 +12,7 @@ from unit_support import in_units
 from whole_node_support import Node, fits, node
 
 from topoalign.allocator.allocate.visible_gpus import NotVisible
-from topoalign.allocator.containers.hami_core.answers import held_in_order, limits_of
+from topoalign.allocator.containers.hami_core.slot_edits import held_in_order, limit_variables
 from topoalign.allocator.requests.predictions import Predictions
 from topoalign.core.admission.admit import decide
 from topoalign.core.admission.gang_plan import reserved_for
@@ -284,7 +284,7 @@ def test_limits_of_slots_count_the_gpus_of_other_resources(others: tuple[str, ..
     """HAMi-core numbers the GPUs that the container sees: GPU-2 is the second one beside GPU-0."""
     hardware = in_slots(with_memory(MACHINE), 4)
     amounts = {DeviceID("GPU-2::1"): Amount(cores=30, memory=6 << 20)}
-    limits = limits_of(held_in_order([*amounts], amounts, hardware, ids(*others)))
+    limits = limit_variables(held_in_order([*amounts], amounts, hardware, ids(*others)))
 
     names = ["CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT"]
     assert [f"{name}{rest}" for name, rest in zip(names, expected, strict=True)] == [

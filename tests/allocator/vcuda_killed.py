@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from topoalign.allocator.containers import limiter_files
-from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.directories import Limits
+from topoalign.allocator.containers.vcuda import unit_directories
+from topoalign.allocator.containers.vcuda.unit_directories import Limits
 
 CALLS = ("mkdir", "rename", "replace", "write", "fsync", "unlink", "rmdir", "open")
 FORMER, LIMITS = Limits("uid-former", "c0", 10, 1 << 30), Limits("uid-p", "c0", 20, 4 << 30)
@@ -34,7 +34,7 @@ def armed(steps: int) -> None:
 
 def shown(root: Path, names: list[str]) -> str:
     """Whose each directory is, and what is in the root and in the directories."""
-    owners = [(directories.owner_of(root, name) or ("",))[0] for name in names]
+    owners = [(unit_directories.read_config_owner(root, name) or ("",))[0] for name in names]
     sizes = {(root / name / "vcuda.config").stat().st_size for name in names if (root / name / "vcuda.config").exists()}
     return f"{' '.join(owner or '-' for owner in owners)} {sorted(sizes)}"
 
@@ -43,17 +43,17 @@ def main() -> None:
     root, names = Path(sys.argv[1]), [f"units-{digit * 32}" for digit in "ab"]
     for steps in range(1, 1000):
         for name in names:
-            directories.prepare(root, name, FORMER)
+            unit_directories.prepare_units_directory(root, name, FORMER)
         child = os.fork()
         if not child:
             armed(steps)
             for name in names:
-                directories.prepare(root, name, LIMITS)
+                unit_directories.prepare_units_directory(root, name, LIMITS)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         print(shown(root, names), end="; ")
         for name in names:
-            directories.prepare(root, name, LIMITS)
+            unit_directories.prepare_units_directory(root, name, LIMITS)
         limiter_files.remove_leftovers(root)
         files = sorted(each for name in names for each in os.listdir(root / name))
         print(shown(root, names), files, sorted(os.listdir(root)) == names)

@@ -42,12 +42,12 @@ async def test_a_node_that_is_gone_is_forgotten_and_one_that_lives_is_not(
             printed = capsys.readouterr().out
             answer = json.loads(printed[printed.index("{\n") :])  # after what the bus of this test has logged
             refused = await run("forget", LIVING, "--nats", url)
-            unheard = await run("forget", "nobody", "--nats", url)
+            undelivered = await run("forget", "nobody", "--nats", url)
         spoken = [await has_published(bus, node) for node in (GONE, LIVING)]
 
     errors = capsys.readouterr().err
     assert (0, {"forgotten": GONE}) == (forgotten, answer)
-    assert (5, 3) == (refused, unheard)
+    assert (5, 3) == (refused, undelivered)
     assert "the allocator of node living answers" in errors
     assert [False, True] == spoken
 

@@ -30,9 +30,9 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
-from topoalign.discovery.device_health import HealthKeeper
+from topoalign.discovery.device_record import RecordFile
 from topoalign.discovery.drivers.auto import DescribedDriver
-from topoalign.discovery.record import RecordFile
+from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.xids import XidRules
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus import connect_bus

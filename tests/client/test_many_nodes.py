@@ -17,7 +17,7 @@ from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, Kubel
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import renamed, uuids
 from topoalign.machines import load_machine
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock

@@ -17,7 +17,7 @@ from topoalign.core.model.topology.validate import validate
 from topoalign.core.ports import Driver, HardwareEvent, Inventory
 from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
-from topoalign.discovery.drivers.sysfs import SysfsDriver
+from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
 from topoalign.machines.sysfs_machine import read_gpus
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background

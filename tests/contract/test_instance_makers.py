@@ -9,9 +9,9 @@ import pytest
 from instance_support import A100, GIB, GPU, PlayedGpus, instance_line, place, profile_lines
 from nvml_support import StandIn, standing_in
 
-from topoalign.allocator.mig.instance_log import InstanceBook
+from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import InstanceInUse, InstanceMaker, Instances, PlaceTaken
-from topoalign.allocator.mig.nvml import NvmlInstances
+from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.runtime.clock import SystemClock
@@ -148,7 +148,7 @@ async def test_a_driver_that_hangs_is_a_fault_in_time(standin: StandIn) -> None:
 async def test_a_kubelet_that_hangs_up_while_an_instance_is_made_is_no_fault(standin: StandIn, tmp_path: Path) -> None:
     """grpclib cancels its call. The next one waits until the driver has answered, and the half instance goes."""
     clock = SystemClock()
-    instances = Instances(InstanceBook(tmp_path, "b", clock.monotonic), NvmlInstances(clock, SECONDS))
+    instances = Instances(InstanceLog(tmp_path, "b", clock.monotonic), NvmlInstances(clock, SECONDS))
     standin.play(f"{machine()}\nhang nvmlDeviceCreateGpuInstanceWithPlacement")
     former, call = (
         asyncio.create_task(instances.make(DeviceID(f"{OTHER}::{number}"), A100, 5 * GIB)) for number in range(2)
@@ -162,6 +162,6 @@ async def test_a_kubelet_that_hangs_up_while_an_instance_is_made_is_no_fault(sta
     assert (True, False) == (former.cancelled(), call.done())
     standin.release()
     made = await call
-    await instances.sweep(lambda: {made.uuid})
+    await instances.destroy_unused(lambda: {made.uuid})
     assert [{made.uuid}] == [{*each.uuids} for each in await NvmlInstances(clock, SECONDS).there(OTHER)]
     assert {} == instances.failing

@@ -19,7 +19,7 @@ from topoalign.core.demand.node_filters import (
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.requests import GANG
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
-from topoalign.registry.kubernetes.client import connect_kubernetes
+from topoalign.registry.kubernetes.api_client import connect_kubernetes
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,
@@ -27,7 +27,7 @@ from topoalign.registry.ports import (
     GonePod,
     GoneQuota,
     KubernetesApi,
-    Report,
+    PodEvent,
     SeenNode,
     SeenQuota,
     Synced,
@@ -249,7 +249,7 @@ async def test_only_the_pod_that_was_meant_is_deleted(api: KubernetesApi, cluste
 async def test_a_report_becomes_an_event_about_the_pod(api: KubernetesApi, cluster: FakeCluster) -> None:
     """Each is an object of its own, and a note that is too long is cut where a letter ends."""
     for note in ("GPUs are reserved", "ö" * 1000):
-        await api.report(Report(namespace="ml", name="p", uid="u", reason="TopologyReserved", note=note))
+        await api.report(PodEvent(namespace="ml", name="p", uid="u", reason="TopologyReserved", note=note))
 
     events = sorted(cluster.events, key=lambda event: int(event["metadata"]["resourceVersion"]))
     assert [("TopologyReserved", "Normal"), ("TopologyReserved", "Normal")] == [
@@ -263,7 +263,7 @@ async def test_a_report_becomes_an_event_about_the_pod(api: KubernetesApi, clust
 
 async def test_a_report_of_the_same_identity_is_written_once(api: KubernetesApi, cluster: FakeCluster) -> None:
     """Whoever writes it and with whatever counts; written again once it is gone. Another pod or reason is another one."""
-    report = Report(namespace="ml", name="p", uid="u", reason="NoNodeFits", note="3 nodes", identity="NotAligned")
+    report = PodEvent(namespace="ml", name="p", uid="u", reason="NoNodeFits", note="3 nodes", identity="NotAligned")
     same = msgspec.structs.replace(report, note="4 nodes")
     for each in (report, same):
         await api.report(each)
@@ -279,7 +279,7 @@ async def test_a_report_of_the_same_identity_is_written_once(api: KubernetesApi,
 @pytest.mark.parametrize("name", ["a" * 253, "a" * 235 + "." + "b" * 17, "a" * 235 + "-b"])
 async def test_the_name_of_an_event_is_a_valid_name(api: KubernetesApi, cluster: FakeCluster, name: str) -> None:
     """A DNS subdomain of at most 253 characters, as Kubernetes requires of object names."""
-    await api.report(Report(namespace="ml", name=name, uid="u", reason="R", note="n"))
+    await api.report(PodEvent(namespace="ml", name=name, uid="u", reason="R", note="n"))
 
     (event,) = cluster.events
     label = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"

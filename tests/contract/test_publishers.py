@@ -86,7 +86,7 @@ class HealthWriter(Announcer):
 
     def write(self) -> None:
         self.revision += 1
-        self.say(DeviceHealthChanged(node=NODE, epoch=1, revision=self.revision, devices={}))
+        self.submit(DeviceHealthChanged(node=NODE, epoch=1, revision=self.revision, devices={}))
 
 
 @pytest.fixture(params=[LedgerWriter, HealthWriter])

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 from cluster_support import tell
 
-from topoalign.allocator.ledger import record
+from topoalign.allocator.ledger import journal_format
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot, Event, LedgerFact
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.discovery.record import RecordFile
-from topoalign.registry.cluster import Cluster
+from topoalign.discovery.device_record import RecordFile
+from topoalign.registry.cluster_nodes import Cluster
 
 RECORDED = sorted(path for path in (Path(__file__).parents[1] / "recorded").iterdir() if path.is_dir())
 STATES = sorted(path for day in RECORDED for path in day.glob("*/state"))
@@ -65,7 +65,7 @@ def held(state: NodeState) -> dict[str, set[str]]:
 @pytest.mark.parametrize("state", STATES, ids=lambda path: f"{path.parts[-3]}-{path.parts[-2]}")
 def test_a_recorded_journal_is_whole_and_agrees_with_its_stream(state: Path) -> None:
     node = NodeName(state.parent.name)
-    found = record.read((state / "journal").read_bytes(), node, None)
+    found = journal_format.read_journal((state / "journal").read_bytes(), node, None)
     events = [event for line in found.lines for event in line.entry.events]
     newest = max(at for at, event in enumerate(events) if isinstance(event, AllocationsSnapshot))
     ours = [event for event in facts(state.parents[1]) if isinstance(event, LedgerFact) and event.node == node]
@@ -82,10 +82,10 @@ def test_a_recorded_journal_is_whole_and_agrees_with_its_stream(state: Path) -> 
 def test_a_recorded_journal_is_written_again_byte_for_byte(state: Path) -> None:
     """So a version of that day reads what this one writes."""
     content = (state / "journal").read_bytes()
-    found = record.read(content, NodeName(state.parent.name), None)
+    found = journal_format.read_journal(content, NodeName(state.parent.name), None)
     lines = content.splitlines(keepends=True)
 
-    assert lines[1:] == [record.encoded(line.entry) for line in found.lines]
+    assert lines[1:] == [journal_format.encode_line(line.entry) for line in found.lines]
 
 
 @pytest.mark.parametrize("day", RECORDED, ids=lambda path: path.name)

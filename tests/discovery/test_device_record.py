@@ -10,7 +10,7 @@ from disk_support import syncs_and_renames
 
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID
-from topoalign.discovery.record import NAME, Record, RecordFile
+from topoalign.discovery.device_record import NAME, DeviceRecord, RecordFile
 
 A, B = DeviceID("GPU-a"), DeviceID("GPU-b")
 
@@ -22,7 +22,7 @@ def written(directory: Path, boot_id: str = "boot") -> RecordFile:
     return file
 
 
-def read(directory: Path, boot_id: str = "boot") -> Record:
+def read(directory: Path, boot_id: str = "boot") -> DeviceRecord:
     file = RecordFile(directory, boot_id)
     assert file.load() is None
     return file.kept
@@ -82,7 +82,7 @@ def test_a_file_cut_anywhere_is_set_aside_and_told_by_name(tmp_path: Path) -> No
         file = RecordFile(tmp_path, "boot")
         said = file.load() or ""
         told.add(said)
-        assert Record(boot_id="boot", doubt=said) == file.kept
+        assert DeviceRecord(boot_id="boot", unconfirmed=said) == file.kept
         assert not (tmp_path / NAME).exists()
 
     assert len(body) == len(list(tmp_path.glob(f"{NAME}.corrupt-*"))) == len(told)

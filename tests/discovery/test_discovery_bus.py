@@ -15,8 +15,8 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.core.ports import Message, Stream
 from topoalign.discovery.announcer import POLL_SECONDS
-from topoalign.discovery.device_health import HealthKeeper
-from topoalign.discovery.record import RecordFile
+from topoalign.discovery.device_record import RecordFile
+from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.xids import XidRules
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.publisher import FIRST_PAUSE, LONGEST_PAUSE
@@ -151,12 +151,12 @@ async def test_facts_of_another_machine_of_the_same_name_are_corrected(world: Wo
 
                 assert inventory(0, 1).topology == (await world.topology()).topology
                 assert {DeviceID("GPU-0"), DeviceID("GPU-1")} == set((await world.health()).devices)
-                assert "does another machine have its name" in (world.discovery.announcer.spoken_over() or "")
+                assert "does another machine have its name" in (world.discovery.announcer.contested_by() or "")
             await world.clock.advance(POLL_SECONDS)
 
-            assert world.discovery.announcer.spoken_over() is None
+            assert world.discovery.announcer.contested_by() is None
             assert (4, 4) == ((await world.topology()).revision, (await world.health()).revision)
-    told = [line for line in logs if line["event"].startswith("another process has said what the hardware")]
+    told = [line for line in logs if line["event"].startswith("another process has published the hardware")]
     assert 1 == len(told)
 
 
@@ -168,11 +168,11 @@ async def test_another_process_is_noticed_although_this_node_spoke_since(world: 
         world.hardware.now = inventory(0, 1, 2)
         await world.discovery.read()
         await world.clock.advance(POLL_SECONDS)
-        assert world.discovery.announcer.spoken_over() is not None
+        assert world.discovery.announcer.contested_by() is not None
         revision = (await world.topology()).revision
         await world.clock.advance(POLL_SECONDS)
 
-        assert world.discovery.announcer.spoken_over() is None
+        assert world.discovery.announcer.contested_by() is None
         assert 3 == revision == (await world.topology()).revision
 
 
@@ -207,7 +207,7 @@ async def test_what_is_published_during_a_look_is_not_another_process(
         monkeypatch.setattr(world.bus, "publish", store)
         await world.clock.advance(POLL_SECONDS)
 
-        assert world.discovery.announcer.spoken_over() is None
+        assert world.discovery.announcer.contested_by() is None
         assert 2 == (await world.topology()).revision, "it is not published again"
 
 

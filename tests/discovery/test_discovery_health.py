@@ -14,7 +14,7 @@ from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.ports import HardwareEvent, Inventory, Occurrence
-from topoalign.discovery.record import NAME
+from topoalign.discovery.device_record import NAME
 from topoalign.discovery.service import SOON_SECONDS
 from topoalign.discovery.xids import XidRules
 from topoalign.runtime.tasks import background
@@ -451,10 +451,10 @@ async def test_a_damaged_record_is_loud_until_an_operator_has_spoken(tmp_path: P
     (tmp_path / NAME).write_text('{"version": 1, "cordons": {"GPU-0":')
     world = World(tmp_path)
     async with world.running():
-        assert "cordons are not known" in (world.health_keeper.trouble() or "")
+        assert "cordons are not known" in (world.health_keeper.not_ready_reason() or "")
         await word(world, "cordon", "0")
 
-        assert None is world.health_keeper.trouble()
+        assert None is world.health_keeper.not_ready_reason()
         assert (tmp_path / f"{NAME}.corrupt-1").exists()
 
 
@@ -465,15 +465,15 @@ async def test_a_damaged_record_is_reported_until_an_operator_overrides(tmp_path
     for _ in range(3):
         world = World(tmp_path)
         async with world.running():
-            said.append(world.health_keeper.trouble() or "")
+            said.append(world.health_keeper.not_ready_reason() or "")
     async with world.running():
         await word(world, "uncordon", "1")
-        assert None is world.health_keeper.trouble()
+        assert None is world.health_keeper.not_ready_reason()
     after = World(tmp_path)
 
     assert 1 == len(set(said))
     assert "cordons are not known" in said[0] and f"{NAME}.corrupt-1" in said[0]
-    assert None is after.health_keeper.trouble()
+    assert None is after.health_keeper.not_ready_reason()
 
 
 async def test_a_cordoned_gpu_that_falls_ill_says_both(world: World) -> None:

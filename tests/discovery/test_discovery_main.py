@@ -12,8 +12,8 @@ from topoalign.core.model.events import HealthState, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
 from topoalign.discovery.drivers.auto import DescribedDriver
-from topoalign.discovery.drivers.sysfs import SysfsDriver
-from topoalign.discovery.main import driver_for, follow, serve
+from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
+from topoalign.discovery.main import driver_for, follow_configuration, serve
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.machines.sysfs_machine import read_sysfs
 from topoalign.plugin_config.file_watch import ConfigurationFile
@@ -186,7 +186,7 @@ async def test_health_settings_count_as_soon_as_they_change(tmp_path: Path) -> N
     file.write_text("version: v1\n")
     configuration = ConfigurationFile({"TOPOALIGN_CONFIG": str(file)})
     async with world.running(), background() as tasks:
-        tasks.start_soon(follow, configuration, world.discovery, world.health_keeper, {})
+        tasks.start_soon(follow_configuration, configuration, world.discovery, world.health_keeper, {})
         await world.clock.advance(READ_SECONDS)
         file.write_text("health: {ignoredXIDs: [79], quietSeconds: 1, holdDownSeconds: 40}\n")
         assert await configuration.look()

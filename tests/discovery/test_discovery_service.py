@@ -29,7 +29,7 @@ async def test_everything_is_said_at_the_start(world: World) -> None:
         TopologyDiscovered(node=NODE, epoch=epoch, revision=1, boot_id="boot", source="test", topology=found.topology),
         DeviceHealthChanged(node=NODE, epoch=epoch, revision=1, devices=dict(found.health)),
     ] == said
-    assert None is world.discovery.trouble()
+    assert None is world.discovery.not_ready_reason()
 
 
 async def test_nothing_is_said_as_long_as_nothing_changes(world: World) -> None:
@@ -91,18 +91,18 @@ async def test_a_reading_that_fails_makes_all_health_unknown(world: World) -> No
             (await world.health()).devices.values()
         )
         assert (1, 2) == ((await world.topology()).revision, (await world.health()).revision), "said once"
-        assert "NVML hangs" == world.discovery.trouble()
+        assert "NVML hangs" == world.discovery.not_ready_reason()
         assert 5 == world.counted("topoalign_discovery_read_failures_total")
 
         await world.becomes(inventory(0, 1))
         assert {HEALTHY} == set((await world.health()).devices.values())
-        assert None is world.discovery.trouble()
+        assert None is world.discovery.not_ready_reason()
 
 
 async def test_a_first_reading_that_fails_is_tried_again_at_growing_intervals(world: World) -> None:
     world.hardware.now = DriverFault("NVML hangs", "restart it")
     async with world.running():
-        assert "NVML hangs" == world.discovery.trouble()
+        assert "NVML hangs" == world.discovery.not_ready_reason()
         await world.clock.advance(FIRST_PAUSE * (1 + 2 + 4))
         assert 4 == world.hardware.reads
         assert 0 == await world.bus.last_position(Stream.NODES), "no devices are listed that were never read"

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
-from topoalign.discovery.device_health import RELAPSE_SECONDS, HealthJudge
-from topoalign.discovery.drivers.health import HEALTHY, unhealthy
+from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
+from topoalign.discovery.health_keeper import RELAPSE_SECONDS, HealthJudge
 
 QUIET = 60.0
 A, B, MIG = DeviceID("GPU-a"), DeviceID("GPU-b"), DeviceID("MIG-a-1")
@@ -26,7 +26,7 @@ class Ward:
         self.judge.read(self.found, {MIG: A}, gone, now)
 
     def of(self, device: DeviceID) -> tuple[HealthState, str]:
-        known = self.judge.verdicts({}).get(device, HEALTHY)
+        known = self.judge.health_by_device({}).get(device, HEALTHY)
         return known.state, known.reason
 
     def state(self, device: DeviceID = A) -> HealthState:
@@ -71,9 +71,9 @@ def test_a_device_that_comes_up_late_is_used_at_its_first_good_reading() -> None
     """At boot a NIC's port is down until its switch has answered: that is no illness to recover from."""
     judge = HealthJudge(QUIET)
     judge.read({A: unhealthy("no port is active")}, {}, (), 0.0)
-    assert HealthState.UNHEALTHY == judge.verdicts({})[A].state
+    assert HealthState.UNHEALTHY == judge.health_by_device({})[A].state
     judge.read({A: HEALTHY}, {}, (), 10.0)
-    assert HealthState.HEALTHY == judge.verdicts({})[A].state
+    assert HealthState.HEALTHY == judge.health_by_device({})[A].state
 
 
 def test_who_falls_ill_again_soon_waits_twice_as_long_each_time() -> None:
@@ -121,7 +121,7 @@ def test_without_a_quiet_time_a_device_may_fall_ill_as_often_as_it_likes() -> No
     for now in range(1100):
         judge.sign(A, "XID 94", float(now))
         judge.read({A: HEALTHY}, {}, (), float(now))
-        assert HealthState.HEALTHY == judge.verdicts({})[A].state
+        assert HealthState.HEALTHY == judge.health_by_device({})[A].state
 
 
 def test_a_lasting_sign_ends_only_with_a_reset_that_readings_saw() -> None:
@@ -163,7 +163,7 @@ def test_a_wait_for_a_reset_survives_readings_without_the_device() -> None:
 
     judge.read({A: HEALTHY, B: HEALTHY}, {MIG: B}, (), 20.0 + QUIET)
     assert {A: HealthState.UNHEALTHY, B: HealthState.HEALTHY, MIG: HealthState.UNHEALTHY} == {
-        device: health.state for device, health in judge.verdicts({}).items()
+        device: health.state for device, health in judge.health_by_device({}).items()
     }
 
 
@@ -228,7 +228,7 @@ def test_an_instance_is_ill_alone_and_forgotten_with_the_instance() -> None:
 
     ward.judge.read(ward.found, {}, (), 20.0)
     ward.read(21.0)
-    assert MIG not in ward.judge.verdicts({})
+    assert MIG not in ward.judge.health_by_device({})
 
 
 def test_without_a_reading_nobody_knows_and_what_was_bad_stays_bad() -> None:
@@ -264,7 +264,7 @@ def test_a_gpu_that_cannot_be_heard_is_unknown_and_never_counts_as_quiet() -> No
 def test_a_cordon_is_said_beside_the_health_of_devices_and_instances() -> None:
     ward = Ward()
     ward.judge.sign(A, "XID 94", 10.0)
-    said = ward.judge.verdicts({A: "fan", B: "", MIG: "test"})
+    said = ward.judge.health_by_device({A: "fan", B: "", MIG: "test"})
 
     assert [(HealthState.UNHEALTHY, True), (HealthState.HEALTHY, True), (HealthState.HEALTHY, True)] == [
         (said[device].state, said[device].cordoned) for device in (A, B, MIG)

@@ -33,7 +33,7 @@ import pynvml
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig import garbage_collection
 from topoalign.runtime.installed import load_services
@@ -59,7 +59,7 @@ STEPS: list[tuple[Any, str]] = [
 ]
 CALLS = ("allocate", "pre_start_container")
 """Of the kubelet, which count by their names alone: what they do counts otherwise."""
-SWEEP_SECONDS, UNBOUND_SECONDS = 0.2, 2.0
+COLLECT_SECONDS, UNBOUND_SECONDS = 0.2, 2.0
 """With MIG instances: not as long as on a node are they looked after, and is what nobody has shown kept."""
 
 
@@ -116,7 +116,7 @@ def play_host(environment: dict[str, str]) -> None:
         ctypes.CDLL(environment["NVML_STANDIN_LIBRARY"])  # the loader finds it under NVML's name from now on
         assert DeviceAllocations.__init__.__kwdefaults__ is not None
         DeviceAllocations.__init__.__kwdefaults__["unbound_seconds"] = UNBOUND_SECONDS
-        garbage_collection.SWEEP_SECONDS = SWEEP_SECONDS
+        garbage_collection.COLLECT_SECONDS = COLLECT_SECONDS
     if "HOST_PROC" in environment:
         assert Containers.__init__.__defaults__ is not None
         host = Path(environment["HOST_PROC"]), Path(environment["HOST_CGROUPS"])

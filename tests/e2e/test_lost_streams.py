@@ -26,8 +26,8 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import AliveRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
@@ -122,7 +122,7 @@ async def registry(bus: Bus) -> AsyncIterator[tuple[Cluster, ClusterView, list[i
         if service.unasked() is None and node in view.nodes and not view.nodes[node].refusal:
             offered.append(len(view.facts(node).allocations))
 
-    service = Registry(bus, CLOCK, client, cluster, Metrics(CollectorRegistry(), client), IMPATIENT)
+    service = Registry(bus, CLOCK, client, cluster, RegistryMetrics(CollectorRegistry(), client), IMPATIENT)
     cluster.listeners.append(look)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.run)

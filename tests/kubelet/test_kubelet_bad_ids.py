@@ -9,7 +9,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryAllocator, recorded, served, two_nodes
 
-from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.events import AllocationGranted, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID

@@ -11,9 +11,9 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import MemoryAllocator, served, short_directory, two_nodes
 
-from topoalign.allocator.device_plugin import server as watches
+from topoalign.allocator.device_plugin import plugin_server as watches
 from topoalign.allocator.device_plugin.listing import EncodedDevices
-from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.model.errors import StateFault, TopoalignError, UnknownDevice
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName

@@ -21,7 +21,7 @@ from grpclib.exceptions import GRPCError
 from hpack import Encoder
 from kubelet_support import MemoryAllocator, frame, node, serving, short_directory, two_nodes
 
-from topoalign.allocator.device_plugin.server import MOST_OTHERS, DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import MOST_OTHERS, DevicePlugin
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.kubelet.grpc import arriving, grpc_connection, unix_sockets

@@ -387,10 +387,10 @@ async def test_a_kubelet_that_is_slow_to_listen_is_given_time(
     async with node(two_nodes(nics=0), clock=clock) as it:
         plugins = it.kubelet.plugins
 
-        unheard: list[Endpoint] = []
+        undelivered: list[Endpoint] = []
 
         async def slow(endpoint: Endpoint) -> None:
-            unheard.append(endpoint)
+            undelivered.append(endpoint)
 
         monkeypatch.setattr(plugins, "watch", slow)
         before = plugins.registrations
@@ -400,7 +400,7 @@ async def test_a_kubelet_that_is_slow_to_listen_is_given_time(
         await looking(clock, lambda: plugins.registrations == before + 2)
 
         assert LISTEN_SECONDS <= clock.monotonic() - again
-        for endpoint in unheard:
+        for endpoint in undelivered:
             endpoint.stop(clock.monotonic())
 
 

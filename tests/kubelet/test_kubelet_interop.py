@@ -7,7 +7,7 @@ import grpc
 import pytest
 from kubelet_support import MemoryAllocator, short_directory, two_nodes
 
-from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.model.ids import GPU
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kubelet_support import NODE, two_nodes
 
 from topoalign.allocator.device_plugin import listing
-from topoalign.allocator.device_plugin.listing import SLICE, Listing, encoded_by
+from topoalign.allocator.device_plugin.listing import SLICE, DeviceListing, encoded_by
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import LARGEST_ID
@@ -91,7 +91,7 @@ async def test_all_that_a_node_may_offer_goes_into_one_message_of_a_kubelet() ->
     before = tuple(DeviceID(f"{ids[0]}::{n}") for n in range(10_000, 10_000 + MOST_HANDED_OUT // 10))
     held = Allocation(id=AllocationID("before"), devices={SHARED: before})
 
-    assert len((await Listing(SHARED).of(state.holding(held))).SerializeToString()) < 4 << 20
+    assert len((await DeviceListing(SHARED).of(state.holding(held))).SerializeToString()) < 4 << 20
 
 
 @settings(deadline=None, max_examples=50)
@@ -99,7 +99,7 @@ async def test_all_that_a_node_may_offer_goes_into_one_message_of_a_kubelet() ->
 async def test_the_bytes_are_those_of_the_generated_code(state: NodeState) -> None:
     """For every topology, any number of shares and every health."""
     for resource in (SHARED, GPU):
-        said = await Listing(resource).of(state)
+        said = await DeviceListing(resource).of(state)
 
         assert by_the_generated_code(state, resource) == said.SerializeToString()
 
@@ -110,7 +110,7 @@ async def test_after_changes_the_same_is_said_as_from_the_beginning(
     changes: Sequence[tuple[int, DeviceHealth]],
 ) -> None:
     """Of what is offered, of health, or of both."""
-    lists = Listing(SHARED)
+    lists = DeviceListing(SHARED)
     topologies = {replicas: state_of(offered(replicas), {}).topology for replicas, _ in changes}
     for replicas, health in changes:
         judged = state_of(Topology(), {DeviceID("GPU-1"): health})
@@ -122,7 +122,7 @@ async def test_after_changes_the_same_is_said_as_from_the_beginning(
 
 async def test_what_changes_no_device_is_nothing_new_to_say() -> None:
     """An allocation, or a topology discovered anew that offers the same, does not send the list again."""
-    lists = Listing(GPU)
+    lists = DeviceListing(GPU)
     state = state_of(two_nodes(), {})
     first = await lists.of(state)
     gpu = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)})
@@ -141,7 +141,7 @@ async def test_only_the_shares_of_a_card_whose_health_changed_are_encoded_anew(m
         return encoded_by(offer, base, *others)
 
     monkeypatch.setattr(listing, "encoded_by", spied)
-    lists, state = Listing(SHARED), healthy(offered(replicas=2_500))
+    lists, state = DeviceListing(SHARED), healthy(offered(replicas=2_500))
     first = await lists.of(state)
     granted = state.holding(Allocation(id=AllocationID("a"), devices={SHARED: (DeviceID("GPU-2::7"),)}))
     ill = state_of(Topology(), {**state.told, DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
@@ -156,8 +156,8 @@ async def test_only_the_shares_of_a_card_whose_health_changed_are_encoded_anew(m
 
 async def test_the_bytes_of_a_list_of_thousands_of_shares_are_kept_once() -> None:
     """Not for each health, nor each part and the whole, nor for the same topology discovered once more."""
-    lists, states = Listing(SHARED), [healthy(offered(replicas=2_500)) for _ in range(2)]
-    length, _ = [len((await Listing(SHARED).of(state)).SerializeToString()) for state in states]
+    lists, states = DeviceListing(SHARED), [healthy(offered(replicas=2_500)) for _ in range(2)]
+    length, _ = [len((await DeviceListing(SHARED).of(state)).SerializeToString()) for state in states]
     tracemalloc.start()
     try:
         for state in states:
@@ -172,7 +172,7 @@ async def test_the_bytes_of_a_list_of_thousands_of_shares_are_kept_once() -> Non
 async def test_a_device_held_under_a_former_offer_is_said_to_be_unhealthy() -> None:
     held = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-1"),)})
     state = healthy(offered(replicas=2))
-    lists = Listing(SHARED)
+    lists = DeviceListing(SHARED)
     before = v1beta1.ListAndWatchResponse.FromString((await lists.of(state)).SerializeToString())
     after = v1beta1.ListAndWatchResponse.FromString((await lists.of(state.holding(held))).SerializeToString())
 
@@ -192,7 +192,7 @@ async def test_others_have_their_turn_while_a_long_list_is_prepared() -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(other)
-        await Listing(GPU).of(state_of(topology, {}))
+        await DeviceListing(GPU).of(state_of(topology, {}))
         tasks.cancel_scope.cancel()
 
     assert turns >= 6  # three of the preparation, three of the judging

@@ -11,7 +11,7 @@ import pytest
 from kubelet_support import MemoryAllocator, Node, node, pod, short_directory, two_nodes
 from structlog.testing import capture_logs
 
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation import pod_resources
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.events import Owner
@@ -32,7 +32,7 @@ def client_of(it: Node) -> PodResourcesClient:
     return PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
 
 
-async def listed(it: Node) -> Listing:
+async def listed(it: Node) -> KubeletListing:
     """What the allocator reads of this kubelet."""
     async with client_of(it) as client:
         return await client.listing()
@@ -133,17 +133,17 @@ async def test_a_checkpoint_that_is_written_while_it_is_read_is_read_anew(monkey
         for name in ("one", "two"):
             await it.kubelet.admit(pod(name, gpus=1))
             contents.append(file.read_bytes())
-        plain = pod_resources.given_out
+        plain = pod_resources.read_checkpoint_devices
         later = contents[1:]
         file.write_bytes(contents[0])
 
-        def overtaken(path: Path) -> pod_resources.Given:
+        def overtaken(path: Path) -> pod_resources.CheckpointDevices:
             given = plain(path)
             while later:
                 path.write_bytes(later.pop())
             return given
 
-        monkeypatch.setattr(pod_resources, "given_out", overtaken)
+        monkeypatch.setattr(pod_resources, "read_checkpoint_devices", overtaken)
         sizes = [len((await client.listing()).checkpoint or ()) for _ in range(2)]
 
         assert [1, 2] == sizes
@@ -153,14 +153,14 @@ async def test_a_disk_that_hangs_keeps_nobody_waiting_and_no_second_thread(monke
     """The checkpoint counts as one that cannot be read, until it can be."""
     monkeypatch.setattr(pod_resources, "READ_SECONDS", 0.05)
     go_on, begun = threading.Event(), []
-    plain = pod_resources.given_out
+    plain = pod_resources.read_checkpoint_devices
 
-    def hanging(file: Path) -> pod_resources.Given | None:
+    def hanging(file: Path) -> pod_resources.CheckpointDevices | None:
         begun.append(file)
         go_on.wait()
         return plain(file)
 
-    monkeypatch.setattr(pod_resources, "given_out", hanging)
+    monkeypatch.setattr(pod_resources, "read_checkpoint_devices", hanging)
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
         async with client_of(it) as client:
@@ -184,8 +184,10 @@ async def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
         (uid,) = it.kubelet.managers.devices.held
 
         assert {
-            ShownDevices(owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1"))), pod_uid=uid),
-            ShownDevices(owner=owner, resource=NIC, devices=frozenset([DeviceID("mlx5_0")]), pod_uid=uid),
+            ReportedDevices(
+                owner=owner, resource=GPU, devices=frozenset(map(DeviceID, ("GPU-0", "GPU-1"))), pod_uid=uid
+            ),
+            ReportedDevices(owner=owner, resource=NIC, devices=frozenset([DeviceID("mlx5_0")]), pod_uid=uid),
         } == set((await listed(it)).holdings)
 
 
@@ -206,7 +208,7 @@ async def test_pod_directories_are_read_at_every_look_and_logged_once_if_missing
     assert found is not None
     assert (False, True) == (found.is_gone("uid-1"), found.is_gone("uid-2"))
     assert [
-        "pods that are gone cannot be told by their directories",
+        "deleted pods cannot be recognized by their directories",
         "the directories of pods can be read again",
     ] == [line["event"] for line in logs if "directories" in line["event"]]
 
@@ -278,10 +280,10 @@ def test_a_container_has_the_uid_of_the_pod_listed_with_its_devices(
 ) -> None:
     """A container has the UID of the one pod that the checkpoint lists with its devices."""
     owner = Owner(namespace=Namespace("ml"), pod=PodName("train"), container=ContainerName("main"))
-    parts = [Part(GPU, devices, pod_uid, container) for pod_uid, container, devices in given]
-    holding = ShownDevices(owner=owner, resource=GPU, devices=HELD)
+    parts = [ResourceEntry(GPU, devices, pod_uid, container) for pod_uid, container, devices in given]
+    holding = ReportedDevices(owner=owner, resource=GPU, devices=HELD)
 
-    assert [uid] == [each.pod_uid for each in pod_resources.identified([holding], parts, directories)]
+    assert [uid] == [each.pod_uid for each in pod_resources.add_pod_uids([holding], parts, directories)]
 
 
 async def test_without_a_socket_the_kubelet_is_away() -> None:

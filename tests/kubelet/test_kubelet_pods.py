@@ -8,7 +8,7 @@ import anyio
 import pytest
 from kubelet_support import NAMES, MemoryAllocator, node, offers, pod, two_nodes
 
-from topoalign.allocator.device_plugin import server
+from topoalign.allocator.device_plugin import plugin_server
 from topoalign.allocator.ports import AskedDevices
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, StateFault
@@ -273,7 +273,9 @@ async def test_containers_start_without_a_call_that_nobody_asked_for() -> None:
 
 
 async def test_a_plugin_that_asks_for_it_is_called_before_containers_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "options", lambda **_: v1beta1.DevicePluginOptions(pre_start_required=True))
+    monkeypatch.setattr(
+        plugin_server, "plugin_options", lambda **_: v1beta1.DevicePluginOptions(pre_start_required=True)
+    )
     async with node(MACHINE) as it:
         await it.kubelet.admit(pod("train", gpus=1, nics=1))
 

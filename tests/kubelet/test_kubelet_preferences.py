@@ -10,7 +10,7 @@ from faults_support import sample
 from kubelet_support import MemoryAllocator, pod, recorded, two_nodes
 
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.admission.admit import admission, admit, answer_to
 from topoalign.core.admission.pipeline import Reply
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion

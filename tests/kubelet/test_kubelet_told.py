@@ -7,7 +7,12 @@ import pytest
 from kubelet_support import Node, node, offers, two_nodes
 
 from topoalign.allocator.device_plugin.plugin import Plugin
-from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, QUIET_SECONDS, SETTLE_SECONDS, State
+from topoalign.allocator.device_plugin.registration_states import (
+    POLL_SECONDS,
+    QUIET_SECONDS,
+    SETTLE_SECONDS,
+    RegistrationState,
+)
 from topoalign.core.model.ids import GPU, NIC
 from topoalign.kubelet.grpc.transport import GrpcServer
 from topoalign.runtime.clock import until_tick
@@ -29,7 +34,9 @@ async def told_node(clock: ManualClock, polls: list[str], monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Plugin, "poll", noted)
     async with node(MACHINE, clock=clock, changes=DirectoryChanges()) as it:
-        while any(plugin._registration.state is not State.LISTENING for plugin in it.front.plugins.values()):
+        while any(
+            plugin._registration.state is not RegistrationState.LISTENING for plugin in it.front.plugins.values()
+        ):
             await clock.advance(POLL_SECONDS)
         await clock.advance(POLL_SECONDS)
         polls.clear()

@@ -21,7 +21,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from kubelet_support import MemoryAllocator, serving, short_directory, two_nodes
 
-from topoalign.allocator.device_plugin.server import MOST_OTHERS, DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import MOST_OTHERS, DevicePlugin
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import MOST_CONTAINERS

@@ -14,10 +14,10 @@ from topoalign.allocator.device_plugin.registration_states import (
     TRANSITIONS,
     VISIBILITY_TRANSITIONS,
     DeviceVisibility,
-    Event,
     Registration,
+    RegistrationEvent,
+    RegistrationState,
     Sign,
-    State,
     Visibility,
 )
 from topoalign.kubelet.grpc.unix_sockets import Identity
@@ -26,21 +26,21 @@ KUBELET, OTHER = Identity(1, 2, 3), Identity(1, 5, 6)
 NOW = 1000.0
 
 
-def registration(state: State = State.UNREGISTERED, jitter: float = 1.0) -> Registration:
+def registration(state: RegistrationState = RegistrationState.UNREGISTERED, jitter: float = 1.0) -> Registration:
     """Of a kubelet that was met, in this state since `NOW`."""
     made = Registration(lambda: jitter)
     made.meet(KUBELET, NOW)
-    if state is not State.UNREGISTERED:
-        made.apply(Event.ACCEPTED, NOW)
-    if state is State.LISTENING:
-        made.apply(Event.WATCHED, NOW)
+    if state is not RegistrationState.UNREGISTERED:
+        made.apply(RegistrationEvent.ACCEPTED, NOW)
+    if state is RegistrationState.LISTENING:
+        made.apply(RegistrationEvent.WATCHED, NOW)
     assert state is made.state
     return made
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
-def test_an_event_leads_where_the_table_says(state: State, event: Event) -> None:
+@pytest.mark.parametrize("state", RegistrationState)
+@pytest.mark.parametrize("event", RegistrationEvent)
+def test_an_event_leads_where_the_table_says(state: RegistrationState, event: RegistrationEvent) -> None:
     """Each event leads from each state to the one in the table, and one that is not there is refused without a change."""
     made = registration(state)
     if event not in TRANSITIONS[state]:
@@ -57,14 +57,28 @@ def test_an_event_leads_where_the_table_says(state: State, event: Event) -> None
 @pytest.mark.parametrize(
     ("state", "events"),
     [
-        (State.UNREGISTERED, {Event.ACCEPTED: State.REGISTERED}),
-        (State.REGISTERED, {Event.WATCHED: State.LISTENING, Event.STILL_WATCHED: State.LISTENING}),
-        (State.LISTENING, {Event.WATCHED: State.LISTENING, Event.STILL_WATCHED: State.LISTENING}),
+        (RegistrationState.UNREGISTERED, {RegistrationEvent.ACCEPTED: RegistrationState.REGISTERED}),
+        (
+            RegistrationState.REGISTERED,
+            {
+                RegistrationEvent.WATCHED: RegistrationState.LISTENING,
+                RegistrationEvent.STILL_WATCHED: RegistrationState.LISTENING,
+            },
+        ),
+        (
+            RegistrationState.LISTENING,
+            {
+                RegistrationEvent.WATCHED: RegistrationState.LISTENING,
+                RegistrationEvent.STILL_WATCHED: RegistrationState.LISTENING,
+            },
+        ),
     ],
 )
-def test_only_these_events_keep_or_make_a_registration(state: State, events: Mapping[Event, State]) -> None:
+def test_only_these_events_keep_or_make_a_registration(
+    state: RegistrationState, events: Mapping[RegistrationEvent, RegistrationState]
+) -> None:
     """Whatever else happens ends the registration, and the kubelet is asked anew."""
-    kept = {event: then for event, then in TRANSITIONS[state].items() if then is not State.UNREGISTERED}
+    kept = {event: then for event, then in TRANSITIONS[state].items() if then is not RegistrationState.UNREGISTERED}
 
     assert events == kept
 
@@ -79,19 +93,19 @@ def test_every_state_can_be_reached(table: Mapping[Enum, Mapping[Enum, Enum]]) -
     assert {*table} == reached == {*type(next(iter(table)))}
 
 
-@pytest.mark.parametrize("state", [State.REGISTERED, State.LISTENING])
+@pytest.mark.parametrize("state", [RegistrationState.REGISTERED, RegistrationState.LISTENING])
 @pytest.mark.parametrize(
     ("is_open", "has_ended", "seconds", "event"),
     [
-        (True, False, 0.5, Event.WATCHED),
-        (True, False, LISTEN_SECONDS, Event.STILL_WATCHED),
-        (False, True, 0.5, Event.UNWATCHED),
+        (True, False, 0.5, RegistrationEvent.WATCHED),
+        (True, False, LISTEN_SECONDS, RegistrationEvent.STILL_WATCHED),
+        (False, True, 0.5, RegistrationEvent.UNWATCHED),
         (False, False, LISTEN_SECONDS - 0.5, None),
-        (False, False, LISTEN_SECONDS, Event.UNWATCHED),
+        (False, False, LISTEN_SECONDS, RegistrationEvent.UNWATCHED),
     ],
 )
 def test_the_stream_says_whether_the_kubelet_listens(
-    state: State, is_open: bool, has_ended: bool, seconds: float, event: Event | None
+    state: RegistrationState, is_open: bool, has_ended: bool, seconds: float, event: RegistrationEvent | None
 ) -> None:
     """So many seconds after the registration a stream is received, waited for, or given up."""
     made = registration(state)
@@ -105,7 +119,7 @@ def test_a_kubelet_that_refuses_is_asked_less_and_less_often(jitter: float, shar
     """After 1, 2, 4, 8, 16 and then every 16 seconds, of which chance takes up to a half."""
     made, waits = registration(jitter=jitter), []
     for _ in range(7):
-        made.apply(Event.REFUSED, NOW)
+        made.apply(RegistrationEvent.REFUSED, NOW)
         waits.append(made.ask_at - NOW)
 
     assert [share * wait for wait in (1, 2, 4, 8, 16, 16, 16)] == waits
@@ -115,11 +129,11 @@ def test_only_a_stream_that_goes_on_ends_the_row_of_failures() -> None:
     """A stream that was open for a moment is no success; one that is open five seconds after the registration is."""
     made, failures = registration(), []
     for seconds in (LISTEN_SECONDS - POLL_SECONDS, LISTEN_SECONDS):
-        made.apply(Event.REFUSED, NOW)
-        made.apply(Event.ACCEPTED, NOW)
+        made.apply(RegistrationEvent.REFUSED, NOW)
+        made.apply(RegistrationEvent.ACCEPTED, NOW)
         made.listen(is_open=True, has_ended=False, now=NOW + seconds)
         failures.append(made.failures)
-        made.apply(Event.STOPPED, NOW + seconds)
+        made.apply(RegistrationEvent.STOPPED, NOW + seconds)
 
     assert [1, 0] == failures
 
@@ -127,7 +141,7 @@ def test_only_a_stream_that_goes_on_ends_the_row_of_failures() -> None:
 def test_another_kubelet_starts_without_failures_and_doubts() -> None:
     """It is noticed once, and neither the failures nor the losses of the one before count against it."""
     made = registration()
-    made.apply(Event.REFUSED, NOW)
+    made.apply(RegistrationEvent.REFUSED, NOW)
     for sign in (Sign.HIDDEN, Sign.HIDDEN_AGAIN):
         made.visibility.apply(sign, NOW)
     met = [made.meet(OTHER, NOW), made.meet(OTHER, NOW)]
@@ -144,9 +158,14 @@ def test_another_kubelet_starts_without_failures_and_doubts() -> None:
 
 @pytest.mark.parametrize(
     ("event", "state", "seconds"),
-    [(Event.SOCKET_LOST, State.UNREGISTERED, POLL_SECONDS), (Event.LOST, State.LISTENING, 0.0)],
+    [
+        (RegistrationEvent.SOCKET_LOST, RegistrationState.UNREGISTERED, POLL_SECONDS),
+        (RegistrationEvent.LOST, RegistrationState.LISTENING, 0.0),
+    ],
 )
-def test_a_registration_that_we_end_is_soon_made_anew(event: Event, state: State, seconds: float) -> None:
+def test_a_registration_that_we_end_is_soon_made_anew(
+    event: RegistrationEvent, state: RegistrationState, seconds: float
+) -> None:
     """No failure is counted for it: the kubelet did not refuse."""
     made = registration(state)
     made.apply(event, NOW)

@@ -80,5 +80,5 @@ async def test_an_id_that_could_be_read_as_something_else_is_told_to_nobody(host
     hostile = Topology(nodes=machine().nodes, gpus=(Gpu(id=DeviceID(id), index=0, minor=0),))
     message = await refusal(host, host.configuration(), id, on=hostile, resource=GPU)
 
-    assert "cannot be told to a container" in message
+    assert "cannot be passed to a container" in message
     assert message.isprintable()

@@ -13,8 +13,8 @@ from nvml_support import script, standing_in
 from structlog.testing import capture_logs
 
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.mps.compute_mode import CALL_SECONDS
 from topoalign.mps.daemon import END_SECONDS, HEALTH_SECONDS, START_SECONDS, STEADY_SECONDS
-from topoalign.mps.nvml import CALL_SECONDS
 from topoalign.plugin_config.file_watch import POLL_SECONDS
 from topoalign.plugin_config.mps_files import Serves, lock_resource_directory, read_served
 

@@ -23,7 +23,7 @@ from slot_support import MIB, in_slots
 from unit_support import CORES, in_units, spread
 
 from topoalign.allocator.containers.host_files import ContainerUnready
-from topoalign.allocator.containers.mps import limits_of
+from topoalign.allocator.containers.mps import client_limits
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import TopologyDiscovered
@@ -138,7 +138,7 @@ def test_limits_of_slots_are_those_of_the_rule(held: Sequence[tuple[int, int]]) 
     for place, (_, memory) in enumerate(held):
         whole = next(each for each in (3, 2, 1, 0) if each * MIB <= memory)
         listed += f",{place}={whole or 1}M"
-    found: Mapping[str, str] = limits_of(slots, amounts, in_slots(MACHINE, SLOTS))
+    found: Mapping[str, str] = client_limits(slots, amounts, in_slots(MACHINE, SLOTS))
 
     assert {**expected, MEMORY_LIMIT: listed[1:]} == found
 
@@ -146,7 +146,7 @@ def test_limits_of_slots_are_those_of_the_rule(held: Sequence[tuple[int, int]]) 
 def test_a_slot_of_a_gpu_that_is_in_slots_no_more_is_refused() -> None:
     slots = [DeviceID("GPU-0::1"), DeviceID("GPU-1::1")]
     with pytest.raises(ContainerUnready, match="GPU-1 is not in slots any more"):
-        limits_of(slots, {}, in_slots(MACHINE, SLOTS, gpus=1))
+        client_limits(slots, {}, in_slots(MACHINE, SLOTS, gpus=1))
 
 
 @pytest.mark.parametrize(("sharing", "daemon"), [("units: {}", CORES), ("slots: {replicas: 4}", GPU)])

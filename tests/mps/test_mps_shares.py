@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from serving_support import configured
 
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.mps.shares import Card, shares_of
+from topoalign.mps.daemon_shares import MpsGpu, mps_shares
 from topoalign.plugin_config.mps_files import Announcement, Serves, read_served
 
 SERVES = Serves(devices=frozenset({DeviceID("GPU-0")}), replicas=4)
 
 
 @st.composite
-def cards(draw: st.DrawFn) -> list[Card]:
+def cards(draw: st.DrawFn) -> list[MpsGpu]:
     return [
-        Card(
+        MpsGpu(
             id=DeviceID(f"GPU-{index}"),
             index=index,
             name="x",
@@ -31,11 +31,11 @@ def cards(draw: st.DrawFn) -> list[Card]:
 
 
 @given(cards(), st.integers(2, 48), st.integers(1, 6))
-def test_limits_are_those_of_the_rule_for_each_gpu(found: list[Card], replicas: int, count: int) -> None:
+def test_limits_are_those_of_the_rule_for_each_gpu(found: list[MpsGpu], replicas: int, count: int) -> None:
     """A whole number of MiB and of per cent, rounded down: as many clients as there are replicas never exceed the GPU."""
     resource = f"{{name: gpu, replicas: {replicas}, devices: {count}}}"
     text = f"flags: {{mpsRoot: /mps}}\nsharing: {{mps: {{resources: [{resource}]}}}}"
-    share = shares_of(found, configured(text)).get(GPU)
+    share = mps_shares(found, configured(text)).get(GPU)
     fit = [card for card in found[:count] if not card.in_mig_mode]
 
     if share is None:

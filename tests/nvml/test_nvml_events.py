@@ -24,7 +24,7 @@ from nvml_support import (
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import HardwareEvent, Occurrence
 from topoalign.discovery.drivers.nvml.driver import REOPEN_SECONDS
-from topoalign.discovery.drivers.nvml.events import LONGEST_PAUSE, WAIT_SECONDS
+from topoalign.discovery.drivers.nvml.nvml_events import LONGEST_PAUSE, WAIT_SECONDS
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import all_tasks_blocked
 

@@ -120,7 +120,7 @@ async def test_gpus_that_are_hidden_from_the_service_are_a_finding(node: Node, g
     found = await node.read(gpus=gpus)
 
     assert 1 == len(found.findings)
-    assert f"NVML tells of {len(gpus)} of the 8 GPUs in /sys" in found.findings[0]
+    assert f"NVML reports {len(gpus)} of the 8 GPUs in /sys" in found.findings[0]
     assert [i not in gpus for i in range(8)] == [address(i) in found.findings[0] for i in range(8)]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.discovery.drivers.nvml.gpus import DOWN, GPU_KIND, NPU_KIND, SWITCH_KIND, End, paired
+from topoalign.discovery.drivers.nvml.gpu_reading import DOWN, GPU_KIND, NPU_KIND, SWITCH_KIND, End, pair_ends
 
 NAMES = [DeviceID(f"GPU-{i}") for i in range(5)]
 ADDRESSES = {name: f"0000:0{i}:00.0" for i, name in enumerate(NAMES)}
@@ -40,7 +40,7 @@ def test_pair_links_are_direct_ones_else_the_common_ones_to_the_switch(
 ) -> None:
     """Against a count by hand; every disagreement of two ends is reported once."""
     names = NAMES[: len(machine)]
-    links = paired({name: [end(t) for t in own] for name, own in zip(names, machine, strict=True)}, ADDRESSES)
+    links = pair_ends({name: [end(t) for t in own] for name, own in zip(names, machine, strict=True)}, ADDRESSES)
 
     expected, odd = {}, 0
     counts = {name: Counter(own) for name, own in zip(names, machine, strict=True)}

@@ -19,9 +19,9 @@ from topoalign.core.model.ids import NodeName
 from topoalign.registry.ports import ApiUnavailable
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import BoundElsewhere
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
-from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
@@ -68,7 +68,7 @@ async def world(cluster: FakeCluster, api: Gate) -> World:
 
 
 @pytest.fixture
-async def scheduling(world: World) -> AsyncIterator[Scheduling]:
+async def scheduling(world: World) -> AsyncIterator[SchedulingService]:
     async with world.allocator(world.says), world.registry() as (made, _):
         await world.rounds()
         yield made
@@ -82,12 +82,14 @@ def new(gpus: int) -> PodToSchedule:
     return asked(pod(container("main", gpus=gpus)), "new")
 
 
-def code(scheduling: Scheduling, gpus: int) -> str:
+def code(scheduling: SchedulingService, gpus: int) -> str:
     """Of the refusal of a new pod; empty: it fits."""
     return next((each.code for each in scheduling.scheduler.filter(new(gpus), (NODE,)).refused.values()), "")
 
 
-async def test_a_pod_holds_its_devices_while_it_is_bound(world: World, scheduling: Scheduling, api: Gate) -> None:
+async def test_a_pod_holds_its_devices_while_it_is_bound(
+    world: World, scheduling: SchedulingService, api: Gate
+) -> None:
     """From the first turn of its bind on, when its node has not confirmed anything yet."""
     uid = add(world, "a", 3)
     await all_tasks_blocked()
@@ -104,7 +106,7 @@ async def test_a_pod_holds_its_devices_while_it_is_bound(world: World, schedulin
 
 
 async def test_binds_of_one_node_do_not_wait_for_one_another(
-    world: World, scheduling: Scheduling, api: Gate, monkeypatch: pytest.MonkeyPatch
+    world: World, scheduling: SchedulingService, api: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Either would fit alone; the first one is bound, and the other one waits for its admission."""
     monkeypatch.setattr(binding, "WAIT_SECONDS", 0.3)
@@ -128,7 +130,9 @@ async def test_binds_of_one_node_do_not_wait_for_one_another(
     assert NODE == world.kubernetes.pods.get(("ml", "a"))["spec"]["nodeName"]
 
 
-async def test_nothing_is_held_after_a_bind_that_has_failed(world: World, scheduling: Scheduling, api: Gate) -> None:
+async def test_nothing_is_held_after_a_bind_that_has_failed(
+    world: World, scheduling: SchedulingService, api: Gate
+) -> None:
     """Another scheduler binds the pod to another node meanwhile."""
     world.kubernetes.add_node("node-2")
     uid = add(world, "a", 3)
@@ -151,7 +155,7 @@ async def test_nothing_is_held_after_a_bind_that_has_failed(world: World, schedu
 
 
 async def test_a_bind_that_fails_wakes_no_pod(
-    world: World, scheduling: Scheduling, api: Gate, monkeypatch: pytest.MonkeyPatch
+    world: World, scheduling: SchedulingService, api: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scheduler itself tries waiting pods again then; an annotation of a node would wake this pod, too."""
     monkeypatch.setattr(binding, "BIND_SECONDS", 0.2)
@@ -163,14 +167,14 @@ async def test_a_bind_that_fails_wakes_no_pod(
     await all_tasks_blocked()
     assert scheduling.watch is not None
     await world.rounds()
-    before = scheduling.watch.wake_ups.done
+    before = scheduling.watch.requeue.done
     for _ in range(2):
         with pytest.raises(TopoalignError):
             await scheduling.scheduler.bind("ml", "a", uid, NODE)
         scheduling.view.renew()
         await world.clock.advance(6)
 
-    assert before == scheduling.watch.wake_ups.done
+    assert before == scheduling.watch.requeue.done
 
 
 def node_of_a() -> tuple[OneNode, list[NodeName]]:
@@ -192,7 +196,7 @@ def test_a_bind_that_succeeds_does_not_hide_that_a_node_has_more_free(how: str) 
     if how == "bound":
         it.view.expect(NODE, B)
     else:
-        it.view.hold(NODE, [Hold(reserved=reservation("b", reserved("GPU-2"), uid="b"))])
+        it.view.hold(NODE, [AssumedPod(reserved=reservation("b", reserved("GPU-2"), uid="b"))])
     it.tell(it.says.end("a"))
     it.view.unassume(NODE, "b")
     it.view.renew()

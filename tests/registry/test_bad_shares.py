@@ -392,7 +392,7 @@ async def test_what_one_kind_of_node_can_serve_is_let_pass() -> None:
     async with serving(node.scheduler, more=webhook.routes()) as url, httpx.AsyncClient(base_url=url) as http:
         assert "" == await said(http, above, "/webhook")
         assert {
-            "more memory than a card has; ask for less",
+            "more memory than a GPU has; ask for less",
             "a resource that the node does not offer; correct the name or label the nodes",
         } == await filtered(http, above)
         assert "" == await said(http, gpus, "/webhook")

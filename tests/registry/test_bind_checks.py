@@ -7,9 +7,9 @@ from view_support import NODE, OneNode
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.registry.scheduling.binding.binding import BindChecks
-from topoalign.registry.scheduling.filter.quotas import Quotas
+from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 pytestmark = pytest.mark.anyio
 OTHER = NodeName("node-2")

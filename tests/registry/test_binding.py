@@ -20,8 +20,8 @@ from topoalign.core.ports import Message, Stream
 from topoalign.registry.ports import ApiConflict, ApiRefused, ApiUnavailable, SeenPod
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import BindUnknown, BoundElsewhere, NodeRefuses, PodGone, PodsPending
-from topoalign.registry.scheduling.binding.reservations import Change
-from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
+from topoalign.registry.scheduling.binding.cluster_reservations import ReservationChange
+from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -598,7 +598,7 @@ async def test_a_node_is_asked_again_after_another_registry_has_reserved_there(
         asked.append(pod.request.name)
         if len(asked) == 1:
             cpus = reservation("x", container(cpus="0-1"))
-            await other.reservations.write([Change(node=node, position=0, made=(cpus,))])
+            await other.reservations.write([ReservationChange(node=node, position=0, made=(cpus,))])
             await all_tasks_blocked()
         return ""
 

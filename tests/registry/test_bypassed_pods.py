@@ -13,8 +13,8 @@ from structlog.typing import EventDict
 from view_support import NODE
 
 from topoalign.core.model.ids import GPU, ResourceName
-from topoalign.registry.ports import Report, SeenPod
-from topoalign.registry.scheduling.binding.reservations import Change, Reservations
+from topoalign.registry.ports import PodEvent, SeenPod
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.kubernetes import bypassed_pods
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import (
     CHECK_SECONDS,
@@ -141,15 +141,17 @@ async def test_a_pod_that_another_registry_bound_is_not_reported(world: World, l
     """Its reservation tells, also if it comes after the Binding was shown and has ended before the pods are looked at."""
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _), background() as tasks:
-        other = Reservations(world.bus, world.clock, "r2", scheduling.view.facts)
+        other = ClusterReservations(world.bus, world.clock, "r2", scheduling.view.facts)
         tasks.start_soon(other.run)
         await world.rounds()
         uid = await add(world, "p")
         if late:
             await bind_past(world, "p")
         position = other.of(NODE).position
-        await other.write([Change(node=NODE, position=position, made=(reservation("p", container("0"), uid=uid),))])
-        await other.write([Change(node=NODE, position=other.of(NODE).position, cancelled=(uid,))])
+        await other.write(
+            [ReservationChange(node=NODE, position=position, made=(reservation("p", container("0"), uid=uid),))]
+        )
+        await other.write([ReservationChange(node=NODE, position=other.of(NODE).position, cancelled=(uid,))])
         if not late:
             await bind_past(world, "p")
         await check(world)
@@ -170,7 +172,7 @@ async def test_nothing_is_reported_while_the_node_does_not_answer(world: World) 
 
 
 async def test_a_resource_is_noted_for_an_hour_after_the_last_pod(world: World) -> None:
-    reports = list[Report]()
+    reports = list[PodEvent]()
     bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
     async with background() as tasks:
         tasks.start_soon(bypassed.run)
@@ -189,7 +191,7 @@ async def test_the_pods_that_were_reserved_for_last_are_remembered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bypassed_pods, "MOST_REMEMBERED", 2)
-    reports = list[Report]()
+    reports = list[PodEvent]()
     bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
     pods = {name: await seen(world, name) for name in "abc"}
     for name in "abac":
@@ -228,7 +230,7 @@ async def test_what_any_container_asks_for_counts(
 async def test_a_reservation_has_time_to_come_after_the_bind(world: World, comes: bool) -> None:
     """A pod that was bound just before a look at those that were is looked at the next time."""
     uid = await add(world, "p")
-    reports = list[Report]()
+    reports = list[PodEvent]()
     bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
     seen = await world.api.pod("ml", "p")
     assert seen is not None
@@ -250,7 +252,7 @@ async def test_a_reservation_has_time_to_come_after_the_bind(world: World, comes
 async def test_a_pod_whose_reservation_has_ended_in_any_way_is_not_reported(world: World, how: str) -> None:
     """The message may be the first one about the pod that this registry reads."""
     uid = await add(world, "p")
-    reports = list[Report]()
+    reports = list[PodEvent]()
     bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
     of_pod = (reservation("p", container("0"), uid=uid),) if how == "reservations" else (uid,)
     async with background() as tasks:
@@ -266,7 +268,7 @@ async def test_a_pod_whose_reservation_has_ended_in_any_way_is_not_reported(worl
 
 async def test_nothing_is_reported_until_all_reservations_are_known(world: World) -> None:
     missing = ["the reservations are not read yet"]
-    reports = list[Report]()
+    reports = list[PodEvent]()
     bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: next(iter(missing), None), "")
     async with background() as tasks:
         tasks.start_soon(bypassed.run)

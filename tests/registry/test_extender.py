@@ -21,7 +21,7 @@ from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.registry.scheduling.extender import arguments
-from topoalign.registry.scheduling.model import Victims
+from topoalign.registry.scheduling.scheduling_api import Victims
 
 pytestmark = pytest.mark.anyio
 

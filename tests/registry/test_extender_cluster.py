@@ -14,7 +14,7 @@ from view_support import RULES, Says, scheduler_of, some_request, some_says, tel
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.shapes import Shapes
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
 
 pytestmark = pytest.mark.anyio

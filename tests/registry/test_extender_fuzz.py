@@ -12,7 +12,7 @@ from scheduling_support import RecordedScheduling, go_json
 from view_support import NODE, OneNode
 
 from topoalign.core.model.errors import InvalidField, Undecodable
-from topoalign.registry.scheduling.extender.pages import Extender
+from topoalign.registry.scheduling.extender.handlers import Extender
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio

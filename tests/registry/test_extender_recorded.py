@@ -15,7 +15,7 @@ from scheduling_support import FULL, HOPELESS, RawClient, RecordedScheduling, go
 
 from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files.manifest import request_from_document
-from topoalign.registry.scheduling.model import NodeRefusal
+from topoalign.registry.scheduling.scheduling_api import NodeRefusal
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ import topoalign.core
 import topoalign.registry
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NoFit, RemoteNoFit
-from topoalign.registry.scheduling.cluster_state import nodes
-from topoalign.registry.scheduling.extender.answers import BY_CODE, text_of
+from topoalign.registry.scheduling.cluster_state import node_eligibility
+from topoalign.registry.scheduling.extender.extender_answers import BY_CODE, refusal_text
 
 PRODUCT = ("topoalign.core", "topoalign.registry")
 
@@ -25,7 +25,9 @@ def test_every_refusal_has_a_text() -> None:
     for package in (topoalign.core, topoalign.registry):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    codes = misfits() | {code for name, code in vars(nodes).items() if name.isupper() and isinstance(code, str)}
+    codes = misfits() | {
+        code for name, code in vars(node_eligibility).items() if name.isupper() and isinstance(code, str)
+    }
 
     assert len(codes) > 20
     assert set() == codes - BY_CODE.keys()
@@ -35,7 +37,7 @@ def test_a_text_is_a_code_with_a_finding_and_a_remedy() -> None:
     """No figure, name or comma: kube-scheduler counts nodes by text and joins texts by commas; a new text wakes the pod."""
     form = re.compile(r"([A-Za-z]+): [A-Za-z .()-]+; [A-Za-z ./-]+")
 
-    texts = [(code, text_of(code, resolvability)) for code in BY_CODE for resolvability in (None, *Resolvability)]
+    texts = [(code, refusal_text(code, resolvability)) for code in BY_CODE for resolvability in (None, *Resolvability)]
 
     assert [] == [text for code, text in texts if (found := form.fullmatch(text)) is None or found[1] != code]
     assert [] == [text for _, text in texts if len(text) > 145]
@@ -43,7 +45,7 @@ def test_a_text_is_a_code_with_a_finding_and_a_remedy() -> None:
 
 def test_nobody_is_advised_to_wait_where_the_end_of_pods_does_not_help() -> None:
     texts = [
-        text_of(code, resolvability)
+        refusal_text(code, resolvability)
         for code in BY_CODE
         for resolvability in (Resolvability.NEVER, Resolvability.UNHEALTHY)
     ]
@@ -56,12 +58,12 @@ def test_nobody_is_advised_to_wait_where_the_end_of_pods_does_not_help() -> None
 
 
 def test_a_code_that_is_not_known_has_a_text_as_well() -> None:
-    assert "NewReason: would refuse the pod; ask topoalign why" == text_of("NewReason")
+    assert "NewReason: would refuse the pod; ask topoalign why" == refusal_text("NewReason")
 
 
 def test_what_annotations_bring_about_is_told_with_them() -> None:
     """A pod that limits its GPUs may wait for ever where its kubelet aligns it to others: no pod's end helps it."""
-    assert all("annotations" in text_of(code) for code in ("ShareSplit", "InvalidShare"))
+    assert all("annotations" in refusal_text(code) for code in ("ShareSplit", "InvalidShare"))
 
 
 def test_the_page_of_the_scheduler_has_every_text() -> None:

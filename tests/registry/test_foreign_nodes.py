@@ -24,11 +24,11 @@ from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.hami.registration import RegisteredCard
 from topoalign.registry.api import Api
-from topoalign.registry.foreign import LOOK_SECONDS
+from topoalign.registry.foreign_nodes import LOOK_SECONDS
 from topoalign.registry.scheduling.binding.binding import NodeRefuses
 from topoalign.registry.scheduling.filter.node_templates import INSTANCE_TYPE
-from topoalign.registry.scheduling.model import PodToSchedule, Victims
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.manual_clock import all_tasks_blocked
 
@@ -73,11 +73,11 @@ def ago(world: World, seconds: float) -> str:
     return requesting(datetime.fromtimestamp(world.clock.wall(), UTC).replace(tzinfo=None) - timedelta(seconds=seconds))
 
 
-def verdict(scheduling: Scheduling, node: NodeName = NODE, asked: PodToSchedule = TWO) -> str:
+def verdict(scheduling: SchedulingService, node: NodeName = NODE, asked: PodToSchedule = TWO) -> str:
     return next((each.code for each in scheduling.scheduler.filter(asked, (node,)).refused.values()), "")
 
 
-async def get(world: World, scheduling: Scheduling, path: str) -> Any:
+async def get(world: World, scheduling: SchedulingService, path: str) -> Any:
     api = Api(scheduling._cluster, world.clock, world.bus, scheduling.foreign)
     transport = httpx.ASGITransport(Starlette(routes=[api.mount()]), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:

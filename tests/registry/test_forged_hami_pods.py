@@ -10,8 +10,8 @@ from hami_node_support import encode_register
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.registration import RegisteredCard
-from topoalign.registry.foreign import ForeignNodes
-from topoalign.registry.kubernetes.objects import read_node, read_pod
+from topoalign.registry.foreign_nodes import ForeignNodes
+from topoalign.registry.kubernetes.objects import decode_seen_pod, read_node
 from topoalign.testing.manual_clock import ManualClock
 
 NODE = NodeName("left")
@@ -45,7 +45,7 @@ def see_pod(
     pod["spec"]["containers"][0]["resources"] = {"limits": limits}
     if init is not None:
         pod["spec"]["initContainers"] = [{"name": "setup", "resources": {"limits": init}}]
-    foreign.see_pod(read_pod(msgspec.json.encode(pod))[0])
+    foreign.see_pod(decode_seen_pod(msgspec.json.encode(pod))[0])
 
 
 @pytest.mark.parametrize(

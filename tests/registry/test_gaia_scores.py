@@ -8,7 +8,7 @@ from view_support import SETTLED, Says, asked, tell_all
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.testing.manual_clock import ManualClock

@@ -10,12 +10,12 @@ from view_support import SETTLED
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.binding.gangs import GangWaits
+from topoalign.registry.scheduling.binding.gang_binding import GangWaits
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.kubernetes.watch import KubernetesWatch
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesWatch
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background

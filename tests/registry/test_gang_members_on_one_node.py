@@ -11,9 +11,9 @@ from registry_support import World
 from slot_support import in_slots
 from view_support import NODE, RULES, Says
 
-from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations
+from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations
 from topoalign.allocator.allocate.slots import SlotGrants
-from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.requests import GANG, GANG_SIZE, Placement, Policy
@@ -23,7 +23,7 @@ from topoalign.core.state.reservations import NodeReservations
 from topoalign.machines import catalogue
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import PodsPending
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +60,7 @@ def add(world: World, name: str, annotations: Mapping[str, str] = {}, cores: int
     return str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
 
 
-def heard_by_node(world: World, scheduling: Scheduling) -> NodeReservations:
+def heard_by_node(world: World, scheduling: SchedulingService) -> NodeReservations:
     """The node's reservations as its agent has them."""
     known = scheduling.reservations.of(NODE)
     assert known.newest is not None
@@ -70,7 +70,7 @@ def heard_by_node(world: World, scheduling: Scheduling) -> NodeReservations:
 def cores_given(world: World, reserved: NodeReservations) -> int:
     """What the container holds for which the kubelet asks for one slot now."""
     state = world.says.state
-    grants = SlotGrants(lambda: state, world.clock, lambda: reserved, Liveness())
+    grants = SlotGrants(lambda: state, world.clock, lambda: reserved, LivenessCheck())
     slots = grants.prefer(state, ShareQuestion(GPU, tuple(state.hardware.devices[GPU]), (), 1), ())
     (amount,) = grants.amounts(GPU, slots).values()
     return amount.cores

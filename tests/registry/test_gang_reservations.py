@@ -13,8 +13,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.topology.model import Fabric
 from topoalign.core.ports import Message, Stream
-from topoalign.registry.scheduling.binding.gangs import GANG_SECONDS, GangWaits
-from topoalign.registry.scheduling.binding.reservations import TIDY_SECONDS
+from topoalign.registry.scheduling.binding.cluster_reservations import TIDY_SECONDS
+from topoalign.registry.scheduling.binding.gang_binding import GANG_SECONDS, GangWaits
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
@@ -167,7 +167,7 @@ async def test_a_gang_stays_within_one_fabric_where_it_fits(site: Site, registry
             msgspec.structs.replace(gpu, fabric=Fabric(cluster="u", clique=clique)) for gpu in found.topology.gpus
         )
         topology = msgspec.structs.replace(found.topology, gpus=gpus)
-        ledger.hear(msgspec.structs.replace(found, revision=2, topology=topology))
+        ledger.take_reading(msgspec.structs.replace(found, revision=2, topology=topology))
     uids = gang(site, *PODS)
     await registry.see(*PODS)
     await registry.bind("a", uids["a"], "node-2")

@@ -13,7 +13,7 @@ from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.ports import Message
-from topoalign.registry.scheduling.binding.gangs import GangWaits
+from topoalign.registry.scheduling.binding.gang_binding import GangWaits
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import all_tasks_blocked
 

@@ -18,7 +18,7 @@ from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.core.sharing.pod_warnings import paths_of_limits
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.testing.manual_clock import ManualClock

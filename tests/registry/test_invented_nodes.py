@@ -16,7 +16,7 @@ from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World()
 
 
-def sizes(scheduling: Scheduling) -> dict[str, int]:
+def sizes(scheduling: SchedulingService) -> dict[str, int]:
     """Of all that is kept by names of nodes, once what came last was looked at."""
     view, known = scheduling.view, scheduling.reservations
     view.renew()

@@ -10,9 +10,9 @@ from scheduling_support import go_json
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
-from topoalign.registry.scheduling.extender.arguments import read_pod
-from topoalign.registry.scheduling.model import MOST_CHARACTERS
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
+from topoalign.registry.scheduling.extender.arguments import read_called_pod
+from topoalign.registry.scheduling.scheduling_api import MOST_CHARACTERS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.memory_kubernetes import pod_of
@@ -49,24 +49,24 @@ def seen(annotations: dict[str, str]) -> SeenPod:
 
 def test_those_that_count_are_kept_whichever_way_a_pod_comes() -> None:
     """As the scheduler sends it, and as the API server shows it, also while it waits."""
-    pod, pods = seen(COUNTING | OTHERS), ShownPods()
+    pod, pods = seen(COUNTING | OTHERS), ReportedPods()
     body = shown(COUNTING | OTHERS)
     body["metadata"]["uid"] = pod.uid
     pods.wait(pod)
 
-    assert COUNTING == read_pod(go_json(body)).request.annotations == pod.to_schedule().request.annotations
+    assert COUNTING == read_called_pod(go_json(body)).request.annotations == pod.to_schedule().request.annotations
     assert pod.to_schedule() == pods.waiting[pod.uid].to_schedule()
     assert len(msgspec.json.encode(pods.waiting[pod.uid])) < 2_000
 
 
 def test_more_than_32_kib_that_count_are_refused_and_not_kept() -> None:
-    pod, pods = seen(LONG | OTHERS), ShownPods()
+    pod, pods = seen(LONG | OTHERS), ReportedPods()
     body = shown(LONG)
     body["metadata"]["uid"] = pod.uid
     pods.wait(pod)
 
     with pytest.raises(InvalidField, match=TOO_MUCH):
-        read_pod(go_json(body))
+        read_called_pod(go_json(body))
     for each in (pod, pods.waiting[pod.uid]):
         with pytest.raises(InvalidField, match=TOO_MUCH):
             each.to_schedule()

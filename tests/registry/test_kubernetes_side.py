@@ -15,8 +15,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.registry.ports import GonePod, SeenPod, Synced
 from topoalign.registry.scheduling.binding.binding import RESERVED_SECONDS
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
-from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.settings import RegistrySettings
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -49,7 +49,7 @@ async def bind(url: str, cluster: FakeCluster, name: str, node: str = NODE) -> s
     return str(answer["Error"])
 
 
-def verdict(scheduling: Scheduling, asked: PodToSchedule = TWO, node: NodeName = NODE) -> str:
+def verdict(scheduling: SchedulingService, asked: PodToSchedule = TWO, node: NodeName = NODE) -> str:
     return next((each.code for each in scheduling.scheduler.filter(asked, (node,)).refused.values()), "")
 
 
@@ -98,10 +98,10 @@ async def test_pods_wait_for_a_reservation_that_ends_in_vain(world: World, clust
         await all_tasks_blocked()
         await bind(url, cluster, "a")
         assert scheduling.watch is not None
-        woken = scheduling.watch.wake_ups.done
+        woken = scheduling.watch.requeue.done
         await world.clock.advance(RESERVED_SECONDS + 5)
 
-        assert woken < scheduling.watch.wake_ups.done
+        assert woken < scheduling.watch.requeue.done
         assert "topoalign.io/woken" in cluster.nodes.get(("", NODE))["metadata"]["annotations"]
 
 

@@ -14,13 +14,13 @@ from topoalign.core.model.errors import BusRefused
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.ports import ApiUnavailable, Report
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.ports import ApiUnavailable, PodEvent
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.kubernetes.cluster_watch import BURST, BURST_SECONDS, PAUSE, KubernetesWatch
 from topoalign.registry.scheduling.kubernetes.refused_pods import report_of
 from topoalign.registry.scheduling.kubernetes.requeue import KEPT_SECONDS
-from topoalign.registry.scheduling.kubernetes.watch import BURST, BURST_SECONDS, PAUSE, KubernetesWatch
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
@@ -190,7 +190,7 @@ async def test_what_is_reserved_for_a_bound_pod_elsewhere_ends() -> None:
     )
     async with world.running():
         world.reserved.uids = {here, elsewhere}
-        world.view.hold(NODE, tuple(Hold(reserved=reservation("p", uid=uid)) for uid in (here, elsewhere)))
+        world.view.hold(NODE, tuple(AssumedPod(reserved=reservation("p", uid=uid)) for uid in (here, elsewhere)))
         await world.clock.advance(PAUSE)
         await world.settle()
 
@@ -349,15 +349,15 @@ async def test_waiting_pods_are_woken_seldom_and_together() -> None:
     world.cluster.add_pod(shown_pod("p"))
     async with world.running():
         for _ in range(3):
-            world.watch.wake_ups.ask("reservation-expired")
+            world.watch.requeue.ask("reservation-expired")
         await world.settle()
-        first, done = world.woken, world.watch.wake_ups.done
-        world.watch.wake_ups.ask("node-whole")
+        first, done = world.woken, world.watch.requeue.done
+        world.watch.requeue.ask("node-whole")
         await world.clock.advance(4.9)
-        early = world.watch.wake_ups.done
+        early = world.watch.requeue.done
         await world.clock.advance(0.2)
 
-        assert (1, 1, 2) == (done, early, world.watch.wake_ups.done)
+        assert (1, 1, 2) == (done, early, world.watch.requeue.done)
         assert ["reservation-expired 1700000000.000"] == first
         assert ["node-whole 1700000005.000"] == world.woken
 
@@ -369,7 +369,7 @@ async def test_nobody_is_woken_while_no_pod_waits() -> None:
     async with world.running():
         await world.api.bind("ml", "p", uid, NODE)
         await world.settle()
-        world.watch.wake_ups.ask("reservation-expired")
+        world.watch.requeue.ask("reservation-expired")
         await world.clock.advance(60)
 
         assert [] == world.woken
@@ -381,15 +381,15 @@ async def test_a_pod_that_is_shown_after_the_change_is_woken() -> None:
     world.cluster.add_node(NODE)
     async with world.running():
         await world.settle()
-        world.watch.wake_ups.ask("node-whole")
+        world.watch.requeue.ask("node-whole")
         await world.settle()
-        before = world.watch.wake_ups.done
+        before = world.watch.requeue.done
         world.cluster.add_pod(shown_pod("p"))
         await world.settle()
         world.cluster.add_pod(shown_pod("later"))
         await world.clock.advance(60)
 
-        assert (0, 1) == (before, world.watch.wake_ups.done)
+        assert (0, 1) == (before, world.watch.requeue.done)
 
 
 async def test_a_change_of_long_ago_wakes_no_pod() -> None:
@@ -397,12 +397,12 @@ async def test_a_change_of_long_ago_wakes_no_pod() -> None:
     world.cluster.add_node(NODE)
     async with world.running():
         await world.settle()
-        world.watch.wake_ups.ask("node-whole")
+        world.watch.requeue.ask("node-whole")
         await world.clock.advance(KEPT_SECONDS + 1)
         world.cluster.add_pod(shown_pod("p"))
         await world.clock.advance(60)
 
-        assert 0 == world.watch.wake_ups.done
+        assert 0 == world.watch.requeue.done
 
 
 async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,32 +418,32 @@ async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(MemoryKubernetes, "wake", once)
     async with world.running():
-        world.watch.wake_ups.ask("reservation-expired")
+        world.watch.requeue.ask("reservation-expired")
         await world.settle()
-        before = world.watch.wake_ups.done
+        before = world.watch.requeue.done
         await world.clock.advance(6)
 
-        assert (0, 1) == (before, world.watch.wake_ups.done)
+        assert (0, 1) == (before, world.watch.requeue.done)
 
 
 async def test_the_same_report_is_written_once_in_ten_minutes() -> None:
     """Then again, if the former Event is gone; else one Event stays, which counts as written."""
     world = World()
-    report = Report(namespace="ml", name="p", uid="u", reason="TopologyReserved", note="GPU-0")
+    report = PodEvent(namespace="ml", name="p", uid="u", reason="TopologyReserved", note="GPU-0")
     async with world.running():
         for _ in range(3):
-            world.watch.reports.tell(report)
+            world.watch.reports.submit(report)
             await world.settle()
         (first,) = world.cluster.events
         await world.clock.advance(600)
-        world.watch.reports.tell(report)
+        world.watch.reports.submit(report)
         await world.settle()
         assert [first] == [*world.cluster.events]
         assert {"written": 2, "repeated": 2} == world.watch.reports.counts
 
         world.cluster.events.remove(("ml", first["metadata"]["name"]))
         await world.clock.advance(600)
-        world.watch.reports.tell(report)
+        world.watch.reports.submit(report)
         await world.settle()
         assert (1, 3) == (len(world.cluster.events), world.watch.reports.counts["written"])
 
@@ -462,13 +462,13 @@ async def test_replicas_write_one_event_for_a_pod_that_its_node_refused() -> Non
 async def test_a_report_that_was_dropped_is_written_when_it_comes_again() -> None:
     """Unlike one that was written: it comes again within ten minutes and is left out."""
     world = World()
-    reports = [Report(namespace="ml", name=f"p{n}", uid=f"u{n}", reason="R", note="") for n in range(BURST + 1)]
+    reports = [PodEvent(namespace="ml", name=f"p{n}", uid=f"u{n}", reason="R", note="") for n in range(BURST + 1)]
     async with world.running():
         for report in reports:
-            world.watch.reports.tell(report)
+            world.watch.reports.submit(report)
         await world.clock.advance(BURST_SECONDS)
         for report in (reports[0], reports[-1]):
-            world.watch.reports.tell(report)
+            world.watch.reports.submit(report)
         await world.settle()
 
     assert {"written": BURST + 1, "dropped": 1, "repeated": 1} == world.watch.reports.counts
@@ -478,12 +478,12 @@ async def test_what_a_report_tells_of_is_answered_first(monkeypatch: pytest.Monk
     """Its task is awake before the answer is on its way."""
     world, order = World(), list[str]()
 
-    async def report(report: Report) -> None:
+    async def report(report: PodEvent) -> None:
         order.append("written")
 
     monkeypatch.setattr(world.api, "report", report)
     async with world.running():
-        world.watch.reports.tell(Report(namespace="ml", name="p", uid="u", reason="R", note=""))
+        world.watch.reports.submit(PodEvent(namespace="ml", name="p", uid="u", reason="R", note=""))
         get_running_loop().call_soon(order.append, "answered")
         await world.settle()
 
@@ -495,12 +495,12 @@ async def test_reports_beyond_the_bound_are_dropped_and_counted() -> None:
     world = World()
     async with world.running():
         for number in range(100):
-            world.watch.reports.tell(Report(namespace="ml", name="p", uid=str(number), reason="R", note=""))
+            world.watch.reports.submit(PodEvent(namespace="ml", name="p", uid=str(number), reason="R", note=""))
             await world.settle()
         at_once = len(world.cluster.events)
         await world.clock.advance(1)
         for number in range(100, 110):
-            world.watch.reports.tell(Report(namespace="ml", name="p", uid=str(number), reason="R", note=""))
+            world.watch.reports.submit(PodEvent(namespace="ml", name="p", uid=str(number), reason="R", note=""))
             await world.settle()
 
         assert (60, 62) == (at_once, len(world.cluster.events))

@@ -13,7 +13,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import PodsPending
-from topoalign.registry.scheduling.binding.reservations import Change, are_mistakable
+from topoalign.registry.scheduling.binding.cluster_reservations import ReservationChange, are_ambiguous_reservations
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +45,7 @@ async def registry(site: Site) -> AsyncIterator[Registry]:
 async def left_over(registry: Registry, co_allocated: tuple[str, ...]) -> str:
     """A GPU is reserved for a pod that no watch shows, maybe with a NIC; the UID of the pod."""
     made = reservation("gone", container("GPU-0", co_allocated=co_allocated))
-    await registry.reservations.write([Change(node=NODE, position=0, made=(made,))])
+    await registry.reservations.write([ReservationChange(node=NODE, position=0, made=(made,))])
     return made.pod_uid
 
 
@@ -112,4 +112,4 @@ def test_shares_are_mistakable_that_are_asked_for_alike(
     one: ReservedContainer, other: ReservedContainer, expected: bool
 ) -> None:
     """As many of one resource, and something else with them."""
-    assert expected is are_mistakable(reservation("a", one), reservation("b", other))
+    assert expected is are_ambiguous_reservations(reservation("a", one), reservation("b", other))

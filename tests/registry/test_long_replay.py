@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.clock import SystemClock
@@ -34,7 +34,7 @@ async def test_a_long_past_is_read_in_part_and_then_again_with_the_same_result()
     read, progress = [], []
     for share in (0.5, 0.0):
         client, cluster, metrics = Client(bus, SystemClock(), "registry", usage=False), Cluster(), CollectorRegistry()
-        counts = Metrics(metrics, client)
+        counts = RegistryMetrics(metrics, client)
         registry = Registry(bus, SystemClock(), client, cluster, counts, RegistrySettings())
         async with background() as tasks:
             tasks.start_soon(registry.run)

@@ -7,7 +7,7 @@ from unit_support import CORES, MEMORY, in_units
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import load_machine
-from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_mistakable
+from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_ambiguous
 
 MACHINE = in_units(load_machine("dgx-a100").topology)
 
@@ -29,4 +29,4 @@ def pending_pod(cores: int, blocks: int) -> PendingPod:
     ],
 )
 def test_shares_are_mistakable_by_one_half(one: tuple[int, int], other: tuple[int, int], expected: bool) -> None:
-    assert expected is are_mistakable(MACHINE, pending_pod(*one), pending_pod(*other))
+    assert expected is are_ambiguous(MACHINE, pending_pod(*one), pending_pod(*other))

@@ -9,7 +9,7 @@ from view_support import NODE
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.binding.binding import NodeNotAllowed, OtherScheduler, check_placement
+from topoalign.registry.scheduling.binding.binding import NodeForbidden, OtherScheduler, check_scheduler_and_node
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
 from topoalign.testing.memory_kubernetes import pod_of
@@ -74,7 +74,7 @@ def test_where_ours_has_a_name_pods_of_others_are_left_to_them(
     seen, other = pod_of(FakeCluster().add_pod(pod)), NodeName("other")
 
     if raised is None:
-        check_placement(seen, NODE, lambda pod, node: node == NODE, ours)
-        raised = NodeNotAllowed
+        check_scheduler_and_node(seen, NODE, lambda pod, node: node == NODE, ours)
+        raised = NodeForbidden
     with pytest.raises(raised):
-        check_placement(seen, other, lambda pod, node: node == NODE, ours)
+        check_scheduler_and_node(seen, other, lambda pod, node: node == NODE, ours)

@@ -29,12 +29,12 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import reservation_of
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import NodeRefuses, PodsPending
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.filter.admission_order import fit_in_turn, in_amounts
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods
-from topoalign.registry.scheduling.model import PodToSchedule, Victims
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +61,7 @@ def add(world: World, name: str, gpus: int, size: int = 0) -> PodToSchedule:
     )
 
 
-def refused(scheduling: Scheduling, pod: PodToSchedule) -> dict[str, str]:
+def refused(scheduling: SchedulingService, pod: PodToSchedule) -> dict[str, str]:
     """Node -> code, as filter says now."""
     return {name: each.code for name, each in scheduling.scheduler.filter(pod, (NODE,)).refused.items()}
 
@@ -123,14 +123,14 @@ async def test_pods_of_a_gang_are_bound_in_an_order_in_which_all_of_them_fit() -
 
 def planned(world: OneNode, pods: Sequence[tuple[PodRequest, str]]) -> tuple[Reservation, ...]:
     """Each pod is planned after the ones before, as a gang is. Returns what is reserved for them."""
-    state, holds = world.view.basis_of(world.view.facts(NODE)).state, list[Hold]()
+    state, holds = world.view.basis_of(world.view.facts(NODE)).state, list[AssumedPod]()
     for request, gang in pods:
         decision = decide(state, read_pod(request, world.says.rules))
         assert isinstance(decision, Admission)
         for each in decision.allocations:
             state = state.holding(each)
         made = reservation_of(f"uid-{request.name}", request, decision.allocations, 100.0, gang)
-        holds.append(Hold(reserved=msgspec.structs.replace(made, planned=True)))
+        holds.append(AssumedPod(reserved=msgspec.structs.replace(made, planned=True)))
     world.view.hold(NODE, holds)
     requests = {request.name: request for request, _ in pods}
     world.scheduler.requested = lambda reserved: requests.get(reserved.pod)

@@ -8,9 +8,9 @@ from reservation_support import container, reservation
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
-from topoalign.registry.ports import Report
+from topoalign.registry.ports import PodEvent
 from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ class World:
     """A binder, one reservation, and what is told."""
 
     def __init__(self) -> None:
-        self.told: list[Report] = []
+        self.told: list[PodEvent] = []
         self.binder = ScriptedBinder()
         reserved = {"uid-a": {NODE: reservation("a", container("GPU-1", "GPU-3", co_allocated=("mlx5_0",)))}}
         self.events = PodEvents(self.binder, lambda uid: reserved.get(uid, {}), self.told.append, nodes=lambda: 14)

@@ -22,8 +22,8 @@ from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.quotas import Amounts, GpuSizes, OverQuota, PerGpu, amounts_per_gpu, quota_amounts, total
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
-from topoalign.registry.scheduling.filter.quotas import NamespaceUse, Quotas
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.filter.pod_quotas import NamespaceUse, Quotas
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
 from topoalign.testing.memory_kubernetes import pod_of
@@ -54,7 +54,7 @@ class Site:
     """A registry with its nodes, and its API server."""
 
     def __init__(
-        self, world: World, http: httpx.AsyncClient, scheduling: Scheduling, nodes: Sequence[NodeName]
+        self, world: World, http: httpx.AsyncClient, scheduling: SchedulingService, nodes: Sequence[NodeName]
     ) -> None:
         self.world = world
         self.http = http
@@ -412,7 +412,7 @@ def test_what_a_pod_holds_is_counted_once_for_all_that_ask(monkeypatch: pytest.M
         counted.append(request.name)
         return quota_amounts(request, per_gpu, sizes)
 
-    monkeypatch.setattr("topoalign.registry.scheduling.filter.quotas.quota_amounts", counting)
+    monkeypatch.setattr("topoalign.registry.scheduling.filter.pod_quotas.quota_amounts", counting)
     quotas.check_new(new)
     quotas.check_new(new)
     assert ["new", "one", "two", "new"] == counted
@@ -517,18 +517,18 @@ async def test_waiting_pods_are_woken_when_a_limit_changes() -> None:
         await all_tasks_blocked()
         await at.world.clock.advance(6)
         await all_tasks_blocked()
-        before = at.scheduling.watch.wake_ups.done if at.scheduling.watch else -1
+        before = at.scheduling.watch.requeue.done if at.scheduling.watch else -1
         at.cluster.quotas.merge(("ml", "gpus"), {"status": {"used": {"pods": "1"}}})
         await all_tasks_blocked()
         await at.world.clock.advance(6)
         await all_tasks_blocked()
         assert at.scheduling.watch is not None
-        assert before == at.scheduling.watch.wake_ups.done
+        assert before == at.scheduling.watch.requeue.done
         at.limit("30")
         await all_tasks_blocked()
         await at.world.clock.advance(6)
         await all_tasks_blocked()
-        assert before + 1 == at.scheduling.watch.wake_ups.done
+        assert before + 1 == at.scheduling.watch.requeue.done
 
 
 async def test_pods_with_shares_wait_until_quotas_are_listed() -> None:

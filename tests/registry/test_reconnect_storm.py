@@ -13,7 +13,7 @@ from view_support import RULES, Says, asked
 from topoalign.core import wire
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
-from topoalign.registry.scheduling.model import Filtered
+from topoalign.registry.scheduling.scheduling_api import Filtered
 
 pytestmark = pytest.mark.anyio
 

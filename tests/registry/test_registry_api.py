@@ -26,7 +26,7 @@ from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.ports import Endpoint
 from topoalign.registry.api import Api
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.replies import answer_with
 from topoalign.testing.manual_clock import ManualClock

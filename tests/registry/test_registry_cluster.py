@@ -21,7 +21,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.state.fold import NodeState
 from topoalign.registry import paging
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.paging import AllocationIndex, Key, page
 
 NODES = tuple(map(NodeName, ("a", "a.b", "b", "c")))

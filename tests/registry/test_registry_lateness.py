@@ -14,8 +14,8 @@ from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import WriterPosition
 from topoalign.core.ports import Stream
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import ASKED_AT_ONCE, MOST_TRIES, PAUSE, Lateness, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.memory_bus import MemoryBus
@@ -67,7 +67,7 @@ class World:
         self.clock = ShiftingClock()
         self.bus, self.cluster = Allocators(self.clock), Cluster()
         client = Client(self.bus, self.clock, "registry")
-        metrics = Metrics(CollectorRegistry(), client)
+        metrics = RegistryMetrics(CollectorRegistry(), client)
         self.registry = Registry(self.bus, self.clock, client, self.cluster, metrics, SETTINGS)
 
     async def announce(self) -> None:

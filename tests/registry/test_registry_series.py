@@ -14,7 +14,7 @@ from topoalign.core.model.events import AllocationReleased
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.state.fold import NodeState
 from topoalign.registry import series
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.main import serve
 from topoalign.registry.series import NODES_PER_CHUNK, NodeSeries
 from topoalign.runtime.context import Context
@@ -55,13 +55,13 @@ def cluster() -> Cluster:
 def written_for(monkeypatch: pytest.MonkeyPatch) -> list[NodeName]:
     """The nodes whose GPUs were counted, in order."""
     nodes: list[NodeName] = []
-    gpu_lines = series.gpu_lines
+    gpu_lines = series.gpu_state_lines
 
     def counting(state: NodeState) -> bytes:
         nodes.append(state.node)
         return gpu_lines(state)
 
-    monkeypatch.setattr(series, "gpu_lines", counting)
+    monkeypatch.setattr(series, "gpu_state_lines", counting)
     return nodes
 
 

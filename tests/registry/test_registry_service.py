@@ -30,9 +30,9 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.registry import service
-from topoalign.registry.cluster import Cluster, Member
+from topoalign.registry.cluster_nodes import Cluster, ClusterNode
 from topoalign.registry.main import MOST_PASSES, freezing, serve
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
@@ -81,7 +81,7 @@ class World:
     async def registry(self, asking: bool = True) -> AsyncIterator[tuple[Cluster, CollectorRegistry, Registry]]:
         cluster, metrics = Cluster(), CollectorRegistry()
         client = Client(self.bus, self.clock, "registry")
-        counts = Metrics(metrics, client)
+        counts = RegistryMetrics(metrics, client)
         registry = Registry(self.bus, self.clock, client, cluster, counts, RegistrySettings(), self.freeze)
         async with background() as tasks:
             await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
@@ -208,7 +208,7 @@ async def test_an_event_of_a_later_version_is_counted_and_no_dead_letter(world: 
 async def test_a_node_is_stale_while_its_allocator_does_not_answer(world: World) -> None:
     await world.say(topology(1, 8), snapshot(1))
     async with world.registry() as (cluster, _, _):
-        unheard = cluster.member(NODE).answering
+        undelivered = cluster.member(NODE).answering
         async with world.allocator():
             await world.clock.advance(11)
             there = cluster.member(NODE).answering
@@ -217,7 +217,7 @@ async def test_a_node_is_stale_while_its_allocator_does_not_answer(world: World)
         await world.say(granted(2, "a"))
         await all_tasks_blocked()
 
-        assert (False, True, False, True) == (unheard, there, gone, cluster.member(NODE).answering)
+        assert (False, True, False, True) == (undelivered, there, gone, cluster.member(NODE).answering)
 
 
 async def test_a_node_whose_facts_were_deleted_is_shown_no_more(world: World) -> None:
@@ -284,7 +284,7 @@ async def test_only_a_fact_of_the_allocator_is_a_sign_of_its_life(world: World) 
 
 def test_the_last_event_is_the_time_of_the_newest_fact() -> None:
     """Facts that come late are older, and some carry no time."""
-    member = Member(NodeState(node=NODE))
+    member = ClusterNode(NodeState(node=NODE))
     facts: list[tuple[Event, float | None]] = [(snapshot(1), None), (granted(2, "a"), TIME)]
     facts += [
         (topology(1, 8), TIME - 60),
@@ -301,7 +301,7 @@ def test_the_last_event_is_the_time_of_the_newest_fact() -> None:
 
 
 def test_the_time_of_a_forged_fact_does_not_outlast_it() -> None:
-    member = Member(NodeState(node=NODE))
+    member = ClusterNode(NodeState(node=NODE))
     member.apply(heard_of(snapshot(9), member.state, TIME + 1e9))
     member.apply(heard_of(snapshot(2), member.state, TIME, anew=True))
 
@@ -321,7 +321,7 @@ async def test_the_service_brings_its_routes_readiness_and_metrics(world: World)
 
 async def test_it_is_not_ready_before_it_has_read_what_was_there_when_it_began(world: World) -> None:
     client, cluster = Client(world.bus, world.clock), Cluster()
-    metrics = Metrics(CollectorRegistry(), client)
+    metrics = RegistryMetrics(CollectorRegistry(), client)
     registry = Registry(world.bus, world.clock, client, cluster, metrics, RegistrySettings())
 
     assert "TOPOALIGN_NODES is not reached yet" == registry.behind()

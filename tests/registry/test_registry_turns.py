@@ -9,9 +9,9 @@ from cluster_support import allocation, announce
 from starlette.applications import Starlette
 
 from topoalign.core.state.fold import NodeState
-from topoalign.registry import series, views
+from topoalign.registry import api_views, series
 from topoalign.registry.api import Api
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.series import NodeSeries, in_turns
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import LONGEST_SECONDS
@@ -82,9 +82,9 @@ async def test_the_loop_gets_a_turn_whenever_a_slice_of_time_is_spent(work: Work
 @pytest.mark.parametrize(
     ("path", "module", "function"),
     [
-        ("/v1/nodes?limit=1000", views, "summarize"),
-        ("/v1/allocations?limit=1000", views, "ailing"),
-        ("/metrics", series, "gpu_lines"),
+        ("/v1/nodes?limit=1000", api_views, "summarize"),
+        ("/v1/allocations?limit=1000", api_views, "ailing"),
+        ("/metrics", series, "gpu_state_lines"),
         ("/metrics", series, "allocation_lines"),
     ],
 )

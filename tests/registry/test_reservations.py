@@ -15,7 +15,12 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.scheduling.binding.reservations import OTHERS_SECONDS, TIDY_SECONDS, Change, Reservations
+from topoalign.registry.scheduling.binding.cluster_reservations import (
+    OTHERS_SECONDS,
+    TIDY_SECONDS,
+    ClusterReservations,
+    ReservationChange,
+)
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
@@ -33,7 +38,7 @@ class Replica:
         self.changed: list[NodeName] = []
         self.freed: list[NodeName] = []
         self.gone: set[NodeName] = set()
-        self.reservations = Reservations(
+        self.reservations = ClusterReservations(
             bus, clock, writer, self.facts, self.changed.append, self.freed.append, self.gone.__contains__
         )
 
@@ -50,7 +55,9 @@ class Replica:
 
     async def reserve(self, pod: str, *gpus: str, node: NodeName = NODE, seconds: float = 30.0) -> None:
         made = reservation(pod, container(*gpus), seconds=seconds)
-        await self.reservations.write([Change(node=node, position=self.reservations.of(node).position, made=(made,))])
+        await self.reservations.write(
+            [ReservationChange(node=node, position=self.reservations.of(node).position, made=(made,))]
+        )
 
     def pods(self, node: NodeName = NODE) -> list[str]:
         return [each.pod for each in self.reservations.held(node)]
@@ -201,8 +208,11 @@ async def test_registries_conflict_over_a_real_server(tmp_path: Path) -> None:
         await awake.reserve("a", "GPU-0")
         with pytest.raises(BusConflict):
             await stale.reserve("b", "GPU-0")
-        stale.reservations = Reservations(bus, ManualClock(), "r3", stale.facts)
-        gang = [Change(node=node, position=0, made=(reservation("c", container("GPU-0")),)) for node in (OTHER, NODE)]
+        stale.reservations = ClusterReservations(bus, ManualClock(), "r3", stale.facts)
+        gang = [
+            ReservationChange(node=node, position=0, made=(reservation("c", container("GPU-0")),))
+            for node in (OTHER, NODE)
+        ]
         with pytest.raises(BusConflict):
             await stale.reservations.write(gang)
 
@@ -268,7 +278,7 @@ async def test_a_reservation_that_the_node_shows_is_consumed() -> None:
     one = Replica(bus, clock, "r1")
     async with running(one):
         made = reservation("a", container("GPU-0", name="one"), container("GPU-1", name="two"))
-        await one.reservations.write([Change(node=NODE, position=0, made=(made,))])
+        await one.reservations.write([ReservationChange(node=NODE, position=0, made=(made,))])
         one.shows("one")
         assert [["two"]] == [[held.container for held in each.containers] for each in one.reservations.held(NODE)]
         one.shows("one", "two")

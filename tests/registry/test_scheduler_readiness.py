@@ -22,7 +22,7 @@ from topoalign.core.ports import Stream
 from topoalign.registry.kubernetes.objects import WOKEN
 from topoalign.registry.ports import GonePod, SeenPod, Synced
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
-from topoalign.registry.scheduling.service import NATS_AWAY_SECONDS, Scheduling
+from topoalign.registry.scheduling.service import NATS_AWAY_SECONDS, SchedulingService
 from topoalign.registry.service import PAUSE
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import health_pages
@@ -108,7 +108,7 @@ async def review_pod(url: str, limits: Mapping[str, str], gang: str = "", **spec
     return True, json.loads(base64.b64decode(answer.get("patch", "W10=")))
 
 
-async def until_read(world: World, scheduling: Scheduling) -> None:
+async def until_read(world: World, scheduling: SchedulingService) -> None:
     """Until the registry knows all nodes."""
     while scheduling.behind() is not None:
         await pause(world)

@@ -15,9 +15,9 @@ from scheduling_support import FULL, RawClient, RecordedScheduling, go_json, par
 from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import InvalidField
-from topoalign.registry.scheduling.extender import server
-from topoalign.registry.scheduling.extender.connection import IDLE_SECONDS
-from topoalign.registry.scheduling.extender.server import POLL_SECONDS, Certificates, not_after
+from topoalign.registry.scheduling.extender import extender_server
+from topoalign.registry.scheduling.extender.extender_connection import IDLE_SECONDS
+from topoalign.registry.scheduling.extender.extender_server import POLL_SECONDS, Certificates, not_after
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import connections
@@ -287,9 +287,9 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     settings = RegistrySettings(scheduler_port=0, scheduler_tls_dir=str(served))
 
     async with anyio.create_task_group() as tasks:
-        url = await tasks.start(server.serve_scheduler, context, settings, RecordedScheduling(), NO_WEBHOOK)
+        url = await tasks.start(extender_server.serve_scheduler, context, settings, RecordedScheduling(), NO_WEBHOOK)
         reason = context.checks["scheduler certificate"]()
-        of_service = context.readiness[server.READINESS]["certificate"]()
+        of_service = context.readiness[extender_server.READINESS]["certificate"]()
         tasks.cancel_scope.cancel()
 
     assert url.startswith("https://127.0.0.1:")
@@ -301,12 +301,12 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     ("text", "version"), [("", None), ("1.38", (1, 38)), ("v1.40.2", (1, 40)), ("v1.36.2-gke.1+x", (1, 36))]
 )
 def test_a_version_is_read_as_kubernetes_writes_it(text: str, version: tuple[int, int] | None) -> None:
-    assert version == server.version_of(text)
+    assert version == extender_server.parse_kubernetes_version(text)
 
 
 def test_a_version_that_is_none_is_no_start() -> None:
     with pytest.raises(InvalidField, match="TOPOALIGN_SCHEDULER_KUBERNETES"):
-        server.version_of("latest")
+        extender_server.parse_kubernetes_version("latest")
 
 
 @pytest.mark.parametrize(("set_to", "found", "failed"), [("", None, []), ("", (1, 38), ["a"]), ("1.36", (1, 38), [])])
@@ -319,7 +319,7 @@ async def test_the_version_of_the_api_server_counts_where_none_is_set(
     pod = {"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]}}
 
     async with anyio.create_task_group() as tasks, httpx.AsyncClient() as http:
-        url = await tasks.start(server.serve_scheduler, context, settings, full, NO_WEBHOOK, lambda: found)
+        url = await tasks.start(extender_server.serve_scheduler, context, settings, full, NO_WEBHOOK, lambda: found)
         answer = await http.post(f"{url}/scheduler/filter", json={"Pod": pod, "NodeNames": ["a"]})
         tasks.cancel_scope.cancel()
 
@@ -330,12 +330,12 @@ async def test_the_version_of_the_api_server_counts_where_none_is_set(
 async def test_an_idle_connection_is_kept_longer_than_the_scheduler_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """It closes one after 90 s; where the registry did so first, a call could meet a closed connection."""
     assert IDLE_SECONDS > 90
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0)
+    monkeypatch.setattr(extender_server, "IDLE_SECONDS", 0)
     context = Context(bus=MemoryBus(), clock=ManualClock(), environment={})
     settings, scheduling = RegistrySettings(scheduler_port=0), RecordedScheduling()
 
     async with anyio.create_task_group() as tasks:
-        url = await tasks.start(server.serve_scheduler, context, settings, scheduling, NO_WEBHOOK)
+        url = await tasks.start(extender_server.serve_scheduler, context, settings, scheduling, NO_WEBHOOK)
         with RawClient(url) as client:
             answer = await client.rest(request_bytes("/scheduler/filter", go_json(BODY)))
         tasks.cancel_scope.cancel()

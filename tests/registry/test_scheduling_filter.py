@@ -13,7 +13,7 @@ from topoalign.core.model.events import Event
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.shapes import Shapes
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
 
 SEEDS = 400 if THOROUGH else 40

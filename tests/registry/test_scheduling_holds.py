@@ -14,9 +14,9 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import CPU, GPU, MEMORY, AllocationID, DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules, PodLevelResources, PodRequest
 from topoalign.core.model.topology.shapes import Shapes
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, holds_something
-from topoalign.registry.scheduling.model import Filtered, Victims
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod, holds_something
+from topoalign.registry.scheduling.scheduling_api import Filtered, Victims
 
 pytestmark = pytest.mark.anyio
 SEEDS = 600 if THOROUGH else 60
@@ -34,8 +34,8 @@ def node(rules: AdmissionRules = RULES, places: tuple[int, ...] = (0, 0, 1, 1)) 
     return found
 
 
-def hold(uid: str, *devices: str) -> Hold:
-    return Hold(reserved=reservation("a", reserved(*devices), uid=uid))
+def hold(uid: str, *devices: str) -> AssumedPod:
+    return AssumedPod(reserved=reservation("a", reserved(*devices), uid=uid))
 
 
 def test_bound_pods_hold_what_they_will_get_until_they_are_gone() -> None:
@@ -384,7 +384,7 @@ async def test_a_refusal_waits_until_the_node_reports_whose_containers_run() -> 
     world = node()
     devices = {"a": ("GPU-0", "GPU-1"), "b": ("GPU-2", "GPU-3")}
     held = [reservation(uid, reserved(*ids, name="c0"), uid=uid) for uid, ids in devices.items()]
-    world.view.hold(NODE, [Hold(reserved=each) for each in held])
+    world.view.hold(NODE, [AssumedPod(reserved=each) for each in held])
     world.view.expect(NODE, asked(gpus(2, "b"), "b"))
     given = Allocation(id=AllocationID("1"), devices={GPU: (DeviceID("GPU-0"), DeviceID("GPU-1"))})
     world.tell([world.says.grant(given)])

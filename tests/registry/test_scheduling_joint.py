@@ -14,7 +14,7 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, Devi
 from topoalign.core.model.requests import PodRequest, Policy
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.machines import catalogue
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 
 pytestmark = pytest.mark.anyio
 SAME_PCIE = json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})
@@ -42,14 +42,14 @@ def code(world: OneNode, request: PodRequest) -> str:
     return refused[NODE].code if NODE in refused else ""
 
 
-def hold(name: str, gpus: tuple[str, ...], co_allocated: tuple[str, ...], nics: tuple[str, ...] = ()) -> Hold:
+def hold(name: str, gpus: tuple[str, ...], co_allocated: tuple[str, ...], nics: tuple[str, ...] = ()) -> AssumedPod:
     """What is reserved for a pod of one container."""
     given = ReservedContainer(
         container=MAIN,
         devices={GPU: tuple(map(DeviceID, gpus))} | ({NIC: tuple(map(DeviceID, nics))} if nics else {}),
         co_allocated={NIC: tuple(map(DeviceID, co_allocated))} if co_allocated else {},
     )
-    return Hold(reserved=reservation(name, given))
+    return AssumedPod(reserved=reservation(name, given))
 
 
 def test_a_node_is_offered_where_nics_are_found_beside_the_gpus() -> None:
@@ -98,7 +98,7 @@ async def test_a_pod_that_is_reserved_first_waits_for_one_that_is_bound() -> Non
     world = node()
     requests = {"a": joint("a", 1), "b": plain("b", 1)}
     given = [hold("a", ("GPU-0",), ("mlx5_0",)).reserved, hold("b", ("GPU-1",), ()).reserved]
-    world.view.hold(NODE, [Hold(reserved=msgspec.structs.replace(each, gang="ml/g")) for each in given])
+    world.view.hold(NODE, [AssumedPod(reserved=msgspec.structs.replace(each, gang="ml/g")) for each in given])
     world.scheduler.requested = lambda reserved: requests[reserved.pod]
     before = await world.scheduler.fits_in_every_order(NODE, asked(requests["a"]))
     world.view.expect(NODE, asked(requests["b"]))
@@ -115,10 +115,10 @@ async def test_of_pods_that_are_reserved_together_the_first_is_bound() -> None:
     requests = {"a": joint("a", 1), "b": plain("b", 1)}
     given = [hold("a", ("GPU-0",), ("mlx5_0",)).reserved, hold("b", ("GPU-1",), ()).reserved]
     in_gang = [msgspec.structs.replace(each, gang="ml/g") for each in given]
-    world.view.hold(NODE, [Hold(reserved=each) for each in in_gang])
+    world.view.hold(NODE, [AssumedPod(reserved=each) for each in in_gang])
     world.scheduler.requested = lambda reserved: requests[reserved.pod]
     refusals = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in requests.values()]
-    world.view.hold(NODE, [Hold(reserved=each) for each in given])
+    world.view.hold(NODE, [AssumedPod(reserved=each) for each in given])
     of_none = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in requests.values()]
 
     assert (["", "PodsPending"], ["PodsPending"] * 2) == (refusals, of_none)

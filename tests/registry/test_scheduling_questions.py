@@ -16,11 +16,11 @@ from topoalign.core.model.ids import Namespace, NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, Request, empty
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass, empty
 from topoalign.registry.scheduling.filter.node_templates import INSTANCE_TYPE, MACHINE, labelled
-from topoalign.registry.scheduling.model import Filtered, PodToSchedule, Victims
+from topoalign.registry.scheduling.scheduling_api import Filtered, PodToSchedule, Victims
 
 SEEDS = 600 if THOROUGH else 60
 TWO, FIVE, NINE = (asked(pod(container("main", gpus=gpus), name=f"p{gpus}")) for gpus in (2, 5, 9))
@@ -77,7 +77,7 @@ def test_alike_new_nodes_are_judged_once(world: OneNode, monkeypatch: pytest.Mon
     """A decision takes a millisecond, and so does a look at the labels of all nodes: a caller may name thousands."""
     judged, looked = list[Kind](), list[ClusterView]()
 
-    def judge(verdicts: DecisionCache, request: Request, kind: Kind) -> str:
+    def judge(verdicts: DecisionCache, request: PodClass, kind: Kind) -> str:
         judged.append(kind)
         return ""
 

@@ -9,9 +9,9 @@ from scheduling_support import FULL
 from view_support import NODE, RULES, OneNode, Says, asked
 
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.extender import answers
-from topoalign.registry.scheduling.extender.arguments import Asked
-from topoalign.registry.scheduling.model import Filtered
+from topoalign.registry.scheduling.extender import extender_answers
+from topoalign.registry.scheduling.extender.arguments import ExtenderCall
+from topoalign.registry.scheduling.scheduling_api import Filtered
 
 OTHER = NodeName("node-2")
 ONE, TWO = (asked(pod(container("main", gpus=5), name=f"p{number}")) for number in (1, 2))
@@ -71,17 +71,17 @@ def test_what_is_a_pods_alone_is_answered_to_it_alone(world: OneNode) -> None:
 def test_an_answer_is_rendered_once_for_each_form_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """And for each answer: an equal one is another one."""
     rendered: list[tuple[bool, tuple[int, int]]] = []
-    render = answers.filter_answer
+    render = extender_answers.filter_answer
 
-    def counted(asked: Asked, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
+    def counted(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
         rendered.append((asked.whole is None, kubernetes))
         return render(asked, filtered, kubernetes)
 
-    monkeypatch.setattr(answers, "filter_answer", counted)
+    monkeypatch.setattr(extender_answers, "filter_answer", counted)
     old, new = (1, 36), (1, 38)
     one, another = (Filtered(passed=(), refused={NODE: FULL}) for _ in range(2))
-    named, whole = Asked(pod=b"", nodes=(NODE,)), Asked(pod=b"", nodes=(NODE,), whole={NODE: Raw(b"{}")})
-    refusals = answers.RenderedRefusals()
+    named, whole = ExtenderCall(pod=b"", nodes=(NODE,)), ExtenderCall(pod=b"", nodes=(NODE,), whole={NODE: Raw(b"{}")})
+    refusals = extender_answers.RenderedRefusals()
     calls = [(named, one, old), (named, one, old), (named, another, old), (named, one, new), (whole, one, new)]
     found = [refusals.answer(*call) for call in calls]
 

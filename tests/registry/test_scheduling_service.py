@@ -16,8 +16,8 @@ from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
-from topoalign.registry.scheduling.model import PodToSchedule
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.service import PAUSE
 from topoalign.testing.manual_clock import all_tasks_blocked
 
@@ -39,7 +39,7 @@ def world() -> World:
     return World()
 
 
-def code(scheduling: Scheduling) -> str:
+def code(scheduling: SchedulingService) -> str:
     """Of the node's refusal; empty: the pod fits."""
     return next((each.code for each in scheduling.scheduler.filter(POD, (NODE,)).refused.values()), "")
 

@@ -11,14 +11,14 @@ from view_support import RULES, SETTLED, Says, asked, tell_all
 
 from topoalign.core.admission import feasibility
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state import view
-from topoalign.registry.scheduling.cluster_state.nodes import NodeView
+from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter import admission_order, scheduler
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, Request
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
-from topoalign.registry.scheduling.model import Victims
+from topoalign.registry.scheduling.scheduling_api import Victims
 from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import ManualClock
@@ -52,7 +52,7 @@ class Large:
         """Called between two turns."""
         judge = DecisionCache.judge
 
-        def judging(verdicts: DecisionCache, request: Request, node: NodeView) -> str:
+        def judging(verdicts: DecisionCache, request: PodClass, node: NodeView) -> str:
             self.clock.pass_by(LONGEST_SECONDS / NODES_IN_A_TURN)
             self.turns[-1].append(node.name)
             return judge(verdicts, request, node)
@@ -168,7 +168,7 @@ async def test_what_a_gang_is_planned_on_gives_turns_too(large: Large) -> None:
 
 async def test_a_preemption_of_many_nodes_gives_turns(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is gone in a turn is left out, and ends nothing."""
-    large.note(monkeypatch, scheduler, "decided")
+    large.note(monkeypatch, scheduler, "decide_code")
 
     def between() -> None:
         if len(large.judged) == NODES_IN_A_TURN:

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -13,7 +13,7 @@ NODE = NodeName("node-1")
 
 async def test_a_pod_wakes_all_who_wait_for_it_although_one_gave_up() -> None:
     """Two binds of one pod: the scheduler has tried again."""
-    shown, found = ShownPods(), list[NodeName | None]()
+    shown, found = ReportedPods(), list[NodeName | None]()
 
     async def wait() -> None:
         found.append(await shown.node_of("uid", 600.0))

@@ -25,9 +25,9 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.slot_defaults import with_defaults
-from topoalign.registry.scheduling.binding import reservations
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
-from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_mistakable
+from topoalign.registry.scheduling.binding import cluster_reservations
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
+from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_ambiguous
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import TaskTurns
@@ -109,7 +109,7 @@ def test_a_node_is_not_offered_where_its_alignment_leads_to_full_gpus() -> None:
     """Both GPUs of the first NUMA node are nearly full, and a kubelet that aligns slots counts them all the same."""
     it = world(shared(terms=WITH_NUMA_NODES))
     held = {gpu: Amount(cores=70, memory=100 * MIB) for gpu in ("GPU-0::0", "GPU-1::0")}
-    it.view.hold(NODE, [Hold(reserved=reserved("first", held))])
+    it.view.hold(NODE, [AssumedPod(reserved=reserved("first", held))])
 
     assert "ShareSplit" == code(it, pod(asks(1, memory=100, cores=40)))
     assert "" == code(it, pod(asks(1, memory=100, cores=20)))
@@ -166,7 +166,7 @@ def test_a_pod_for_a_gpu_that_is_in_use_may_wait_for_it() -> None:
     """The node has the GPU that the annotation names; it fits once the pod that holds it has ended."""
     it = world(shared())
     held = {gpu: Amount(cores=0, memory=EACH * MIB) for gpu in ("GPU-0::0", "GPU-1::0")}
-    it.view.hold(NODE, [Hold(reserved=reserved("first", held))])
+    it.view.hold(NODE, [AssumedPod(reserved=reserved("first", held))])
     request = msgspec.structs.replace(pod(asks(1, memory=100)), annotations={UUIDS: "GPU-1"})
     never = msgspec.structs.replace(pod(asks(2, memory=100)), annotations={UUIDS: "GPU-1"})
     refused = [it.scheduler.filter(asked(each), (NODE,)).refused[NODE] for each in (request, never)]
@@ -247,8 +247,8 @@ def test_pods_are_mistakable_by_as_many_slots(one: tuple[int, int], other: tuple
     def pending_pod(gpus: int, memory: int) -> PendingPod:
         return PendingPod((gpus, memory), read_pod(pod(asks(gpus, memory=memory)), AdmissionRules()), True)
 
-    assert expected is are_mistakable(shared(), pending_pod(*one), pending_pod(*other))
-    assert not are_mistakable(machine(), pending_pod(*one), pending_pod(*other))
+    assert expected is are_ambiguous(shared(), pending_pod(*one), pending_pod(*other))
+    assert not are_ambiguous(machine(), pending_pod(*one), pending_pod(*other))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_pods_are_mistakable_by_what_they_say_of_gpus(
         asked_for = msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)
         return PendingPod(str(annotations), read_pod(asked_for, AdmissionRules()), True)
 
-    assert expected is are_mistakable(shared(), pending_pod(one), pending_pod(other))
+    assert expected is are_ambiguous(shared(), pending_pod(one), pending_pod(other))
 
 
 @pytest.mark.anyio
@@ -319,7 +319,7 @@ def test_what_is_reserved_for_a_pod_that_is_gone_is_waited_for(
     pods = (one, pod(asks(gone, memory=memory)))
     made = [reserved_for("", each, admitted(node(shared()), each, RULES), 30.0) for each in pods]
 
-    assert [expected] * 2 == [reservations.are_mistakable(*pair) for pair in (made, made[::-1])]
+    assert [expected] * 2 == [cluster_reservations.are_ambiguous_reservations(*pair) for pair in (made, made[::-1])]
 
 
 @pytest.fixture

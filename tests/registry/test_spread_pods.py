@@ -23,8 +23,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK
-from topoalign.registry.scheduling.binding import reservations
-from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_mistakable
+from topoalign.registry.scheduling.binding import cluster_reservations
+from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_ambiguous
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import TaskTurns
 from topoalign.testing.manual_clock import ManualClock
@@ -100,9 +100,9 @@ def test_pods_are_mistakable_that_spread_as_much_over_others(
     made = [reserved_for("", each, admitted(node(shared()), each, KUBELET), 30.0) for each in (one, other)]
 
     assert [expected] * 2 == [
-        are_mistakable(shared(), pending_pod(a), pending_pod(b)) for a, b in ((one, other), (other, one))
+        are_ambiguous(shared(), pending_pod(a), pending_pod(b)) for a, b in ((one, other), (other, one))
     ]
-    assert [expected] * 2 == [reservations.are_mistakable(*pair) for pair in (made, made[::-1])]
+    assert [expected] * 2 == [cluster_reservations.are_ambiguous_reservations(*pair) for pair in (made, made[::-1])]
 
 
 def test_what_is_spread_stays_where_it_is_reserved() -> None:

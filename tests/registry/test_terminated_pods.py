@@ -16,7 +16,7 @@ from topoalign.core.model.requests import PodRequest, Policy
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.cluster_state.view import TERMINATED_SECONDS
 from topoalign.registry.scheduling.filter.scheduler import VictimsTerminating
-from topoalign.registry.scheduling.model import PodToSchedule, Victims
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio

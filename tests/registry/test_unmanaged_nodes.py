@@ -14,8 +14,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.registry.ports import SeenNode
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import MANAGED, UnmanagedNodes
-from topoalign.registry.scheduling.model import PodToSchedule, Victims
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ async def label(world: World, node: str, managed: str | None) -> None:
     await all_tasks_blocked()
 
 
-def code(scheduling: Scheduling, node: NodeName = OTHER, pod: PodToSchedule = TWO) -> str:
+def code(scheduling: SchedulingService, node: NodeName = OTHER, pod: PodToSchedule = TWO) -> str:
     return next((each.code for each in scheduling.scheduler.filter(pod, (node,)).refused.values()), "")
 
 

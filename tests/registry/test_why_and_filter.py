@@ -23,7 +23,7 @@ from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.scoring.quality import Packing
 from topoalign.core.scoring.scorers import Scoring, scorer_of
 from topoalign.kubelet.files import manifest
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 
 SEEDS = 200 if THOROUGH else 20
 SCORER = scorer_of(Scoring.QUALITY, Packing.BINPACK)

@@ -145,7 +145,7 @@ class Checks:
                 for other, others in used[:at]:
                     both = clashing(places, others)
                     if {uid, other} & self.kubelet.lost:
-                        both = [device for device in both if not self.is_told(agent, DeviceID(device), {uid, other})]
+                        both = [device for device in both if not self.is_watched(agent, DeviceID(device), {uid, other})]
                     self.expect("I1", not both, f"{uid} and {other} use {', '.join(both)}")
         if self.instances is not None:
             self.instances.after_step()
@@ -197,7 +197,7 @@ class Checks:
             )
         return used
 
-    def is_told(self, agent: Agent, device: DeviceID, uids: set[str]) -> bool:
+    def is_watched(self, agent: Agent, device: DeviceID, uids: set[str]) -> bool:
         """Whether the record says that one of these pods had to make way of this device, or nobody can be asked now."""
         if agent.ledger is None or agent.process.dead or agent.process.stopped:
             return True
@@ -342,7 +342,7 @@ class Checks:
         (docs/limits.md).
         """
         assert self.kubelet is not None
-        uids = self.kubelet.unheard & self.kubelet.directories.now().unreadable - self.kubelet.wanted.keys()
+        uids = self.kubelet.undelivered & self.kubelet.directories.now().unreadable - self.kubelet.wanted.keys()
         return frozenset(place for a in state.allocations.values() if a.pod_uid in uids for place in held_by(a))
 
     def kept(self) -> Held:

@@ -40,7 +40,7 @@ from topoalign.core.model.requests import CARDS
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.scheduling.binding.gangs import GANG_SECONDS
+from topoalign.registry.scheduling.binding.gang_binding import GANG_SECONDS
 from topoalign.testing.fake_scheduler.preemption import Preemption
 
 SETTLED_SECONDS = 60.0

@@ -15,13 +15,13 @@ import anyio
 from simulation.cluster_world import BrokenCall, ClusterWorld, PartedBus, call
 from simulation.loop import Process
 
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ledger.outbox import Outbox
-from topoalign.allocator.ports import Listing, Part, ShownDevices
-from topoalign.allocator.reconciliation.usage import UsageTeller
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
+from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
 from topoalign.allocator.service import WriterPositions
@@ -113,7 +113,7 @@ class Node:
         bus = PartedBus(world, process)
         self.ledger = ledger = Ledger(name, self._journal, world.clock)
         for fact in hardware_facts(self):
-            ledger.hear(fact)
+            ledger.take_reading(fact)
         gone = [each.id for each in ledger.state.allocations.values() if each.pod_uid not in self.used]
         if gone:
             ledger.release(gone, "gone")
@@ -121,7 +121,7 @@ class Node:
         self._began = int(world.clock.wall() * 1000)
         self._readings = 0
         self.read_kubelet()
-        self.reservations = Reservations(ledger, bus, world.clock)
+        self.reservations = NodeReservationList(ledger, bus, world.clock)
         self.allocations = DeviceAllocations(
             ledger,
             world.clock,
@@ -135,7 +135,7 @@ class Node:
 
     async def _run(self, bus: Bus) -> None:
         ledger, clock = self.ledger, self.world.clock
-        outbox, usage = Outbox(ledger, bus, clock), UsageTeller(ledger, bus, clock, bus)
+        outbox, usage = Outbox(ledger, bus, clock), UsagePublisher(ledger, bus, clock, bus)
         admissions = Admissions(
             ledger,
             bus,
@@ -289,7 +289,7 @@ class Node:
         if usage is not None and usage.kubelet == kubelet:
             return
         self._readings += 1
-        self.ledger.hear(
+        self.ledger.take_reading(
             UsageObserved(node=self.name, epoch=self._began, revision=self._readings, containers=(), kubelet=kubelet)
         )
 
@@ -341,23 +341,23 @@ class Record:
     def written(self) -> tuple[int, ...]:
         return ()
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         await anyio.lowlevel.checkpoint()
         node = self._node
         owners = {each.pod_uid: each.owner for each in node.ledger.state.allocations.values()}
         shown = tuple(
-            ShownDevices(owner=owner, resource=resource, devices=frozenset(devices), pod_uid=uid)
+            ReportedDevices(owner=owner, resource=resource, devices=frozenset(devices), pod_uid=uid)
             for uid, held in node.used.items()
             for resource, devices in held.items()
             if (owner := owners.get(uid)) is not None
         )
-        return Listing(
+        return KubeletListing(
             kubelet=(1,),
             since=0.0,
             pods=len(node.used) + 1,
             holdings=shown,
             checkpoint=frozenset((each.resource, device) for each in shown for device in each.devices),
-            parts=tuple(Part(each.resource, each.devices) for each in shown),
+            parts=tuple(ResourceEntry(each.resource, each.devices) for each in shown),
         )
 
 

@@ -10,19 +10,19 @@ from topoalign.core.admission.gang_plan import Plan
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Received
 from topoalign.registry.scheduling import service
-from topoalign.registry.scheduling.binding.gangs import Gangs
-from topoalign.registry.scheduling.binding.reservations import Change, Reservations
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 
-class RereadingReservations(Reservations):
+class RereadingReservations(ClusterReservations):
     """Writes after the newest message that it knows, whatever it has decided on: what came meanwhile is not looked at."""
 
-    async def write(self, changes: Sequence[Change]) -> None:
+    async def write(self, changes: Sequence[ReservationChange]) -> None:
         await super().write([msgspec.structs.replace(each, position=self.of(each.node).position) for each in changes])
 
 
-class ForgetfulReservations(Reservations):
+class ForgetfulReservations(ClusterReservations):
     """Takes in every message that comes, also one that is older than what it has written itself."""
 
     def _position_of(self, received: Received) -> int:

@@ -12,14 +12,14 @@ from simulation.loop import Process
 from simulation.scheduled_cluster import CALL_SECONDS, Replica
 
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_scheduler.extender import ExtenderFailed
 
 LATE_SECONDS = (0.1, 1.0, 6.0)
 """By one of these a call of the scheduler is late. It gives up after five."""
 
 
-class WatchedScheduling(Scheduling):
+class WatchedScheduling(SchedulingService):
     """Reports which message of a node's reservations it has after each change."""
 
     moved: Callable[[NodeName, int], None]

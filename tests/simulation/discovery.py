@@ -46,14 +46,14 @@ class Discovery:
     def announce(self) -> None:
         """As `topoalign.discovery.service` does."""
         if not self._epochs.renew():
-            self._announcer.owe()
+            self._announcer.request_announce()
         self.say()
 
     def say(self) -> None:
         """Everything, under a new revision."""
         self._revision += 1
         world = self._world
-        self._announcer.say(
+        self._announcer.submit(
             TopologyDiscovered(
                 node=NODE,
                 epoch=self._epochs.current,
@@ -63,7 +63,7 @@ class Discovery:
                 topology=world.machine,
             )
         )
-        self._announcer.say(
+        self._announcer.submit(
             DeviceHealthChanged(
                 node=NODE, epoch=self._epochs.current, revision=self._revision, devices=dict(world.health)
             )

@@ -119,7 +119,7 @@ def journal_damaged(run: "Scenario") -> None:
     run.checks.init_in_doubt = True
     if run.kubelet is not None:
         run.checks.unreadable |= run.kubelet.lost
-        run.kubelet.unheard |= run.kubelet.directories.now().unreadable
+        run.kubelet.undelivered |= run.kubelet.directories.now().unreadable
     run.checks.record.begin_with(left, disk.journal.published())
     run.checks.amounts.begin_with(left)
     if run.checks.instances is not None:

@@ -11,7 +11,7 @@ from simulation.starts import Answer
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import DeviceID, ResourceName

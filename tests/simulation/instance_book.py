@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 from simulation.limiters import MEMORY_DISK
 from simulation.loop import Process
 
-from topoalign.allocator.mig.instance_log import InstanceBook, OwnInstance
+from topoalign.allocator.mig.instance_log import InstanceLog, OwnInstance
 from topoalign.core.model.errors import StateFault
 
 
@@ -45,7 +45,7 @@ class BookDisk:
         self.full = self.kills = False
 
 
-class FaultyBook(InstanceBook):
+class FaultyBook(InstanceLog):
     """As one agent writes it."""
 
     def __init__(

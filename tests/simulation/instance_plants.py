@@ -24,10 +24,10 @@ class LeakingInstances(Instances):
 class TidyingInstances(Instances):
     """What no container has is destroyed, whoever made it."""
 
-    async def sweep(
+    async def destroy_unused(
         self, live: Callable[[], Collection[DeviceID]], held: Callable[[], Collection[DeviceID]] = tuple
     ) -> None:
-        await super().sweep(live, held)
+        await super().destroy_unused(live, held)
         with suppress(DriverFault):
             for gpu in sorted({own.gpu for own in self.own}):
                 for each in await self._maker.there(gpu):
@@ -41,8 +41,8 @@ class HastyInstances(Instances):
     def keep(self, uuid: DeviceID) -> None:
         pass
 
-    async def sweep(
+    async def destroy_unused(
         self, live: Callable[[], Collection[DeviceID]], held: Callable[[], Collection[DeviceID]] = tuple
     ) -> None:
         self._granting.clear()
-        await super().sweep(live, held)
+        await super().destroy_unused(live, held)

@@ -19,7 +19,7 @@ import anyio
 from simulation.pods import Container, Directories, Pod
 from simulation.starts import IN_TURN, Answer, Starts
 
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.core.model.errors import TopoalignError, Unavailable
 from topoalign.core.model.events import ContainerUsage, Owner
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, ResourceName
@@ -75,7 +75,7 @@ class Kubelet:
     """Told each container that begins to run."""
     lost: set[str] = field(default_factory=set)
     """Pods that run, and of whose devices the kubelet knows nothing since it lost its checkpoint."""
-    unheard: set[str] = field(default_factory=set)
+    undelivered: set[str] = field(default_factory=set)
     """Pods without volumes whose end, if they have ended, nobody may have received, nor may anybody hear of it later."""
     told: set[str] = field(default_factory=set)
     """Pods that this kubelet has told this agent of: it has shown them, or written them down, and was asked since."""
@@ -116,7 +116,7 @@ class Kubelet:
 
     def begin_unheard(self) -> None:
         """Who tells of ended pods, or who listens, is another one from now on, and may never have told or heard of these."""
-        self.unheard |= self.directories.now().unreadable - self.wanted.keys()
+        self.undelivered |= self.directories.now().unreadable - self.wanted.keys()
         self.told.clear()
 
     def lists(self, plugin: Plugin, healthy: dict[ResourceName, tuple[DeviceID, ...]]) -> None:
@@ -138,7 +138,7 @@ class Kubelet:
         """The containers have ended, and nobody deletes the pod: it is not active any more, and its directory stays."""
         self.wanted.pop(uid, None)
         if uid not in self.told:
-            self.unheard.add(uid)
+            self.undelivered.add(uid)
         self.directories.tear_down(uid)
         for pods in (self.admitted, self.hidden, self.lost):
             pods.discard(uid)
@@ -161,7 +161,7 @@ class Kubelet:
 
     # what it tells
 
-    def listing(self) -> Listing:
+    def listing(self) -> KubeletListing:
         """PodResources and the checkpoint as they are now."""
         if not self.up:
             raise Unavailable("PodResources does not answer", "look at the kubelet")
@@ -169,8 +169,8 @@ class Kubelet:
         is_own = self.version > self.found
         self.told |= {pod.uid for pod in shown if any(self.holdings(pod))}
         self.told |= {uid for uid, _, _ in self.file} if is_own and self.readable else set()
-        self.unheard -= self.told
-        return Listing(
+        self.undelivered -= self.told
+        return KubeletListing(
             kubelet=(self.starts,),
             since=self.since,
             pods=len(shown) + 1,  # there are always some that ask for no device
@@ -179,13 +179,13 @@ class Kubelet:
             is_own=is_own,
             directories=self.directories.now() if self.mounted else None,
             checkpoint=self.checkpoint() if self.readable else None,
-            parts=tuple(Part(key[2], devices, key[0], key[1]) for key, devices in self.file.items())
+            parts=tuple(ResourceEntry(key[2], devices, key[0], key[1]) for key, devices in self.file.items())
             if self.readable
             else (),
             usage=tuple(self.usage(shown)),
         )
 
-    def holdings(self, pod: Pod) -> Iterator[ShownDevices]:
+    def holdings(self, pod: Pod) -> Iterator[ReportedDevices]:
         """Of app containers and sidecars: plain init containers are not shown."""
         for container in pod.containers:
             for resource in container.limits:
@@ -193,7 +193,7 @@ class Kubelet:
                 if devices and container.role != "init":
                     owner = Owner(namespace=DEFAULT, pod=pod.name, container=container.name)
                     uid = pod.uid if self.readable and self.file.get((pod.uid, container.name, resource)) else ""
-                    yield ShownDevices(
+                    yield ReportedDevices(
                         owner=owner, resource=resource, devices=devices, pod_uid=uid if self.mounted else ""
                     )
 

@@ -2,7 +2,7 @@
 
 import anyio
 
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Owner
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName
@@ -17,20 +17,20 @@ class KubeletRecord:
         """What init containers have: in the checkpoint, and shown nowhere."""
         self.answering = self.readable = True
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         await anyio.lowlevel.checkpoint()
         if not self.answering:
             raise Unavailable("PodResources does not answer", "look at the kubelet")
         places = frozenset((GPU, device) for device in self.shown | self.init)
-        return Listing(
+        return KubeletListing(
             kubelet=(1,),
             since=0.0,
             pods=len(self.pods) + 1,
             holdings=tuple(
-                ShownDevices(owner=owner(pod), resource=GPU, devices=devices) for pod, devices in self.pods.items()
+                ReportedDevices(owner=owner(pod), resource=GPU, devices=devices) for pod, devices in self.pods.items()
             ),
             checkpoint=places if self.readable else None,
-            parts=tuple(Part(GPU, devices) for devices in (*self.pods.values(), frozenset(self.init)))
+            parts=tuple(ResourceEntry(GPU, devices) for devices in (*self.pods.values(), frozenset(self.init)))
             if self.readable
             else (),
         )

@@ -14,9 +14,9 @@ from simulation.pods import Container, Pod
 from simulation.starts import Answer
 from simulation.world import Violation, World
 
-from topoalign.allocator.containers.hami_core import directories as hami_core
-from topoalign.allocator.containers.vcuda import directories as vcuda
-from topoalign.allocator.containers.vcuda.directories import CONFIG_FILE
+from topoalign.allocator.containers.hami_core import slot_directories as hami_core
+from topoalign.allocator.containers.vcuda import unit_directories as vcuda
+from topoalign.allocator.containers.vcuda.unit_directories import CONFIG_FILE
 from topoalign.core.model.ids import ContainerName
 from topoalign.core.state.fold import NodeState
 
@@ -86,7 +86,7 @@ class LimitChecks:
                     continue  # who has these slots may be known to nobody any more
                 if not Path(answer.mounts[SLOTS_AT]).is_dir():
                     return f"the directory of {key} is missing"
-        name = vcuda.name_of if limits.limiter == "vcuda" else hami_core.name_of
+        name = vcuda.units_directory_name if limits.limiter == "vcuda" else hami_core.slots_directory_name
         places = {*kubelet.entries.items(), *kubelet.file.items(), *kubelet.used.items()}
         needed = {name(resource, devices) for (_, _, resource), devices in places}
         live = state.allocations.values()

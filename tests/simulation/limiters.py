@@ -20,11 +20,11 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 from simulation.divisions import Limiter
 
-from topoalign.allocator.containers.hami_core import directories
-from topoalign.allocator.containers.hami_core import directories as hami_core
+from topoalign.allocator.containers.hami_core import slot_directories
+from topoalign.allocator.containers.hami_core import slot_directories as hami_core
 from topoalign.allocator.containers.limiter_files import write_file
-from topoalign.allocator.containers.vcuda import directories as vcuda
 from topoalign.allocator.containers.vcuda import limiter as vcuda_limiter
+from topoalign.allocator.containers.vcuda import unit_directories as vcuda
 from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.kubelet.control_groups import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, SharingSection, Units
@@ -85,12 +85,12 @@ class LimiterFiles:
         (self.host / "cgroup" / "cgroup.procs").write_text("1\n")
         self.put_right()
         vcuda.write_file = hami_core.write_file = self._write  # type: ignore[attr-defined]  # the disk
-        directories.to_thread = vcuda_limiter.to_thread = NoThread  # type: ignore[assignment,attr-defined]  # a simulation has one
+        slot_directories.to_thread = vcuda_limiter.to_thread = NoThread  # type: ignore[assignment,attr-defined]  # a simulation has one
         try:
             yield
         finally:
             vcuda.write_file = hami_core.write_file = write_file  # type: ignore[attr-defined]
-            directories.to_thread = vcuda_limiter.to_thread = to_thread  # type: ignore[attr-defined]
+            slot_directories.to_thread = vcuda_limiter.to_thread = to_thread  # type: ignore[attr-defined]
             shutil.rmtree(self._top)
 
     def put_right(self) -> None:

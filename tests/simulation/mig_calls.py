@@ -1,9 +1,10 @@
 """
 NVML's calls for MIG instances as one simulated agent makes them: each may fail, hang, or be the last thing that it does.
 
-As in `topoalign.allocator.mig.nvml`: a GPU instance whose compute instance cannot be made is destroyed again, if the
-driver lets it; a call that does not answer is given up after ten seconds, whatever becomes of it, and no other one begins
-until it has ended. A process that is killed in the driver ends when the call has: the next one starts after that.
+As in `topoalign.allocator.mig.nvml_instances`: a GPU instance whose compute instance cannot be made is destroyed again,
+if the driver lets it; a call that does not answer is given up after ten seconds, whatever becomes of it, and no other
+one begins until it has ended. A process that is killed in the driver ends when the call has: the next one starts after
+that.
 """
 
 import asyncio

@@ -26,15 +26,15 @@ from simulation.mig_driver import Driver
 from simulation.starts import Answer
 from simulation.world import NODE, Violation, World
 
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.directories import Sweeps
-from topoalign.allocator.device_plugin.front import resources
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup
+from topoalign.allocator.device_plugin.front import resources_to_serve
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.mig.garbage_collection import sweep_instances
+from topoalign.allocator.mig.garbage_collection import collect_unused_instances
 from topoalign.allocator.mig.instances import Instances
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import KubeletListing
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client, Delivery
@@ -43,8 +43,8 @@ from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import AllocationsSnapshot, LedgerFact
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Bus, Message
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.node_bus import NodeBus
@@ -60,7 +60,7 @@ class KubeletList:
     def __init__(self, world: World, kubelet: Kubelet) -> None:
         self._world, self._kubelet = world, kubelet
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         late = self._world.faults.random() < 0.5
         if late:
             await self._world.slow()
@@ -115,7 +115,7 @@ class Agent:
             return
         bus: Bus = NodeBus(self.bus, NODE) if world.one_process else self.bus
         hardware_watch = HardwareWatch(ledger, bus, clock)
-        reservations = Reservations(ledger, self.bus, clock) if self.front is not None else None
+        reservations = NodeReservationList(ledger, self.bus, clock) if self.front is not None else None
         if self.kubelet is not None:
             self.device_allocations = self.allocations_for(self.kubelet, ledger, hardware_watch, reservations)
         admissions = self.parts.admissions(ledger, bus, world.rules, kubelet_owns_devices=self.kubelet is not None)
@@ -143,10 +143,10 @@ class Agent:
             if self.front is not None:
                 tasks.start_soon(self.front.run, clock)
             if self.instances is not None and (made := self.device_allocations) is not None:
-                tasks.start_soon(sweep_instances, self.instances, ledger, clock, lambda: made.polled)
+                tasks.start_soon(collect_unused_instances, self.instances, ledger, clock, lambda: made.polled)
 
     def allocations_for(
-        self, kubelet: Kubelet, ledger: Ledger, hardware_watch: HardwareWatch, reservations: Reservations | None
+        self, kubelet: Kubelet, ledger: Ledger, hardware_watch: HardwareWatch, reservations: NodeReservationList | None
     ) -> DeviceAllocations:
         """As `kubelet_side` of the allocator's `main.py` makes them."""
         more: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class Agent:
             if self.kubelet.up and self.kubelet.plugin is None:
                 self.door.hang_up()
             state = self.device_allocations.state
-            served = sorted(resources(state)) if self.front is not None else state.hardware.devices
+            served = sorted(resources_to_serve(state)) if self.front is not None else state.hardware.devices
             faults = self.device_allocations.faults
             healthy = {resource: tuple(state.healthy(resource)) for resource in served}
             if faults:
@@ -264,7 +264,7 @@ class Parts:
     admissions: type[Admissions] = Admissions
     bus: type[FaultyBus] = FaultyBus
     limiter: type[SocketlessLimiter] = SocketlessLimiter
-    sweeps: type[Sweeps] = Sweeps
+    sweeps: type[DirectoryCleanup] = DirectoryCleanup
     instances: type[Instances] = Instances
 
 
@@ -290,7 +290,7 @@ class Hub:
         self.place = (0, 0)
         """Epoch and seq of the last fact that it received."""
         self.cluster = WatchedCluster(lambda event: None if self.process.dead else delivery(self, event))
-        metrics = Metrics(CollectorRegistry(), self.client)
+        metrics = RegistryMetrics(CollectorRegistry(), self.client)
         self._registry = Registry(bus, world.clock, self.client, self.cluster, metrics, RegistrySettings())
 
     async def run(self) -> None:

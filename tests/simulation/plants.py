@@ -31,11 +31,11 @@ from simulation.share_plants import (
 
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.containers.hami_core.directories import Sweeps
-from topoalign.allocator.ledger.ledger import Draft, Ledger
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup
+from topoalign.allocator.ledger.ledger import Ledger, UnsequencedFact
 from topoalign.allocator.mig.instances import Instances
-from topoalign.allocator.ports import AskedDevices, Listing
-from topoalign.allocator.reconciliation.liveness import Liveness, places
+from topoalign.allocator.ports import AskedDevices, KubeletListing
+from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.decisions import Decision
@@ -215,7 +215,7 @@ class WhimsicalLedger(Ledger):
 class ForgetfulLedger(Ledger):
     """Its snapshots lack the newest allocation."""
 
-    def _snapshot(self) -> Draft:
+    def _snapshot(self) -> UnsequencedFact:
         older = tuple(self.state.allocations.values())[:-1]
         return partial(AllocationsSnapshot, allocations=older, memory={}, digest=self.state.digest)
 
@@ -276,32 +276,32 @@ class SkippingBus(FaultyBus):
         return [*reversed(await super().publish_all([*reversed(messages)]))]
 
 
-class EntriesCount(Liveness):
+class EntriesCount(LivenessCheck):
     """What the checkpoint has given to a pod is the pod's, whether or not that is gone."""
 
-    def is_kept(self, allocation: Allocation, listing: Listing) -> bool:
-        return listing.checkpoint is None or not listing.checkpoint.isdisjoint(places(allocation))
+    def is_kept(self, allocation: Allocation, listing: KubeletListing) -> bool:
+        return listing.checkpoint is None or not listing.checkpoint.isdisjoint(kubelet_places(allocation))
 
-    def is_gone(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_gone(self, allocation: Allocation, listing: KubeletListing) -> bool:
         return False
 
 
-class NothingIsForgotten(Liveness):
+class NothingIsForgotten(LivenessCheck):
     """What the kubelet has in no file has ended."""
 
-    def is_forgotten(self, allocation: Allocation, listing: Listing, boot: str) -> bool:
+    def is_forgotten(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
         return False
 
 
-class NobodyIsDisplaced(Liveness):
+class NobodyIsDisplaced(LivenessCheck):
     """Who has to make way has ended."""
 
-    def is_displaced(self, allocation: Allocation, listing: Listing) -> bool:
+    def is_displaced(self, allocation: Allocation, listing: KubeletListing) -> bool:
         return False
 
 
 class ByEntriesDeviceAllocations(DeviceAllocations):
-    liveness: type[Liveness] = EntriesCount
+    liveness: type[LivenessCheck] = EntriesCount
 
     def __init__(self, *details: Any, **more: Any) -> None:
         super().__init__(*details, **more)
@@ -328,7 +328,7 @@ class BelievingDeviceAllocations(DeviceAllocations):
 class Plant(NamedTuple):
     breaks: str
     """The invariant."""
-    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus | SocketlessLimiter | Sweeps | Instances]
+    part: type[Ledger | DeviceAllocations | Admissions | FaultyBus | SocketlessLimiter | DirectoryCleanup | Instances]
     first: int = 0
     """The seed from which on it is looked for: what takes a rare chain of events is found sooner from here."""
 

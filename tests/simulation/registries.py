@@ -36,12 +36,12 @@ from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.ports import ApiUnavailable, SeenPod
-from topoalign.registry.scheduling.binding.binding import Binder
-from topoalign.registry.scheduling.binding.gangs import Gangs
-from topoalign.registry.scheduling.binding.reservations import Reservations
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
-from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_mistakable
-from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
+from topoalign.registry.scheduling.binding.binding import PodBinder
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
+from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_ambiguous
+from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 NODES = ("node-1", "node-2", "node-3")
@@ -107,11 +107,11 @@ class Replica:
         process = self.process = Process(self._name)
         bus = FaultyBus(world.broker, world.chance, lambda: process.dead)
         self.seen: dict[NodeName, NodeState] = {name: NodeState(node=name) for name in world.site.ledgers}
-        self.reservations = Reservations(bus, world.clock, f"{self._name}-{self._lives}", self.seen.__getitem__)
+        self.reservations = ClusterReservations(bus, world.clock, f"{self._name}-{self._lives}", self.seen.__getitem__)
         api = FaultyApi(world, process)
-        self._shown = ShownPods()
+        self._shown = ReportedPods()
         self._gangs = Gangs(self.reservations, world.clock, self._passing, self._hardware, self._candidate)
-        self.binder = Binder(
+        self.binder = PodBinder(
             bus, world.clock, api, self.reservations, ScriptedChecks(self._fits), self._gangs.plan, self._shown
         )
         world.loop.start(process, self.reservations.run)
@@ -166,7 +166,7 @@ class Replica:
                 continue
             request = self._world.requests[each.pod_uid]
             other = PendingPod(key_of(request), read_pod(request, self._world.rules), must_fit=True)
-            if are_mistakable(self.seen[node].hardware, own, other):
+            if are_ambiguous(self.seen[node].hardware, own, other):
                 return PODS_PENDING
         return ""
 

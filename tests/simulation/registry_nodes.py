@@ -13,11 +13,11 @@ import anyio
 from simulation.bus import happens
 from simulation.world import Violation
 
-from topoalign.allocator.allocate.joint_devices import CoAllocatedLacking
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Binding
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.core import wire
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.deviceshare.node_inventory import places_of
@@ -61,7 +61,7 @@ class Node:
         """The allocator begins anew."""
         world = self._world
         self._forgotten = {*world.requests}
-        self._reservations = Reservations(self.ledger, world.broker.bus, world.clock)
+        self._reservations = NodeReservationList(self.ledger, world.broker.bus, world.clock)
         self._allocations = DeviceAllocations(
             self.ledger,
             world.clock,
@@ -168,22 +168,22 @@ class Record:
     def written(self) -> tuple[int, ...]:
         return ()
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         await anyio.lowlevel.checkpoint()
         live = [each for each in self._node.ledger.state.allocations.values() if each.owner is not None]
         shown = [
-            ShownDevices(owner=each.owner, resource=resource, devices=frozenset(devices))
+            ReportedDevices(owner=each.owner, resource=resource, devices=frozenset(devices))
             for each in live
             for resource, devices in each.from_kubelet.items()
             if each.owner is not None
         ]
-        return Listing(
+        return KubeletListing(
             kubelet=(1,),
             since=0.0,
             pods=len(live) + 1,
             holdings=tuple(shown),
             checkpoint=frozenset((each.resource, device) for each in shown for device in each.devices),
-            parts=tuple(Part(each.resource, each.devices) for each in shown),
+            parts=tuple(ResourceEntry(each.resource, each.devices) for each in shown),
         )
 
 

@@ -24,11 +24,11 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, ConfirmRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Stream
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.ports import GonePod, KubernetesApi, SeenPod, Synced
-from topoalign.registry.scheduling.extender.pages import Extender
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.extender.handlers import Extender
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
@@ -70,13 +70,18 @@ class Replica:
     """One registry."""
 
     def __init__(
-        self, bus: Bus, clock: Clock, api: KubernetesApi, name: str, scheduling: type[Scheduling] = Scheduling
+        self,
+        bus: Bus,
+        clock: Clock,
+        api: KubernetesApi,
+        name: str,
+        scheduling: type[SchedulingService] = SchedulingService,
     ) -> None:
         settings = RegistrySettings(scheduler_port=0)
         context = Context(bus=bus, clock=clock, environment={})
         client = Client(bus, clock, "registry", usage=True)
         self.members = Cluster(usage=True)
-        self.registry = Registry(bus, clock, client, self.members, Metrics(context.metrics, client), settings)
+        self.registry = Registry(bus, clock, client, self.members, RegistryMetrics(context.metrics, client), settings)
         self.scheduling = scheduling(context, settings, client, self.members, self.registry, api, name)
         self.extender = Extender(self.scheduling.scheduler, lambda: (1, 36))
 

@@ -14,9 +14,9 @@ from topoalign.allocator.allocate.pre_start import ShareStarts
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.units import Shares
-from topoalign.allocator.containers.hami_core.directories import Owner, Sweeps
-from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.directories import Limits
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup, DirectoryOwner
+from topoalign.allocator.containers.vcuda import unit_directories
+from topoalign.allocator.containers.vcuda.unit_directories import Limits
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.core.model.allocations import amounts_of
@@ -110,23 +110,23 @@ class KeepingLimiter(SocketlessLimiter):
     """A directory that is there is good for whoever has the units next."""
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
-        if directories.owner_of(root, name) is None:
+        if unit_directories.read_config_owner(root, name) is None:
             await super()._prepare(root, name, limits)
 
 
-class MistakingSweeps(Sweeps):
+class MistakingSweeps(DirectoryCleanup):
     """All directories are those of one record."""
 
-    def _held(self, state: NodeState) -> dict[str, Owner | None]:
+    def _held(self, state: NodeState) -> dict[str, DirectoryOwner | None]:
         found = super()._held(state)
         owner = next((each for each in found.values() if each is not None and each.pod_uid), None)
-        return dict.fromkeys(found, owner or Owner(AllocationID("")))
+        return dict.fromkeys(found, owner or DirectoryOwner(AllocationID("")))
 
 
-class IdleSweeps(Sweeps):
+class IdleSweeps(DirectoryCleanup):
     """What is gone stays gone, and what is left over stays."""
 
-    def sweep(self, state: NodeState, poll: Poll | None) -> None:
+    def clean_up(self, state: NodeState, poll: Poll | None) -> None:
         pass
 
 

@@ -55,7 +55,7 @@ def checkpoint_lost(run: "Scenario") -> None:
     for uid, places in checks.running().items():
         if not places <= {place for a in known if a.pod_uid == uid for place in held_by(a)}:
             checks.unreadable.add(uid)
-    kubelet.unheard |= kubelet.directories.now().unreadable
+    kubelet.undelivered |= kubelet.directories.now().unreadable
     run.world.note("lost", sorted(kubelet.admitted), sorted(checks.unreadable))
     run.stop_kubelet()
     kubelet.lose_checkpoint()

@@ -60,7 +60,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger = Ledger(
                 NODE, self.journal, self.clock, compact_after=COMPACT_AFTER, pending_limit=PENDING_LIMIT
             )
-            self.ledger.hear(
+            self.ledger.take_reading(
                 TopologyDiscovered(
                     node=NODE, epoch=1, revision=1, boot_id="b", source="described: simulated", topology=WHOLE
                 )
@@ -78,7 +78,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def tell_health(self) -> None:
         event = DeviceHealthChanged(node=NODE, epoch=1, revision=next(self.numbers), devices=dict(self.health))
-        self.ledger.hear(event)
+        self.ledger.take_reading(event)
 
     def teardown(self) -> None:
         self.loop.close()

@@ -19,7 +19,7 @@ from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing
+from topoalign.allocator.ports import KubeletListing
 from topoalign.core.model.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.ports import Entry
@@ -42,13 +42,13 @@ class Node:
         """Every owner that was recorded, and whether it was for that pod that the devices had been asked for."""
         self.asked_for: dict[AllocationID, str] = {}
         self.ledger = Ledger(NODE, WatchedJournal(self), clock)
-        self.ledger.hear(
+        self.ledger.take_reading(
             TopologyDiscovered(
                 node=NODE, epoch=1, revision=1, boot_id="b", source="described: simulated", topology=WHOLE
             )
         )
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
-        self.ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
+        self.ledger.take_reading(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
         self.device_allocations = DeviceAllocations(
             self.ledger, clock, self, gone_seconds=2, unbound_seconds=4, settle_seconds=6
         )
@@ -58,7 +58,7 @@ class Node:
     async def late(self) -> None:
         await anyio.sleep(self.chance.choice(LATE))
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         await self.late()
         listing = self.kubelet.listing()
         await self.late()

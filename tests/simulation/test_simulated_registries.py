@@ -12,12 +12,12 @@ from simulation.registries import Cluster
 from simulation.scenario import quietly
 from simulation.world import Violation
 
-from topoalign.allocator.allocate.joint_devices import CoAllocated, ReservedCoAllocations
+from topoalign.allocator.allocate.co_allocation import CoAllocated, ReservedCoAllocations
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import CARDS
 from topoalign.core.ports import Message
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.binding.binding import Binder
+from topoalign.registry.scheduling.binding.binding import PodBinder
 
 MISTAKEN = range(28, 60)
 """Seeds of a cluster with units of GPUs whose kubelets hear of such pods in another order."""
@@ -95,13 +95,13 @@ def test_shares_that_a_kubelet_may_mistake_are_found(monkeypatch: pytest.MonkeyP
     A registry binds pods beside one another that ask for as much of one kind and for something else of the other. Some runs
     violate something else before: such pods may differ in their NICs as well.
     """
-    monkeypatch.setattr(registries, "are_mistakable", lambda topology, one, other: False)
+    monkeypatch.setattr(registries, "are_ambiguous", lambda topology, one, other: False)
 
     assert any("ShareSplit" in found or "not equal parts" in found for found in map(violation_of, MISTAKEN))
 
 
 def test_nics_that_do_not_come_with_the_gpus_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReservedCoAllocations, "left", lambda self, waiting, gone: CoAllocated())
+    monkeypatch.setattr(ReservedCoAllocations, "available", lambda self, waiting, gone: CoAllocated())
     with pytest.raises(Violation, match="apart"):
         for seed in range(30):
             run(seed)
@@ -109,20 +109,20 @@ def test_nics_that_do_not_come_with_the_gpus_are_found(monkeypatch: pytest.Monke
 
 def test_a_reservation_of_what_another_still_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """I14: the node has given the other pod something else, and the registry has not received it."""
-    monkeypatch.setattr(Binder, "_reserved_for_others", lambda self, uid, node: frozenset())
+    monkeypatch.setattr(PodBinder, "_reserved_for_others", lambda self, uid, node: frozenset())
     with pytest.raises(Violation, match="I14"):
         for seed in range(30):
             run(seed)
 
 
 def test_an_ok_without_reading_the_pod_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Binder._read
+    first = PodBinder._read
 
-    async def hopeful(self: Binder, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
+    async def hopeful(self: PodBinder, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
         seen = await first(self, namespace, name, uid, node)
         return msgspec.structs.replace(seen, node=node) if uid in self.requests else seen
 
-    monkeypatch.setattr(Binder, "_read", hopeful)
+    monkeypatch.setattr(PodBinder, "_read", hopeful)
     with pytest.raises(Violation, match="bind"):
         for seed in range(30):
             run(seed)

@@ -12,7 +12,7 @@ from grpclib.client import Stream
 from grpclib.const import Cardinality
 from kill_support import Life, on_disk
 
-from topoalign.allocator.ledger import record
+from topoalign.allocator.ledger import journal_format
 from topoalign.core.model.events import Allocation, AllocationGranted, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID
 from topoalign.kubelet.grpc.api import v1beta1
@@ -92,7 +92,7 @@ class Batch(Life):
         granted = {device for each in on_disk(journal, self.node).allocations.values() for device in each.device_ids}
         assert len(granted) in (0, CALLS)
         assert self.answered.keys() <= granted
-        lines = record.read(journal.read_bytes(), self.node, None).lines
+        lines = journal_format.read_journal(journal.read_bytes(), self.node, None).lines
         entries = [[fact for fact in line.entry.events if isinstance(fact, AllocationGranted)] for line in lines]
         self.entries = [len(facts) for facts in entries if facts]
         places = [(fact.epoch, fact.seq) for facts in entries for fact in facts]

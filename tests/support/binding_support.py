@@ -21,11 +21,11 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import with_reserved
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding.binding import Binder
-from topoalign.registry.scheduling.binding.gangs import Gangs
-from topoalign.registry.scheduling.binding.reservations import Reservations
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.binding.binding import PodBinder
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -92,8 +92,8 @@ def ledger(name: NodeName, clock: Clock, hardware: Topology) -> Ledger:
     made = Ledger(name, MemoryJournal(), clock)
     state = node(hardware)
     assert state.topology is not None and state.health is not None
-    made.hear(msgspec.structs.replace(state.topology, node=name))
-    made.hear(msgspec.structs.replace(state.health, node=name))
+    made.take_reading(msgspec.structs.replace(state.topology, node=name))
+    made.take_reading(msgspec.structs.replace(state.health, node=name))
     return made
 
 
@@ -160,11 +160,11 @@ class Registry:
         clock: Clock | None = None,
     ) -> None:
         self.site, self.api = site, api or MemoryKubernetes(site.cluster)
-        self.reservations = Reservations(bus, clock or SystemClock(), writer, site.facts)
+        self.reservations = ClusterReservations(bus, clock or SystemClock(), writer, site.facts)
         self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
-        self.shown = ShownPods()
+        self.shown = ReportedPods()
         self.checks = ScriptedChecks(fits)
-        self.binder = Binder(
+        self.binder = PodBinder(
             bus, clock or SystemClock(), self.api, self.reservations, self.checks, self.gangs.plan, self.shown
         )
 

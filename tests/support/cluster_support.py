@@ -16,7 +16,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 
 HOSTILE = "\x1b[31mred\x1b[0m<script>{{x}}\n"
 TIME = 1_767_323_045.0

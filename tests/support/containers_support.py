@@ -11,7 +11,7 @@ import msgspec
 from kubelet_support import MemoryAllocator, served
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, Topology, VirtualFunction

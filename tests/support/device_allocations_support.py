@@ -7,7 +7,7 @@ import anyio
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, Part, ShownDevices
+from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import (
     Allocation,
@@ -38,7 +38,7 @@ class KubeletRecord:
     """A kubelet's PodResources as the test writes it."""
 
     def __init__(self) -> None:
-        self.shown: list[ShownDevices] = []
+        self.shown: list[ReportedDevices] = []
         self.answering = True
         self.kubelet = 1
         self.since = 0.0
@@ -46,7 +46,7 @@ class KubeletRecord:
         self.pods = 1
         """Pods without devices."""
         self.checkpoint: frozenset[tuple[ResourceName, DeviceID]] | None = frozenset()
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[ResourceEntry, ...] = ()
         self.written_by: int | None = None
         """The kubelet that wrote the checkpoint; None: another one, long ago."""
         self.version = 0
@@ -59,7 +59,7 @@ class KubeletRecord:
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         """Happens while the answer is on its way."""
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         self.asked += 1
         self.patience = 1.0 if seconds is None else seconds
         holdings = tuple(self.shown)
@@ -69,7 +69,7 @@ class KubeletRecord:
             await meanwhile()
         if not self.answering:
             raise Unavailable("PodResources does not answer", "look at the kubelet")
-        return Listing(
+        return KubeletListing(
             kubelet=(self.kubelet,),
             since=self.since,
             pods=self.pods + len(holdings),
@@ -86,7 +86,7 @@ class KubeletRecord:
         return (self.version,)
 
     def show(self, pod: str, *devices: DeviceID, resource: ResourceName = GPU) -> None:
-        self.shown.append(ShownDevices(owner=owner(pod), resource=resource, devices=frozenset(devices)))
+        self.shown.append(ReportedDevices(owner=owner(pod), resource=resource, devices=frozenset(devices)))
 
 
 class Node:
@@ -109,7 +109,7 @@ class Node:
         return ledger, DeviceAllocations(ledger, self.clock, self.kubelet, **self.options)
 
     def hear_topology(self, ledger: Ledger, revision: int) -> None:
-        ledger.hear(
+        ledger.take_reading(
             TopologyDiscovered(
                 node=NODE,
                 epoch=1,
@@ -121,7 +121,7 @@ class Node:
         )
 
     def hear_health(self, ledger: Ledger, revision: int, devices: dict[DeviceID, DeviceHealth]) -> None:
-        ledger.hear(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
+        ledger.take_reading(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
 
     def restart(self) -> None:
         self.ledger, self.device_allocations = self.start()

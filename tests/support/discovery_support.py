@@ -14,10 +14,10 @@ from topoalign.core.model.processes import DeviceUse
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus as BusPort
 from topoalign.core.ports import Clock, Driver, Endpoint, Inventory, Listener, Message, Stream
-from topoalign.discovery.device_health import HealthKeeper
-from topoalign.discovery.metrics import Metrics
-from topoalign.discovery.offering import Offering
-from topoalign.discovery.record import RecordFile
+from topoalign.discovery.device_record import RecordFile
+from topoalign.discovery.health_keeper import HealthKeeper
+from topoalign.discovery.metrics import DiscoveryMetrics
+from topoalign.discovery.offering import NodeOffering
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.xids import XidRules
 from topoalign.plugin_config.file_watch import ConfigurationFile
@@ -78,7 +78,7 @@ def discovery_with(
     driver: Driver,
     bus: BusPort,
     clock: Clock,
-    metrics: Metrics | None = None,
+    metrics: DiscoveryMetrics | None = None,
     *,
     node: NodeName = NODE,
     health_keeper: HealthKeeper | None = None,
@@ -93,9 +93,9 @@ def discovery_with(
         driver,
         bus,
         clock,
-        metrics or Metrics(),
+        metrics or DiscoveryMetrics(),
         health_keeper or HealthKeeper(RecordFile(NOWHERE, boot_id), XidRules(), QUIET_SECONDS, clock),
-        Offering(ConfigurationFile(environment or {})).offered,
+        NodeOffering(ConfigurationFile(environment or {})).offered,
         read_seconds=read_seconds,
         hold_down_seconds=HOLD_DOWN_SECONDS,
         boot_id=boot_id,
@@ -139,7 +139,7 @@ class World:
         self, state_dir: Path = NOWHERE, boot_id: str = "boot", environment: Mapping[str, str] | None = None
     ) -> None:
         """`environment` configures what is offered."""
-        self.bus, self.clock, self.hardware, self.metrics = Bus(), ManualClock(), Hardware(), Metrics()
+        self.bus, self.clock, self.hardware, self.metrics = Bus(), ManualClock(), Hardware(), DiscoveryMetrics()
         self.registry = registry_of(self.metrics.figures())
         self.health_keeper = HealthKeeper(RecordFile(state_dir, boot_id), XidRules(), QUIET_SECONDS, self.clock)
         self.discovery = discovery_with(

@@ -11,7 +11,7 @@ from share_support import DEFAULT, running
 from slot_node_support import MACHINE, Ask, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.hami_core.directories import Sweeps, name_of
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup, slots_directory_name
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, ContainerName, PodName
 from topoalign.core.model.requests import Policy
@@ -40,7 +40,7 @@ class HamiCoreNode(SlotNode):
             flags=Flags(hami_root=str(self.root)), sharing=SharingSection(slots=GpuSlots(), limiter="hami-core")
         )
         self.containers = Containers(lambda: self.configuration)
-        self.sweeps = Sweeps(lambda: self.configuration.flags.hami_root)
+        self.sweeps = DirectoryCleanup(lambda: self.configuration.flags.hami_root)
 
     def offered(self, machine: Topology) -> Topology:
         found = super().offered(machine)
@@ -74,17 +74,17 @@ class HamiCoreNode(SlotNode):
 
     def named(self, name: str, container: str = "c0") -> str:
         """What the directory of a container is called."""
-        return name_of(GPU, self.slots_of(name)[container])
+        return slots_directory_name(GPU, self.slots_of(name)[container])
 
     def sweep(self) -> None:
         try:
-            self.sweeps.sweep(self.ledger.state, self.allocations.polled)
+            self.sweeps.clean_up(self.ledger.state, self.allocations.polled)
         finally:
             self.sweeps.remove_leftovers()
 
     async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
         """With nothing in memory of what it has swept."""
-        self.sweeps = Sweeps(lambda: self.configuration.flags.hami_root)
+        self.sweeps = DirectoryCleanup(lambda: self.configuration.flags.hami_root)
         await super().start_agent(tasks, machine)
 
 

@@ -13,7 +13,7 @@ from slot_support import in_slots
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.mig.garbage_collection import live_of, unknown_of
-from topoalign.allocator.mig.instance_log import InstanceBook
+from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import Instances
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, DeviceID, PodName
@@ -41,7 +41,7 @@ class InstanceNode(SlotNode):
         return in_slots(msgspec.structs.replace(machine, gpus=gpus), SLOTS, scaling=Slots(instances=True))
 
     async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
-        self.instances = Instances(InstanceBook(self.directory, self.boot, self.clock.monotonic), self.played)
+        self.instances = Instances(InstanceLog(self.directory, self.boot, self.clock.monotonic), self.played)
         await super().start_agent(tasks, machine)
 
     async def listed(self) -> None:
@@ -78,7 +78,7 @@ class InstanceNode(SlotNode):
         known = self.ledger.state.topology
         assert known is not None
         self.machine = msgspec.structs.replace(self.machine, gpus=gpus)
-        self.ledger.hear(msgspec.structs.replace(known, revision=known.revision + 1, topology=self.machine))
+        self.ledger.take_reading(msgspec.structs.replace(known, revision=known.revision + 1, topology=self.machine))
 
     def miss(self) -> None:
         """Discovery tells of a reading that began before the instances were made that there are."""
@@ -89,7 +89,7 @@ class InstanceNode(SlotNode):
 
     async def sweep(self) -> None:
         assert self.instances is not None
-        await self.instances.sweep(lambda: live_of(self.ledger.state), lambda: unknown_of(self.ledger.state))
+        await self.instances.destroy_unused(lambda: live_of(self.ledger.state), lambda: unknown_of(self.ledger.state))
 
     def answers(self, name: str) -> list[v1beta1.ContainerAllocateResponse]:
         """What a running pod's containers were answered."""

@@ -14,7 +14,7 @@ import anyio
 from e2e_support import environment, pod
 from strace_support import injected
 
-from topoalign.allocator.ledger import record
+from topoalign.allocator.ledger import journal_format
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
@@ -256,7 +256,7 @@ async def ended(pid: int) -> None:
 
 def on_disk(journal: Path, node: NodeName) -> NodeState:
     """What the journal alone says."""
-    found = record.read(journal.read_bytes(), node, None)
+    found = journal_format.read_journal(journal.read_bytes(), node, None)
     assert (None, None) == (found.damage, found.unconfirmed)
     events = [event for line in found.lines for event in line.entry.events]
     return replay(node, events[max(at for at, e in enumerate(events) if isinstance(e, AllocationsSnapshot)) :])

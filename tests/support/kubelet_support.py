@@ -15,9 +15,9 @@ from grpclib.client import Channel
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.device_plugin.server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import AskedDevices, Listing
+from topoalign.allocator.ports import AskedDevices, KubeletListing
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import (
@@ -163,7 +163,7 @@ class MemoryAllocator:
 class SilentPodResources:
     """A kubelet's record that cannot be read."""
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         raise KubeletAway("it does not answer")
 
     def written(self) -> tuple[int, ...]:
@@ -175,8 +175,8 @@ def recorded(state: NodeState, placement: str = "best-effort") -> tuple[DeviceAl
     journal, clock = MemoryJournal(), ManualClock()
     ledger = Ledger(NODE, journal, clock)
     assert state.topology is not None and state.health is not None
-    ledger.hear(state.topology)
-    ledger.hear(state.health)
+    ledger.take_reading(state.topology)
+    ledger.take_reading(state.health)
     return DeviceAllocations(ledger, clock, SilentPodResources(), placement=placement), ledger, journal
 
 

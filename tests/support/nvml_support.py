@@ -17,7 +17,7 @@ import pytest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Inventory
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
-from topoalign.discovery.drivers.nvml.events import WAIT_SECONDS
+from topoalign.discovery.drivers.nvml.nvml_events import WAIT_SECONDS
 from topoalign.testing.manual_clock import ManualClock
 
 SOURCE = Path(__file__).parents[1] / "nvml" / "nvml_standin.c"

@@ -13,7 +13,7 @@ from kubelet_support import two_nodes
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
-from topoalign.allocator.reconciliation.usage import UsageTeller
+from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Decision
@@ -193,7 +193,7 @@ async def listening(ledger: Ledger, clock: Clock, tasks: TaskGroup) -> Listener:
         assert reading is not None
         await bus.publish(wire.encode(reading, clock.wall()))
     tasks.start_soon(Outbox(ledger, bus, clock).run)
-    tasks.start_soon(UsageTeller(ledger, bus, clock, bus).run)
+    tasks.start_soon(UsagePublisher(ledger, bus, clock, bus).run)
     listener = Listener(bus, ledger)
     tasks.start_soon(listener.hear_nodes)
     tasks.start_soon(listener.hear_allocations)

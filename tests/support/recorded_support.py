@@ -16,8 +16,8 @@ from cluster_support import heard_of, state_of
 from device_allocations_support import GPUS, MACHINE, NODE, Node, owner
 from starlette.applications import Starlette
 
-from topoalign.allocator.ledger import record
-from topoalign.allocator.ports import Part, ShownDevices
+from topoalign.allocator.ledger import journal_format
+from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
@@ -31,7 +31,7 @@ from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Message
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.registry.api import Api
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock
 
@@ -124,9 +124,9 @@ async def displaced(node: Node) -> None:
     """A container that runs on when the kubelet, whose checkpoint was lost, gives its GPU to another one."""
     gpu = GPUS[5]
     await node.device_allocations.allocate(GPU, [[gpu]])
-    node.kubelet.version, node.kubelet.parts = 1, (Part(GPU, frozenset({gpu}), "uid-1", "main"),)
+    node.kubelet.version, node.kubelet.parts = 1, (ResourceEntry(GPU, frozenset({gpu}), "uid-1", "main"),)
     node.kubelet.checkpoint = frozenset({(GPU, gpu)})
-    shown = ShownDevices(owner=owner("x1"), resource=GPU, devices=frozenset({gpu}), pod_uid="uid-1")
+    shown = ReportedDevices(owner=owner("x1"), resource=GPU, devices=frozenset({gpu}), pod_uid="uid-1")
     node.kubelet.shown.append(shown)
     node.kubelet.usage = (ContainerUsage(owner=owner("x1"), devices={GPU: (gpu,)}),)
     node.kubelet.directories = PodDirectories(torn_down={"uid-1": False})
@@ -142,8 +142,8 @@ async def displaced(node: Node) -> None:
 
 def journal_of(node: Node) -> bytes:
     """The journal as it would be on disk."""
-    header = record.encoded(record.Header(version=record.VERSION, node=NODE))
-    return header + b"".join(map(record.encoded, node.journal.load()))
+    header = journal_format.encode_line(journal_format.JournalHeader(version=journal_format.VERSION, node=NODE))
+    return header + b"".join(map(journal_format.encode_line, node.journal.load()))
 
 
 def facts_of(node: Node) -> list[tuple[Event, float]]:

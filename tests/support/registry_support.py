@@ -14,10 +14,10 @@ from topoalign.core.admission.prediction import predict
 from topoalign.core.model.events import Event
 from topoalign.core.model.requests import ConfirmRequest, WriterPosition
 from topoalign.core.ports import Endpoint
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
@@ -74,13 +74,13 @@ class World:
             yield
 
     @asynccontextmanager
-    async def registry(self) -> AsyncIterator[tuple[Scheduling, str]]:
+    async def registry(self) -> AsyncIterator[tuple[SchedulingService, str]]:
         """With the URL of its extender."""
         settings = self.settings
         client, cluster = Client(self.bus, self.clock, "registry", usage=True), Cluster(usage=True)
-        metrics = Metrics(self.context.metrics, client)
+        metrics = RegistryMetrics(self.context.metrics, client)
         registry = Registry(self.bus, self.clock, client, cluster, metrics, settings)
-        scheduling = Scheduling(self.context, settings, client, cluster, registry, self.api, "r1", self.freeze)
+        scheduling = SchedulingService(self.context, settings, client, cluster, registry, self.api, "r1", self.freeze)
         async with background() as tasks:
             url: str = await tasks.start(lambda *, task_status: scheduling.run(task_status=task_status))
             await tasks.start(lambda *, task_status: registry.run(task_status=task_status))

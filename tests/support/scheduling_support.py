@@ -1,4 +1,4 @@
-"""A `Scheduling` that records what it is asked and answers by a rule, the extender in front of it, and its client."""
+"""A `SchedulingApi` that records what it is asked and answers by a rule, the extender in front of it, and its client."""
 
 import json
 import socket
@@ -13,9 +13,9 @@ from starlette.routing import BaseRoute
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.extender import connection
-from topoalign.registry.scheduling.extender.pages import Extender, application
-from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule, Scheduling, Victims
+from topoalign.registry.scheduling.extender import extender_connection
+from topoalign.registry.scheduling.extender.handlers import Extender, make_application
+from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule, SchedulingApi, Victims
 from topoalign.runtime.http_server import listen_on_port, serve_application
 
 FULL = NodeRefusal(code="NotEnoughDevices", helped_by_victims=True)
@@ -76,7 +76,7 @@ class RecordedScheduling:
 
 @asynccontextmanager
 async def serving(
-    scheduling: Scheduling,
+    scheduling: SchedulingApi,
     *,
     kubernetes: tuple[int, int] = (1, 36),
     seconds: float = 4.0,
@@ -89,10 +89,10 @@ async def serving(
 
     async def run(*, task_status: anyio.abc.TaskStatus[str]) -> None:
         await serve_application(
-            application(routes),
+            make_application(routes),
             listener,
-            protocol=connection.SchedulerConnection,
-            idle_seconds=connection.IDLE_SECONDS,
+            protocol=extender_connection.SchedulerConnection,
+            idle_seconds=extender_connection.IDLE_SECONDS,
             tls=tls,
             task_status=task_status,
         )

@@ -91,8 +91,8 @@ class ShareNode:
         known = MemoryAllocator(self.machine).state
         assert known.topology is not None and known.health is not None
         self.ledger = Ledger(NODE, self.journal, self.clock)
-        self.ledger.hear(known.topology)
-        self.ledger.hear(known.health)
+        self.ledger.take_reading(known.topology)
+        self.ledger.take_reading(known.health)
         self.pod_resources = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, self.clock)
         self.allocations = DeviceAllocations(
             self.ledger,
@@ -133,7 +133,7 @@ class ShareNode:
         self.allocations.prefer = prefer  # type: ignore[assignment,method-assign]  # the answer is forced
 
     def observed(self) -> NodeReservations:
-        self.reserved = self.reserved.observe(self.ledger.state, self.ledger.endings.origins, own=True)
+        self.reserved = self.reserved.observe(self.ledger.state, self.ledger.release_log.origins, own=True)
         return self.reserved
 
     async def admit(self, name: str, *shares: tuple[int, int], init: tuple[tuple[int, int], ...] = ()) -> Decision:

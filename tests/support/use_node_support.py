@@ -48,7 +48,7 @@ class Node:
         self.fault: DriverFault | None = None
         self.asked = 0
         self.ledger = Ledger(NODE, MemoryJournal(), ManualClock())
-        self.ledger.hear(
+        self.ledger.take_reading(
             TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="boot", source="nvml", topology=MACHINE)
         )
         self.ledger.grant(allocations)

@@ -129,7 +129,7 @@ class VcudaNode(ShareNode):
         await all_tasks_blocked()
 
     async def sweep(self) -> None:
-        await self.limiter.sweep(self.ledger.state, self.allocations.polled)
+        await self.limiter.clean_up(self.ledger.state, self.allocations.polled)
 
 
 def with_addresses(machine: Topology) -> Topology:

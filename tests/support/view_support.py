@@ -35,10 +35,10 @@ from topoalign.core.model.requests import AdmissionRules, Mode, PodLevelResource
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.testing.manual_clock import ManualClock
 
 SETTLED = Unsettled(frozenset(), frozenset())

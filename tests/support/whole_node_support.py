@@ -9,7 +9,7 @@ from anyio.abc import TaskGroup
 from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, short_directory, two_nodes
 from reservation_support import changed
 
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
@@ -39,7 +39,7 @@ class Node:
     tasks: TaskGroup
     journal: MemoryJournal
     pod_resources: PodResourcesClient
-    reservations: Reservations
+    reservations: NodeReservationList
 
     def reserve(self, *reserved: Reservation, seq: int = 1) -> None:
         """The node hears that this is reserved on it, and nothing else."""
@@ -50,8 +50,8 @@ class Node:
         """What the next process of the allocator finds and knows."""
         ledger = Ledger(NODE, self.journal, self.clock)
         assert self.ledger.state.topology is not None and self.ledger.state.health is not None
-        ledger.hear(self.ledger.state.topology)
-        ledger.hear(self.ledger.state.health)
+        ledger.take_reading(self.ledger.state.topology)
+        ledger.take_reading(self.ledger.state.health)
         return ledger, DeviceAllocations(ledger, self.clock, self.pod_resources, settle_seconds=0)
 
     def facts(self) -> list[str]:
@@ -74,10 +74,10 @@ async def node(
         ledger = Ledger(NODE, journal, clock)
         known = MemoryAllocator(machine).state
         assert known.topology is not None and known.health is not None
-        ledger.hear(known.topology)
-        ledger.hear(known.health)
+        ledger.take_reading(known.topology)
+        ledger.take_reading(known.health)
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-        reservations = Reservations(ledger, MemoryBus(), clock)
+        reservations = NodeReservationList(ledger, MemoryBus(), clock)
         allocator = DeviceAllocations(
             ledger,
             clock,

@@ -13,7 +13,7 @@ from topoalign.registry.ports import (
     GoneNode,
     GonePod,
     GoneQuota,
-    Report,
+    PodEvent,
     SeenNode,
     SeenPod,
     SeenQuota,
@@ -66,7 +66,7 @@ class MemoryKubernetes:
         with answered():
             self._cluster.delete_pod(namespace, name, uid)
 
-    async def report(self, report: Report) -> None:
+    async def report(self, report: PodEvent) -> None:
         """As the port says."""
         made = objects.event(report, "memory", "2026-01-01T00:00:00Z")
         with suppress(ApiConflict), answered():
@@ -156,4 +156,4 @@ def answered() -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        raise objects.failure(error.code, error.message) from error
+        raise objects.error_for_status(error.code, error.message) from error

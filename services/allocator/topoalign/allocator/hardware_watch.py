@@ -1,19 +1,19 @@
 """
-What the allocator hears of its devices, and for how long it believes it.
+Receives readings of the hardware, has discovery confirm them, and passes them to the ledger.
 
-The stream keeps the last reading of every node for ever: that of a discovery which has died since, or of the boot before
-this one. A GPU may have failed in the meantime, so discovery must confirm what it has said: it is asked which revisions
-are its newest, and while it has not answered with those that were received, the health of all devices is unknown. They stay
-listed, since a kubelet forgets what it no longer hears of, and none is offered.
+The stream keeps the last reading of every node, also one from before a reboot or from a discovery that has ended. A GPU may
+have failed since, so discovery must confirm its readings: it is asked for its newest revisions. As long as these are not the
+received ones, the health of all devices is unknown. The devices stay listed as unhealthy, because a kubelet forgets devices
+that are no longer listed.
 
-Nor is a reading believed for its number alone, which whoever may publish can forge: what comes after the first reading
-counts once discovery confirms that it has said it. One with a revision that discovery has not reached is forged, and
-discovery is asked to say everything anew, which it does under a new epoch. So is one that has the number of discovery's and
-another content. Nothing is released for a topology whose content discovery has not confirmed.
+Any client that may publish can forge the number of a reading. So every reading after the first one counts only if discovery
+confirms that it published it. A reading is forged if its revision is greater than discovery's newest one, or if it has the
+number of discovery's reading and another content. Then discovery is asked to publish everything again, under a new epoch.
+Nothing is released for a topology whose content discovery has not confirmed.
 
-On a node whose services share a process discovery answers at once, whether or not the bus is there. Where they do not, a
-bus that is away makes discovery silent, too; that says nothing of the hardware, and a node gives out its devices without
-the bus, so what was believed when the bus went is believed until it is back.
+If the services of a node share a process, discovery answers with and without the bus. If they do not, a disconnected bus
+makes discovery silent. That is no sign of a fault in the hardware, so the last confirmed readings stay valid until the bus
+is back.
 """
 
 from collections.abc import Mapping
@@ -33,23 +33,23 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import until_tick
 
 ASK_SECONDS = 10.0
-"""Between two questions to a discovery that answers."""
+"""Between two requests for confirmation while discovery answers."""
 ASK_AGAIN_SECONDS = 1.0
-"""Between two questions to one that does not, and for its answer."""
+"""Between two requests while discovery does not answer, and the time limit of each."""
 SILENT_SECONDS = 30.0
-"""How long what was received is believed after discovery has confirmed it last."""
+"""How long a reading counts after its last confirmation."""
 
 FORGED_PAUSE = 0.1
 """Seconds after a reading that discovery does not confirm before the next one is judged: this bounds the cost of a flood."""
 
 UNCONFIRMED_ANSWERS = 5
-"""So often discovery may name a reading that has not come, before it is asked to say it again."""
+"""How often discovery may name a reading that was not received, before it is asked to publish again."""
 
 log = structlog.get_logger("topoalign.allocator")
 
 
 class HardwareWatch:
-    """Passes what discovery publishes on to the ledger, and unknown health for all devices while discovery is silent."""
+    """Passes discovery's readings to the ledger, and unknown health for all devices while discovery is silent."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
         self._ledger = ledger
@@ -57,25 +57,25 @@ class HardwareWatch:
         self._clock = clock
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
-        """As discovery said it, whatever the ledger was told."""
+        """As discovery published it, also while the ledger has unknown health."""
         self._body = b""
-        """The message of the topology, as it was said."""
+        """The message of the topology, as published."""
         self._waiting: Delivery | None = None
-        """What was received while discovery was silent, and is believed if it is discovery's own."""
+        """A topology received while discovery was silent. It counts once discovery confirms it."""
         self._newest: dict[str, tuple[int, int]] = {}
         """Epoch and revision of topology and health, as discovery answered last."""
         self._answered = 0.0
         """Monotonic seconds at which it did."""
         self._confirmed: float | None = None
-        """Monotonic seconds at which it last answered with what was received; None: never yet."""
+        """Monotonic seconds at which it last confirmed the received readings; None: never yet."""
         self._asked_to_announce: float | None = None
-        """Monotonic seconds at which it was last asked to say everything anew."""
+        """Monotonic seconds at which it was last asked to publish everything again."""
         self._logged = False
-        """Whether it was logged that a reading was forged, since discovery confirmed what was received."""
+        """Whether a forged reading was logged since the last confirmation."""
         self.forged = 0
         """Readings with a revision that discovery had not reached."""
-        self._trouble: str | None = None
-        """Why the ledger was told that the health is unknown; None: it was not."""
+        self._unknown_reason: str | None = None
+        """Why the ledger has unknown health; None: it has discovery's."""
 
     @property
     def newest(self) -> Mapping[str, tuple[int, int]]:
@@ -85,39 +85,39 @@ class HardwareWatch:
     async def run(self) -> None:
         """Subscribes to the readings of the node and asks discovery regularly to confirm them, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._hear)
+            tasks.start_soon(self._follow)
             tasks.start_soon(self._ask_regularly)
 
     def reason(self) -> str | None:
         """Why the health of the devices is unconfirmed; None: discovery confirmed it at most `SILENT_SECONDS` ago."""
         if self._confirmed is None:
-            return "discovery has not confirmed how the devices are since this process started"
+            return "discovery has not confirmed the health of the devices since this process started"
         if self._clock.monotonic() - self._confirmed > SILENT_SECONDS:
-            return f"discovery has not confirmed how the devices are for {SILENT_SECONDS:g} s"
+            return f"discovery has not confirmed the health of the devices for {SILENT_SECONDS:g} s"
         return None
 
     async def ensure_fresh(self) -> None:
         """
         Asks discovery to confirm the health of the devices if it has not done so for too long; called before every grant.
 
-        That is so after this process was stopped for a while. If discovery does not answer, the ledger is told that the
-        health of all devices is unknown.
+        This happens if this process was stopped for a while. If discovery does not answer, the ledger gets unknown
+        health for all devices.
         """
         if self._health is not None and self.reason() is not None:
             await self._ask()
-            self._tell()
+            self._pass_health()
 
-    async def _hear(self) -> None:
+    async def _follow(self) -> None:
         async for delivery in Client(self._bus, self._clock, "topoalign-allocator").nodes(node=self._ledger.node):
             await self._take(delivery)
 
     async def _take(self, delivery: Delivery) -> None:
-        """Believes a reading if it is news."""
+        """Accepts a reading if it is new and not forged."""
         match delivery.event:
             case TopologyDiscovered() as event if await self._is_news("topology", self._topology, event, delivery.body):
                 self._topology = event
                 self._body = delivery.body
-                self._ledger.hear(event)
+                self._ledger.take_reading(event)
             case DeviceHealthChanged() as event if await self._is_news("health", self._health, event, delivery.body):
                 self._health = event
             case _:
@@ -125,52 +125,52 @@ class HardwareWatch:
         self._compare()
         if self.reason() is not None:
             await self._ask()
-        self._tell()
+        self._pass_health()
         await self._release_other_machines()
 
     async def _is_news(self, kind: str, had: Reading | None, reading: Reading, body: bytes) -> bool:
         """
-        Whether discovery says that this reading is its own. The first one is believed as it is, unless it is forged: the
-        devices are to be listed although the discovery that read them may be gone.
+        Returns whether a reading is accepted: discovery confirms it as its own. The first reading is accepted without
+        confirmation, unless it is forged, because the devices must be listed even if discovery has ended.
 
-        While discovery is silent, health is believed, for a device may have failed; another topology waits.
+        While discovery is silent, health is accepted, because a device may have failed. Another topology waits.
         """
         if not await self._ask() or (newest := self._newest.get(kind)) is None:
             if had is None or not isinstance(reading, TopologyDiscovered):
                 return True
             self._waiting = Delivery(event=reading, position=0, time=None, body=body)
             return False
-        if is_ahead_of(reading, newest) or await self._has_said(kind, reading, body) is False:
+        if is_ahead_of(reading, newest) or await self._has_published(kind, reading, body) is False:
             await self._note_forged(kind, reading)
             await self._clock.sleep(FORGED_PAUSE)
             return False
         return had is None or reading.epoch == newest[0]
 
-    async def _has_said(self, kind: str, reading: Reading, body: bytes) -> bool | None:
+    async def _has_published(self, kind: str, reading: Reading, body: bytes) -> bool | None:
         """
-        Whether discovery has said just this under this number; None: that is not known. A version that cannot be asked this
-        is believed by its numbers.
+        Returns whether discovery published this content under this number; None: not known. A discovery without this
+        endpoint is trusted by its numbers.
         """
         node = self._ledger.node
         question = msgspec.json.encode(PublishedRequest(node=node))
         try:
             answer = await self._bus.ask(wire.published_subject(node), question, ASK_AGAIN_SECONDS)
-            said = wire.answered(answer, dict[str, Published]).get(kind)
+            published = wire.answered(answer, dict[str, Published]).get(kind)
         except NobodyAnswers:
             return True
         except (Unavailable, BadRequest) as error:
             log.debug("discovery does not answer", finding=error.finding)
             return None
-        if said is None or (said.epoch, said.revision) != (reading.epoch, reading.revision):
+        if published is None or (published.epoch, published.revision) != (reading.epoch, reading.revision):
             return None
-        return said.digest == wire.body_digest(body)
+        return published.digest == wire.body_digest(body)
 
     async def _note_forged(self, kind: str, reading: Reading) -> None:
         self.forged += 1
         if not self._logged:
             self._logged = True
             log.warning(
-                "a reading was received that discovery has not said: discovery is asked to say everything anew",
+                "a reading was received that discovery has not published: discovery is asked to publish everything again",
                 what=kind,
                 epoch=reading.epoch,
                 revision=reading.revision,
@@ -182,24 +182,24 @@ class HardwareWatch:
             await self._ask_to_announce()
 
     async def _ask_regularly(self) -> None:
-        unheard = 0
+        unconfirmed = 0
         while True:
             answered = await self._ask()
-            self._tell()
+            self._pass_health()
             await self._release_other_machines()
             if answered and self._waiting is not None:
                 waiting = self._waiting
                 self._waiting = None
                 await self._take(waiting)
-            unheard = unheard + 1 if answered and not self._is_newest() else 0
-            if unheard == UNCONFIRMED_ANSWERS:
-                unheard = 0
+            unconfirmed = unconfirmed + 1 if answered and not self._is_newest() else 0
+            if unconfirmed == UNCONFIRMED_ANSWERS:
+                unconfirmed = 0
                 await self._ask_to_announce()
             period = ASK_SECONDS if answered and self.reason() is None else ASK_AGAIN_SECONDS
             await self._clock.sleep(until_tick(self._clock, period))
 
     async def _ask(self) -> bool:
-        """Whether discovery answered."""
+        """Asks discovery for its newest revisions. Returns whether it answered."""
         node = self._ledger.node
         question = msgspec.json.encode(AliveRequest(node=node))
         delivery = {"topology": self._topology, "health": self._health}
@@ -213,22 +213,24 @@ class HardwareWatch:
             return False
         self._answered = self._clock.monotonic()
         self._compare()
-        for kind, reading in delivery.items():  # what was believed while discovery was silent
+        for kind, reading in delivery.items():  # readings accepted while discovery was silent
             if reading is not None and kind in self._newest and is_ahead_of(reading, self._newest[kind]):
                 await self._note_forged(kind, reading)
         return True
 
     def _compare(self) -> None:
-        """Takes note if what was received is what discovery last answered with, or newer."""
+        """Records a confirmation if the received readings are the ones that discovery named."""
         if self._answered and self._is_newest():
             self._confirmed = max(self._confirmed or 0.0, self._answered)
             self._logged = False
 
     def _is_newest(self) -> bool:
-        return is_of(self._topology, self._newest.get("topology")) and is_of(self._health, self._newest.get("health"))
+        return has_number(self._topology, self._newest.get("topology")) and has_number(
+            self._health, self._newest.get("health")
+        )
 
     async def _ask_to_announce(self) -> None:
-        """What discovery said last does not come: it may be lost. Said anew, it comes under new numbers."""
+        """Asks discovery to publish again, under new numbers, because its last reading may be lost."""
         question = msgspec.json.encode(AnnounceRequest(node=self._ledger.node))
         try:
             await self._bus.ask(wire.announce_subject(self._ledger.node), question, ASK_AGAIN_SECONDS)
@@ -236,28 +238,32 @@ class HardwareWatch:
             log.debug("discovery does not announce", finding=error.finding)
 
     async def _release_other_machines(self) -> None:
-        """Only where discovery has said which machine this is: nothing is released because of a forged topology."""
+        """Releases allocations of another machine, if discovery has confirmed the topology: it may be forged."""
         topology = self._topology
-        if topology is None or not of_other_machines(self._ledger) or not is_of(topology, self._newest.get("topology")):
+        if (
+            topology is None
+            or not of_other_machines(self._ledger)
+            or not has_number(topology, self._newest.get("topology"))
+        ):
             return
-        if await self._has_said("topology", topology, self._body) and self._topology is topology:
+        if await self._has_published("topology", topology, self._body) and self._topology is topology:
             release_other_machines(self._ledger)
 
-    def _tell(self) -> None:
-        """Tells the ledger how the devices are, as far as that is known."""
+    def _pass_health(self) -> None:
+        """Passes the health to the ledger: discovery's, or unknown without confirmation."""
         if self._health is None:
             return
-        trouble = self.reason()
-        self._ledger.hear(self._health if trouble is None else unknown(self._health, trouble))
-        if trouble is not None and self._trouble is None:
-            log.warning("the health of all devices is unknown", reason=trouble, remedy="see the log of discovery")
-        if trouble is None and self._trouble is not None:
+        reason = self.reason()
+        self._ledger.take_reading(self._health if reason is None else mark_unknown(self._health, reason))
+        if reason is not None and self._unknown_reason is None:
+            log.warning("the health of all devices is unknown", reason=reason, remedy="see the log of discovery")
+        if reason is None and self._unknown_reason is not None:
             log.info("the health of the devices is known again")
-        self._trouble = trouble
+        self._unknown_reason = reason
 
 
-def is_of(delivery: Reading | None, newest: tuple[int, int] | None) -> bool:
-    """Whether a reading has this epoch and revision; False where either is not known."""
+def has_number(delivery: Reading | None, newest: tuple[int, int] | None) -> bool:
+    """Whether a reading has this epoch and revision; False if either is not known."""
     return delivery is not None and (delivery.epoch, delivery.revision) == newest
 
 
@@ -267,11 +273,11 @@ def is_ahead_of(delivery: Reading, newest: tuple[int, int]) -> bool:
 
 
 def is_confirmed(health: DeviceHealthChanged | None) -> bool:
-    """Whether discovery confirms the hardware, by the health that the ledger was told: neither none nor `unknown`."""
+    """Whether discovery confirms the hardware. False without a health, and for one of `mark_unknown`."""
     return health is not None and health.epoch >= 0
 
 
-def unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:
+def mark_unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:
     """
     Returns the same reading with every device in state UNKNOWN, for this reason.
 
@@ -287,15 +293,14 @@ def unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:
     )
 
 
-# Allocations of another described machine: what stays in a state directory whose node now plays a different one.
+# Allocations of another described machine stay in the state directory if the node simulates a different machine now.
 #
-# Ids of described machines repeat: every catalogue machine has a GPU-0. So what was held on the former machine would be
-# taken for held on the new one, and nobody would ever release it. Uuids of real GPUs do not repeat: records of real
-# hardware stay.
+# Ids of described machines repeat: every catalogue machine has a GPU-0. So allocations on the former machine would count for
+# the new one and would never be released. Uuids of real GPUs do not repeat, so records of real hardware stay.
 
 
 def of_other_machines(ledger: Ledger) -> dict[AllocationID, str]:
-    """Live allocations of a described machine that the node does not play any more -> that machine."""
+    """Returns the live allocations of a described machine that the node no longer simulates -> that machine."""
     if ledger.state.topology is None:
         return {}
     return {
@@ -307,7 +312,7 @@ def of_other_machines(ledger: Ledger) -> dict[AllocationID, str]:
 
 def release_other_machines(ledger: Ledger) -> None:
     """
-    Releases the allocations of a described machine that the node does not play any more, and logs that.
+    Releases the allocations of a described machine that the node no longer simulates, and logs that.
 
     An allocation recorded by a version that did not record the machine stays.
     """
@@ -316,7 +321,7 @@ def release_other_machines(ledger: Ledger) -> None:
         return
     try:
         ledger.release(tuple(others), "other-machine")
-    except StateFault:  # the ledger has said so; the next call tries again
+    except StateFault:  # the ledger has logged it; the next call tries again
         return
     log.warning(
         "the record is of another machine: its allocations are released",

@@ -1,4 +1,4 @@
-"""Runs the allocator of one node."""
+"""Builds and runs the allocator of one node."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,21 +9,25 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.hami_core.on_demand import SharedFilesOnDemand, keep_directories, keep_priorities
-from topoalign.allocator.containers.vcuda.on_demand import LimiterOnDemand
+from topoalign.allocator.containers.hami_core.lazy_hami_core import (
+    SharedFilesOnDemand,
+    keep_directories,
+    keep_priorities,
+)
+from topoalign.allocator.containers.vcuda.lazy_limiter import LimiterOnDemand
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.metrics.table import figures
 from topoalign.allocator.metrics.use_series import UseSeries
-from topoalign.allocator.mig.garbage_collection import lost_note, sweep_instances
-from topoalign.allocator.mig.instance_log import InstanceBook
+from topoalign.allocator.mig.garbage_collection import collect_unused_instances, lost_note
+from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import Instances, report_fault
-from topoalign.allocator.mig.nvml import NvmlInstances
+from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch, lists_nothing
@@ -39,18 +43,19 @@ from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
 
 DRIVER_SECONDS = 10.0
-"""That each call of NVML has which makes or destroys a MIG instance."""
+"""Time limit of each NVML call that creates or destroys a MIG instance."""
 
 
 class KubeletSide(NamedTuple):
     """
-    The parts of an allocator whose node has a kubelet: its PodResources, what is reserved, what it allocated, what limits
-    containers, the device plugins, the watch of its files, what tells of changes in its directories, the newest
-    configuration, what reads the files of a limiter, and the MIG instances that are ours.
+    The collaborators of an allocator whose node has a kubelet.
+
+    `watch` reads the kubelet's files, and `changes` reports changes in its directories. `limiter` is vcuda, and
+    `shared_files` reads the files of HAMi-core. `instances` are the MIG instances that this allocator created.
     """
 
     pod_resources: PodResourcesClient
-    reservations: Reservations
+    reservations: NodeReservationList
     allocations: DeviceAllocations
     limiter: LimiterOnDemand
     front: KubeletFront
@@ -62,15 +67,17 @@ class KubeletSide(NamedTuple):
 
     async def keep_up(self, ledger: Ledger, clock: Clock, bus: Bus, series: UseSeries) -> None:
         """
-        Watches the kubelet's files and who is above its memory, and keeps what the limiters of containers need on the disk
-        and no MIG instance too many, until cancelled. `bus`: to discovery.
+        Runs the background tasks until cancelled: watches the kubelet's files and the memory use of containers, keeps the
+        files of the limiters, and destroys unused MIG instances. `bus`: to discovery.
         """
         report = partial(report_fault, bus, ledger.node)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.changes.run)
             tasks.start_soon(self.watch.run)
             tasks.start_soon(series.keep_watch, clock)
-            tasks.start_soon(sweep_instances, self.instances, ledger, clock, lambda: self.allocations.polled, report)
+            tasks.start_soon(
+                collect_unused_instances, self.instances, ledger, clock, lambda: self.allocations.polled, report
+            )
             tasks.start_soon(self.limiter.run, self.allocations, clock)
             tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
             tasks.start_soon(
@@ -82,12 +89,12 @@ class KubeletSide(NamedTuple):
         return self.configuration().flags.hami_root
 
     def has_priorities(self) -> bool:
-        """Whether containers of low priority are to wait."""
+        """Whether containers of low priority have to wait."""
         slots = self.configuration().sharing.slots
         return slots is not None and slots.priorities
 
     def confirmed(self, pod: PodRequest) -> None:
-        """A registry has been told what this pod would get, and is about to reserve it."""
+        """Called after a prediction was published to a registry, which is about to reserve its devices."""
         self.allocations.remember(pod)
         self.reservations.expect()
 
@@ -133,7 +140,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             endpoints=[kubelet.shared_files.endpoint()] if kubelet is not None else (),
         )
         series = use_series(settings, context, ledger, kubelet)
-        tell_state(context, allocator, journal, kubelet, containers, series)
+        register_reports(context, allocator, journal, kubelet, containers, series)
         async with kubelet.pod_resources if kubelet is not None else nullcontext(), anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
@@ -143,20 +150,20 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
                 await tasks.start(kubelet.front.run)
             await tasks.start(serve_display, settings.display, context, ledger)
             task_status.started()
-            await make_way(settings.state_dir, context)
+            await yield_to_successor(settings.state_dir, context)
 
 
-async def make_way(state_dir: Path, context: Context) -> None:
-    """Waits for a successor, and has the services of this process end for it."""
+async def yield_to_successor(state_dir: Path, context: Context) -> None:
+    """Waits for a successor, and then ends the services of this process."""
     await wait_for_successor(state_dir, context.clock)
-    context.life["successor"] = Vacancy(state_dir, context.clock).trouble
+    context.life["successor"] = Vacancy(state_dir, context.clock).restart_reason
     context.superseded.set()
 
 
 async def serve_display(path: str, context: Context, ledger: Ledger, *, task_status: TaskStatus[None]) -> None:
     """
-    Serves gpu-manager's display on this socket, for ever; an empty path: not at all. Has started once its pages are among
-    those of the process.
+    Serves gpu-manager's display on this socket until cancelled. With an empty path it serves nothing. Started once its HTTP
+    handlers are registered in this process.
     """
     if path:
         from topoalign.allocator.metrics.display import Display  # few nodes have it
@@ -170,18 +177,18 @@ async def serve_display(path: str, context: Context, ledger: Ledger, *, task_sta
 
 
 def own_instances(settings: AllocatorSettings, context: Context) -> Instances:
-    """The MIG instances of this node that are ours, by its state directory. Nothing is asked of the driver yet."""
-    book = InstanceBook(settings.state_dir, boot_id() or "", context.clock.monotonic)
-    return Instances(book, NvmlInstances(context.clock, DRIVER_SECONDS))
+    """Reads the MIG instances that this allocator created from the state directory. Does not call the driver."""
+    instance_log = InstanceLog(settings.state_dir, boot_id() or "", context.clock.monotonic)
+    return Instances(instance_log, NvmlInstances(context.clock, DRIVER_SECONDS))
 
 
 def kubelet_side(
     settings: AllocatorSettings, context: Context, ledger: Ledger, hardware_watch: HardwareWatch, containers: Containers
 ) -> KubeletSide:
-    """Builds the parts for a node with a kubelet from the settings; nothing runs yet. Raises InvalidField."""
+    """Builds the collaborators for a node with a kubelet; nothing runs yet. Raises InvalidField."""
     rules = settings.rules
     pod_resources = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
-    reservations = Reservations(ledger, context.hub or context.bus, context.clock)
+    reservations = NodeReservationList(ledger, context.hub or context.bus, context.clock)
     changes = DirectoryChanges()
 
     def configuration() -> Configuration:
@@ -228,12 +235,12 @@ def kubelet_side(
 
 
 def use_series(settings: AllocatorSettings, context: Context, ledger: Ledger, kubelet: KubeletSide | None) -> UseSeries:
-    """What shows the use of GPUs; below a kubelet it announces who is above its memory. Raises InvalidField."""
+    """Builds the metrics of GPU use. With a kubelet they also report containers above their memory. Raises InvalidField."""
     library = kubelet.shared_files.read if kubelet is not None else None
     return UseSeries(ledger, context.bus, settings.metrics_names, library, announces=kubelet is not None)
 
 
-def tell_state(
+def register_reports(
     context: Context,
     allocator: Allocator,
     journal: FileJournal,

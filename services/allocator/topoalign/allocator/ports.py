@@ -1,4 +1,4 @@
-"""What the kubelet front needs of the allocator, what the allocator needs of the kubelet's record, and defaults for both."""
+"""The protocols between the kubelet front, the allocator and the kubelet's record, and defaults for tests."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cached_property
@@ -28,7 +28,7 @@ class AllocatorPort(Protocol):
 
     @property
     def faults(self) -> Mapping[DeviceID, str]:
-        """GPU -> why nothing of it can be given now, whatever its health is: MIG instances cannot be made."""
+        """GPU -> why nothing of it can be allocated now, although it may be healthy: MIG instances cannot be created."""
 
     async def wait_past(self, version: int) -> None:
         """Waits until `version` is greater than this one. Any number of callers may wait."""
@@ -37,32 +37,32 @@ class AllocatorPort(Protocol):
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """
-        The best connected set of `size` devices that holds `must_include`, by the node's device policy; () where the
-        API has no preference to give (size below 1, too few available, must_include not available or larger than size).
-        Devices that a live record holds are in it only where there are not enough others.
+        Returns the best connected set of `size` devices that includes `must_include`, by the node's device policy.
+        Returns () for an invalid request (size below 1, too few available, must_include not available or larger than
+        size). Devices of a live record are chosen only if there are not enough others.
         """
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         """
-        Records that the kubelet gave these devices, one set per container, with the companions that are reserved with
-        them; when this returns it is on disk.
+        Records that the kubelet allocated these devices, one set per container, with the co-allocated devices that are
+        reserved with them. When this returns, the record is on disk.
 
-        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, CompanionsLacking, NotVisible, StateFault.
+        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, CoAllocatedLacking, NotVisible, StateFault.
         All sets or none.
         """
 
     def named(self, resource: ResourceName, allocation: Allocation) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
         """
-        For an allocation of this resource: resource of companions, and each of GPUs or NICs where the container asks for
-        several -> all that its container has of it or is to have, which is what each answer to the container names. Empty
-        where one resource has all, and nothing comes together with its GPUs.
+        Returns, for an allocation of this resource, resource -> all devices that its container has or will have of it. These
+        are the resources of co-allocated devices, and GPUs or NICs if the container requests several resources of them;
+        every answer to the container names all of them. Empty if one resource has all and no device is co-allocated.
         """
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """
-        A container with these devices is about to start. Returns at once if the record has its owner, else after
-        PodResources was asked for it. Raises Unavailable, for units of GPUs that are no container's share ShareSplit and
-        InvalidShare, and for slots with other amounts than are reserved for the container NotAsReserved.
+        Checks a container with these devices that is about to start. Returns at once if the record has its owner, else after
+        PodResources was polled. Raises Unavailable; ShareSplit and InvalidShare for vcuda units that are no container's
+        share; NotAsReserved for vGPU slots with other amounts than are reserved for the container.
         """
 
 
@@ -70,17 +70,17 @@ Place = tuple[ResourceName, DeviceID]
 """A device, and the resource of which the kubelet gives it."""
 
 
-class ShownDevices(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedDevices(msgspec.Struct, frozen=True, kw_only=True):
     """The devices of one resource that a container holds, as PodResources lists them."""
 
     owner: Owner
     resource: ResourceName
     devices: frozenset[DeviceID]
     pod_uid: str = ""
-    """Of its pod, as the checkpoint has it; empty: not known. PodResources itself knows no UIDs."""
+    """Of its pod, from the checkpoint; empty: not known. PodResources reports no UIDs."""
 
 
-class Part(NamedTuple):
+class ResourceEntry(NamedTuple):
     """One entry of the checkpoint: the devices of one resource that one container has."""
 
     resource: ResourceName
@@ -90,7 +90,7 @@ class Part(NamedTuple):
     container: str = ""
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class KubeletListing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What the kubelet answers at one moment: PodResources, and its checkpoint and pod directories read with it."""
 
     kubelet: tuple[int, ...]
@@ -99,12 +99,12 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Wall seconds at which this kubelet began to listen."""
     pods: int
     """How many pods it listed, with devices or without."""
-    holdings: tuple[ShownDevices, ...]
+    holdings: tuple[ReportedDevices, ...]
     """Of app containers and sidecars: PodResources does not show plain init containers."""
     checkpoint: frozenset[Place] | None
     """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""
-    parts: tuple[Part, ...] = ()
-    """The same, apart by container and resource. Entries of pods that are gone stay until the next write."""
+    parts: tuple[ResourceEntry, ...] = ()
+    """The entries of the checkpoint, by container and resource. Entries of deleted pods stay until the next write."""
     written: tuple[int, ...] = ()
     """Which version of the checkpoint this is; differs after every write."""
     is_own: bool = False
@@ -112,22 +112,25 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     directories: PodDirectories | None = None
     """Which pods are gone. None: not known, because their directories cannot be read."""
     usage: tuple[ContainerUsage, ...] = ()
-    """All that it shows of each container: CPUs, memory and the devices of every plugin, by owner."""
+    """What PodResources reports of each container: CPUs, memory and the devices of every plugin, by owner."""
 
     @cached_property
-    def shown(self) -> Mapping[Place, ShownDevices]:
-        """What PodResources shows with a container -> the container. Made once: every live allocation is looked up in it."""
+    def shown(self) -> Mapping[Place, ReportedDevices]:
+        """
+        Device -> the container with which PodResources reports it. Computed once, because every live allocation is
+        looked up.
+        """
         return {(holding.resource, device): holding for holding in self.holdings for device in holding.devices}
 
     def shows(self, allocation: Allocation) -> bool:
-        """Whether PodResources shows something that the kubelet gave an allocation with a container."""
+        """Whether PodResources reports any device of an allocation with a container."""
         given = allocation.from_kubelet.items()
         return any((resource, device) in self.shown for resource, ids in given for device in ids)
 
     @cached_property
-    def parts_by_place(self) -> Mapping[Place, Sequence[Part]]:
-        """What the checkpoint has given out -> the entries that have it: two where one of them is of a pod that is gone."""
-        found: dict[Place, list[Part]] = {}
+    def parts_by_place(self) -> Mapping[Place, Sequence[ResourceEntry]]:
+        """Device -> the checkpoint's entries with it. There are two if one of them is of a deleted pod."""
+        found: dict[Place, list[ResourceEntry]] = {}
         for part in self.parts:
             for device in part.devices:
                 found.setdefault((part.resource, device), []).append(part)
@@ -135,24 +138,24 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Poll(NamedTuple):
-    """What the kubelet answered when it was polled, and about what."""
+    """The kubelet's answer to a poll, and the allocations that it covers."""
 
-    listing: Listing
+    listing: KubeletListing
     live: frozenset[AllocationID]
-    """The allocations that were live when it was asked: an answer says nothing about what was granted since."""
+    """The allocations that were live at the poll. The answer does not cover later ones."""
     at: float
-    """Monotonic seconds at which it was asked."""
+    """Monotonic seconds of the poll."""
 
 
 class PodResources(Protocol):
-    """The kubelet's own record of who holds what."""
+    """The kubelet's own record of which container has which devices."""
 
     def written(self) -> tuple[int, ...]:
-        """The version of the checkpoint file that is on disk now, as `Listing.written`; () where there is none."""
+        """The version of the checkpoint file that is on disk now, as `KubeletListing.written`; () where there is none."""
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
-        Asks the kubelet what every container holds; it has so many seconds to answer, None: as many as it has always.
+        Polls the kubelet for the devices of all containers. `seconds`: time limit; None: the usual one.
         Raises Unavailable.
         """
 
@@ -162,15 +165,15 @@ Starting = Callable[[ResourceName, Sequence[DeviceID], Poll], Awaitable[None]]
 
 
 async def nothing_to_prepare(resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
-    """Stands for `Starting` where nothing limits units."""
+    """A `Starting` for nodes on which nothing limits units."""
 
 
 async def nothing_to_ask() -> None:
     """
-    Stands for `HardwareWatch.ensure_fresh` where nothing watches the hardware, as in tests: the health counts as fresh.
+    An `ensure_fresh` for tests, in which nothing watches the hardware: the health counts as fresh.
     """
 
 
 async def nothing_ended() -> Sequence[Allocation]:
-    """Stands for `DeviceAllocations.ended` on a node without a kubelet: no allocation is known to have ended."""
+    """A `DeviceAllocations.ended` for a node without a kubelet: no allocation is known to have ended."""
     return ()

@@ -1,8 +1,8 @@
 """
-The allocator of one node: its ledger, what it hears, what it says, and the two ways in.
+Runs the allocator of one node: its ledger, the watch of the hardware, the outbox, and its two kinds of requests.
 
-Allocations go on without the bus. What the hardware is like is received from discovery; what was given away is said by the
-outbox; neither is waited for by a decision.
+Allocations go on without the bus. The hardware is received from discovery, and the outbox publishes allocations. No decision
+waits for either.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ import msgspec
 import structlog
 from anyio.abc import TaskStatus
 
-from topoalign.allocator.allocate.reservations import Reservations
+from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
-from topoalign.allocator.reconciliation.usage import UsageTeller
+from topoalign.allocator.ledger.release_log import container_title
+from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField, StateFault, Unavailable, clean
@@ -28,16 +28,14 @@ from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.replies import answer_with
 
-# What this allocator stands by, for whoever asks whether it is there.
-#
-# A listener cannot tell a forged fact from a true one by its number. The writer can: it answers with the numbers and
-# the digest of what it has said last, and the listener compares.
+# A subscriber cannot distinguish a forged fact from a true one by its number. So the writer answers with the numbers and the
+# digest of what it has published last, and the subscriber compares.
 
 
 class WriterPositions:
-    """Answers `alive` with the `WriterPosition` of the node, and `announce` by having its usage published again."""
+    """Answers `alive` with the `WriterPosition` of the node, and `announce` with a new publication of its usage."""
 
-    def __init__(self, ledger: Ledger, hardware_watch: HardwareWatch, usage: UsageTeller) -> None:
+    def __init__(self, ledger: Ledger, hardware_watch: HardwareWatch, usage: UsagePublisher) -> None:
         self._ledger = ledger
         self._hardware_watch = hardware_watch
         self._usage = usage
@@ -54,42 +52,42 @@ class WriterPositions:
         ]
 
     async def alive(self, request: AliveRequest) -> WriterPosition:
-        """The numbers and the digest of what the allocator published last. Raises InvalidField for another node."""
-        self._own(request.node)
+        """Returns the numbers and the digest of the last publication. Raises InvalidField for another node."""
+        self._check_node(request.node)
         state = self._ledger.state
-        readings = {**self._hardware_watch.newest, **self._usage_place()}
+        readings = {**self._hardware_watch.newest, **self._usage_position()}
         return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
 
     async def announce(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
         """
-        Has the usage published under a new epoch; returns its epoch and revision. Raises InvalidField for another node.
+        Publishes the usage under a new epoch, and returns its epoch and revision. Raises InvalidField for another node.
         """
-        self._own(request.node)
+        self._check_node(request.node)
         self._usage.announce()
-        return self._usage_place()
+        return self._usage_position()
 
-    def _usage_place(self) -> dict[str, tuple[int, int]]:
-        """Nothing before it was said: nobody can have received it."""
+    def _usage_position(self) -> dict[str, tuple[int, int]]:
+        """Empty before the usage was published, because nobody can have received it."""
         usage = self._ledger.state.usage
-        return {"usage": (usage.epoch, usage.revision)} if usage is not None and self._usage.has_said else {}
+        return {"usage": (usage.epoch, usage.revision)} if usage is not None and self._usage.has_published else {}
 
-    def _own(self, node: NodeName) -> None:
+    def _check_node(self, node: NodeName) -> None:
         if node != self._ledger.node:
             raise InvalidField("node", f"{clean(node)!r} is not this node", f"ask {self._ledger.node!r} here")
 
 
 SERVICE = "topoalign-allocator"
 DUPLICATE_SECONDS = 0.5
-"""How long another allocator of the same node may take to show itself; where there is none, that is known at once."""
+"""How long another allocator of the same node may take to answer. If there is none, the bus answers at once."""
 
 MOST_PAIRS = 3
-"""Named in a reason."""
+"""Pairs that a reason names."""
 
 log = structlog.get_logger("topoalign.allocator")
 
 
 class Allocator:
-    """Runs the parts of a node's allocator as one service, and answers /readyz for them."""
+    """Runs the tasks of a node's allocator as one service, and answers /readyz for them."""
 
     def __init__(  # noqa: PLR0913  # one parameter for each collaborator
         self,
@@ -101,14 +99,14 @@ class Allocator:
         device_allocations: DeviceAllocations | None,
         *,
         reconcile_seconds: float,
-        reservations: Reservations | None = None,
+        reservations: NodeReservationList | None = None,
         hub: Bus | None = None,
         endpoints: Sequence[Endpoint] = (),
     ) -> None:
         """
-        `device_allocations`, `reservations`: None on a node whose devices no kubelet hands out; else the first are
-        reconciled every `reconcile_seconds`. `hub`: the bus that everybody hears, if `bus` is a shorter way to the services
-        of this process. `endpoints`: of others that this service answers for.
+        `device_allocations`, `reservations`: None if no kubelet allocates the devices of the node; else the first are
+        reconciled every `reconcile_seconds`. `hub`: the bus shared by all nodes, if `bus` is the one inside this process.
+        `endpoints`: further endpoints of this service.
         """
         self._reconcile_seconds = reconcile_seconds
         self.ledger = ledger
@@ -117,18 +115,18 @@ class Allocator:
         self.device_allocations = device_allocations
         self.reservations = reservations
         self.outbox = Outbox(ledger, bus, clock)
-        self.usage = UsageTeller(ledger, bus, clock, hub or bus)
+        self.usage = UsagePublisher(ledger, bus, clock, hub or bus)
         self._bus = bus
         self._clock = clock
         self._endpoints = endpoints
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """
-        Serves the bus and runs all parts until cancelled. Started once requests are answered; the topology may come
+        Serves the bus and runs all tasks until cancelled. Started once requests are answered; the topology may come
         later.
         """
-        standings = WriterPositions(self.ledger, self.hardware_watch, self.usage)
-        endpoints = [*self.admissions.endpoints(), *standings.endpoints(), *self._endpoints]
+        positions = WriterPositions(self.ledger, self.hardware_watch, self.usage)
+        endpoints = [*self.admissions.endpoints(), *positions.endpoints(), *self._endpoints]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self.hardware_watch.run)
             tasks.start_soon(self.outbox.run)
@@ -143,7 +141,7 @@ class Allocator:
             task_status.started()
 
     async def _reconcile(self, device_allocations: DeviceAllocations) -> None:
-        """Reconciles every `reconcile_seconds`; logs once when that fails, and once when it works again."""
+        """Reconciles every `reconcile_seconds`. Logs the first failure and the recovery."""
         failing = False
         while True:
             try:
@@ -174,7 +172,7 @@ class Allocator:
         """Names the devices that two containers have, at most `MOST_PAIRS`, for /readyz; None: there are none."""
         pairs = [
             f"{', '.join(clean(device) for ids in former.devices.values() for device in ids)} "
-            f"({titled(former.owner)} and {titled(held.owner)})"
+            f"({container_title(former.owner)} and {container_title(held.owner)})"
             for held in self.ledger.state.allocations.values()
             for former in held.displaced
         ]
@@ -194,8 +192,8 @@ class Allocator:
 
 async def refuse_duplicate_agent(bus: Bus, node: NodeName) -> None:
     """
-    Raises StateFault if an allocator answers for this node already: two would give the same devices twice, and the lock
-    of the state directory tells only of one on the same disk. Finds nothing while the bus is away.
+    Raises StateFault if an allocator already answers for this node, because two would give the same devices twice. The lock
+    of the state directory excludes only another one on the same disk. Finds nothing while the bus is disconnected.
     """
     question = msgspec.json.encode(ExplainRequest(node=node, target="-"))
     try:

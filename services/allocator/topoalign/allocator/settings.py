@@ -1,4 +1,4 @@
-"""What the allocator of one node can be told from outside."""
+"""The settings of the allocator of one node."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from topoalign.core.model.requests import AdmissionRules, Compat, Mode, Placemen
 Wait = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 """Seconds; the upper bound also refuses `nan` and `inf`."""
 Period = Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
-"""Seconds between two of something."""
+"""Seconds between two repetitions."""
 
 
 class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +27,8 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     take_over: bool = False
     """
-    Whether an allocator of this node that is running is asked to hand over. Default: it is left alone, and this one ends:
-    two started by mistake must not take the node from one another.
+    Whether a running allocator of this node is asked to hand over. Default: it keeps running, and this one ends, so that two
+    started by mistake do not take the node from one another.
     """
 
     kubelet_dir: str = ""
@@ -39,18 +39,17 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     kubelet_version: str = ""
     """
-    The kubelet's version, `v1.36.3`, to be announced with its rules, because no file or socket of a node tells it. Default:
-    not known.
+    The kubelet's version, `v1.36.3`, published with its rules. No file or socket of a node shows it. Default: not known.
     """
 
     cdi_dir: Path = Path("/var/run/cdi")
     """Where the container runtime reads CDI specifications; used under the CDI strategies alone. It must be there."""
 
     pod_resources_dir: str = ""
-    """Directory of the kubelet's PodResources socket. Default: `pod-resources` beside `kubelet_dir`."""
+    """Directory of the kubelet's PodResources socket. Default: `pod-resources` next to `kubelet_dir`."""
 
     policy: Policy = Policy.BEST_EFFORT
-    """Topology policy. The default admits every pod that fits: a first run refuses nobody."""
+    """Topology policy. The default admits every pod that fits: a first run refuses no pod."""
 
     scope: Scope = Scope.CONTAINER
     """What is aligned as one."""

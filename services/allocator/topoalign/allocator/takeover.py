@@ -1,16 +1,18 @@
 """
-How one version of the allocator follows another while the node goes on.
+Hands a node over from one allocator process to another, for example to a new version, while its containers run.
 
-Two processes of one node must never have its record at once, and the kubelet should see as little of the change as can be.
-So the new process gets ready first, then holds a lock on the file `successor` in the state directory. The running process
-polls that lock once a second; where it is held, it lets the calls that have begun end, ends its streams to the kubelet, and
-only then gives up the directory. The new process replays the record and registers; the kubelet has kept the capacity
-meanwhile. The former process does nothing any more, and waits to be stopped: if it ended, its supervisor would start it
-again, and the two would take the node from one another in turn. Only where the new process has ended, too, and no process
-has the node any more, does the former one ask to be started again.
+Two processes of one node must never use its record at once, and the kubelet should notice as little as possible.
 
-These are locks and no signals because the two may be containers, each of which is pid 1 to itself. A lock needs no answer
-and goes with its process.
+1. The new process gets ready, and then takes a lock on the file `successor` in the state directory.
+2. The running process polls that lock once a second. When it is taken, the running process lets calls in progress end, ends
+   its streams to the kubelet, and then releases the directory.
+3. The new process replays the record and registers. The kubelet has kept the capacity meanwhile.
+4. The former process stays idle until it is stopped. If it ended, its supervisor would start it again, and the two processes
+   would take the node from one another in turn. Only if the new process has ended as well, so that no process has the node,
+   the former one asks to be restarted.
+
+Locks are used and not signals, because the two may be containers, and each is pid 1 to itself. A lock needs no answer and is
+released when its process ends.
 """
 
 import fcntl
@@ -69,18 +71,18 @@ async def open_in_turn(
             if ready is None:
                 raise
             await ready()
-            journal = await handed_over(directory, node, clock, held)
+            journal = await await_handover(directory, node, clock, held)
         yield journal
 
 
-async def handed_over(directory: Path, node: NodeName, clock: Clock, held: ExitStack) -> FileJournal:
+async def await_handover(directory: Path, node: NodeName, clock: Clock, held: ExitStack) -> FileJournal:
     """Waits with the successor lock until the journal can be opened, which `held` then closes. Raises StateInUse."""
     until = clock.monotonic() + WAIT_SECONDS
     log.info("waiting for the other allocator to hand over", directory=str(directory))
     line = os.open(directory / SUCCESSOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         while True:
-            take(line, fcntl.LOCK_EX)  # else another new process holds the lock, and will have the directory next
+            try_lock(line, fcntl.LOCK_EX)  # else another new process holds the lock, and will have the directory next
             try:
                 return held.enter_context(open_journal(directory, node))
             except StateInUse as fault:
@@ -99,18 +101,18 @@ async def wait_for_successor(directory: Path, clock: Clock) -> None:
 
 
 class Vacancy:
-    """Tells the process that has handed over whether its successor has ended, so that no process has the node."""
+    """Detects, in the process that has handed over, that its successor has ended and no process has the node."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
         self._since: float | None = None
-        """Monotonic seconds since which no process was seen to have it."""
+        """Monotonic seconds since which no process has the directory."""
 
-    def trouble(self) -> str | None:
+    def restart_reason(self) -> str | None:
         """
-        Why this process should be restarted, for /livez: no process has had the directory for `VACANT_SECONDS`; None: one
-        has. It is counted from call to call, so it has to be called regularly.
+        Returns, for /livez, why this process should be restarted: no process has had the directory for `VACANT_SECONDS`.
+        None: a process has it. The time is measured between calls, so call it regularly.
         """
         if is_in_use(self._directory):
             self._since = None
@@ -120,7 +122,7 @@ class Vacancy:
             self._since = now
         if now - self._since < VACANT_SECONDS:
             return None
-        return "the allocator that took over has gone, and nobody has this node: start this one again"
+        return "the allocator that took over has ended, and no process has this node: start this one again"
 
 
 def is_successor_waiting(directory: Path) -> bool:
@@ -130,12 +132,12 @@ def is_successor_waiting(directory: Path) -> bool:
     except OSError:
         return False
     try:
-        return not take(line, fcntl.LOCK_SH)
+        return not try_lock(line, fcntl.LOCK_SH)
     finally:
         os.close(line)
 
 
-def take(file: int, kind: int) -> bool:
+def try_lock(file: int, kind: int) -> bool:
     """
     Takes a lock (LOCK_EX or LOCK_SH) on an open file, if that is possible at once; returns whether it did. See
     flock(2).
@@ -156,7 +158,7 @@ async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
     known = False
     async with anyio.create_task_group() as tasks:
 
-        async def hear() -> None:
+        async def wait_for_topology() -> None:
             nonlocal known
             async for delivery in Client(bus, clock, "topoalign-successor").nodes(node=node):
                 if isinstance(delivery.event, TopologyDiscovered):
@@ -164,7 +166,7 @@ async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
             known = True
             tasks.cancel_scope.cancel()
 
-        tasks.start_soon(hear)
+        tasks.start_soon(wait_for_topology)
         await clock.sleep(RECEIVE_SECONDS)
         tasks.cancel_scope.cancel()
     if not known:

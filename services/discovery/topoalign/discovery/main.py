@@ -8,12 +8,12 @@ from anyio.abc import TaskStatus
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.ports import Clock, Driver, Inventory
-from topoalign.discovery.device_health import HealthKeeper
+from topoalign.discovery.device_record import RecordFile
 from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
-from topoalign.discovery.drivers.sysfs import SysfsDriver
-from topoalign.discovery.metrics import Metrics
-from topoalign.discovery.offering import Offering
-from topoalign.discovery.record import RecordFile
+from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
+from topoalign.discovery.health_keeper import HealthKeeper
+from topoalign.discovery.metrics import DiscoveryMetrics
+from topoalign.discovery.offering import NodeOffering
 from topoalign.discovery.service import Discovery
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.discovery.use_meter import UseMeter
@@ -35,8 +35,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     health = configuration.current.health
     xids = xid_rules(health.ignored_xids, context.environment)
     health_keeper = HealthKeeper(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
-    offering = Offering(configuration)
-    metrics = Metrics()
+    offering = NodeOffering(configuration)
+    metrics = DiscoveryMetrics()
     discovery = Discovery(
         settings.node,
         driver,
@@ -55,29 +55,29 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         ],
     )
     context.collectors.extend([*metrics.figures(), *offering.figures()])
-    context.checks["discovery"] = discovery.trouble
+    context.checks["discovery"] = discovery.not_ready_reason
     context.checks["hardware events"] = discovery.subscription_loss
-    context.checks["device record"] = health_keeper.trouble
+    context.checks["device record"] = health_keeper.not_ready_reason
     context.notes["configuration"] = offering.note
-    context.notes["hardware"] = discovery.repeated_or_constant
-    context.notes["node name"] = discovery.announcer.spoken_over
+    context.notes["hardware"] = discovery.hardware_findings
+    context.notes["node name"] = discovery.announcer.contested_by
     context.notes["ids"] = discovery.announcer.speaker.note
     async with background() as tasks:
         tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
-        tasks.start_soon(follow, configuration, discovery, health_keeper, context.environment)
+        tasks.start_soon(follow_configuration, configuration, discovery, health_keeper, context.environment)
         await discovery.run(task_status=task_status)
 
 
 async def read_hardware(environment: Mapping[str, str]) -> Inventory:
-    """One reading of this machine with these settings, for commands. Raises DriverFault, InvalidField."""
+    """Reads this machine once with these settings, for commands. Raises DriverFault and InvalidField."""
     settings = from_environment(DiscoverySettings, environment)
     return await driver_for(settings, SystemClock()).read()
 
 
-async def follow(
+async def follow_configuration(
     configuration: ConfigurationFile, discovery: Discovery, health_keeper: HealthKeeper, environment: Mapping[str, str]
 ) -> None:
-    """Tells the services' parts of every configuration that comes into use."""
+    """Passes the health settings of each new configuration to the health keeper and to discovery."""
     while True:
         changed = configuration.changed
         health = configuration.current.health
@@ -88,14 +88,16 @@ async def follow(
 
 def boot_of(root: Path, clock: Clock) -> str:
     """
-    The kernel's boot id; where there is none to ask, this run stands for a boot. A described machine boots with the host
-    that plays it: a restart of discovery is no reboot there either.
+    Returns the kernel's boot id. Where the kernel has none, each run of discovery counts as a boot. A described machine
+    boots with the host that simulates it, so a restart of discovery is no reboot there either.
     """
     return boot_id(root) or f"run-{int(clock.wall() * 1000)}"
 
 
 def driver_for(settings: DiscoverySettings, clock: Clock) -> Driver:
-    """Raises InvalidField for settings that contradict one another, and what `DescribedDriver` raises."""
+    """
+    Returns the driver that the settings name. Raises InvalidField for contradictory settings, and as `DescribedDriver`.
+    """
     sysfs = SysfsDriver(settings.sysfs_root, clock, settings.driver_seconds)
     match settings.driver:
         case "nvml":
@@ -110,7 +112,7 @@ def driver_for(settings: DiscoverySettings, clock: Clock) -> Driver:
 
 
 def nvml_driver(settings: DiscoverySettings, clock: Clock) -> Driver:
-    """NVML's driver, which is imported here because the others do without its library."""
+    """Returns NVML's driver. It is imported here because the other drivers do not need its library."""
     from topoalign.discovery.drivers.nvml.driver import NvmlDriver
 
     return NvmlDriver(settings.sysfs_root, clock, settings.driver_seconds)

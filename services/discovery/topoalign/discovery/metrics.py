@@ -14,8 +14,8 @@ MOST_XIDS = 1000
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
-class Metrics:
-    """Counted by the service."""
+class DiscoveryMetrics:
+    """Counts readings, events and changes of health."""
 
     def __init__(self) -> None:
         self.reads = self.failures = self.epochs = 0
@@ -45,7 +45,7 @@ class Metrics:
             ServiceMetric(
                 "counter",
                 "topoalign_discovery_events",
-                "What GPUs reported between readings.",
+                "Events that GPUs reported between readings.",
                 lambda: self._events,
                 "kind",
             ),
@@ -55,13 +55,13 @@ class Metrics:
             ServiceMetric(
                 "counter",
                 "topoalign_discovery_epochs",
-                "Epochs begun after the first: others had spoken for this node, or somebody asked for everything anew.",
+                "Epochs after the first: another client published for this node, or everything was requested again.",
                 lambda: self.epochs,
             ),
             ServiceMetric(
                 "counter",
                 "topoalign_discovery_health_changes",
-                "Devices that were announced to be in another state than before.",
+                "Changes of a device's published state.",
                 lambda: self._changes,
                 "state",
             ),
@@ -69,7 +69,7 @@ class Metrics:
             ServiceMetric(
                 "gauge",
                 "topoalign_discovery_devices",
-                "GPUs, NICs and ill MIG instances, as last announced.",
+                "GPUs, NICs and unhealthy MIG instances, as last published.",
                 lambda: self._devices,
                 "state",
             ),
@@ -100,7 +100,9 @@ class Metrics:
         if event.xid is not None:
             self._xids[str(event.xid) if event.xid < MOST_XIDS else "other"] += 1
 
-    def announced(self, before: Mapping[DeviceID, DeviceHealth], now: Mapping[DeviceID, DeviceHealth]) -> None:
+    def count_health_changes(
+        self, before: Mapping[DeviceID, DeviceHealth], now: Mapping[DeviceID, DeviceHealth]
+    ) -> None:
         """Count the changes between two published healths, and set the number of devices in each state."""
         for device, health in now.items():
             if device not in before or state(before[device]) != state(health):
@@ -115,5 +117,5 @@ class Metrics:
 
 
 def state(health: DeviceHealth) -> str:
-    """What an alert is about: a cordon hides what is below it only where that is well."""
+    """Returns the state that is counted: `cordoned` for a healthy device with a cordon, else the health."""
     return CORDONED if health.cordoned and health.state is HealthState.HEALTHY else health.state

@@ -22,16 +22,16 @@ from topoalign.runtime.metrics import ServiceMetric
 log = structlog.get_logger("topoalign.discovery")
 
 
-class Offering:
-    """Of one node."""
+class NodeOffering:
+    """Computes the offers of one node from its configuration."""
 
     def __init__(self, file: ConfigurationFile) -> None:
         self._file = file
-        self._made_by: Configuration | None = None
-        """The configuration by which the newest offers were made: those made by another say nothing about what may stay."""
+        self._configuration: Configuration | None = None
+        """The configuration of the newest offers. Offers of another configuration do not decide what is still offered."""
         self._findings: tuple[ConfigurationFinding, ...] = ()
         self._indexes: dict[DeviceID, int] = {}
-        """Of GPUs, as the configuration means them."""
+        """GPU -> the index by which the configuration selects it."""
 
     def figures(self) -> list[ServiceMetric]:
         """For /metrics."""
@@ -51,7 +51,7 @@ class Offering:
         ]
 
     def note(self) -> str | None:
-        """For /readyz?verbose: what keeps the configuration from coming true."""
+        """For /readyz?verbose: what the configuration asks for and the node cannot offer."""
         severe = [f"{finding}; {finding.remedy}" for finding in self._findings if finding.severe]
         return (
             "; ".join(
@@ -61,18 +61,18 @@ class Offering:
         )
 
     def offered(self, topology: Topology, had: Topology | None) -> Topology:
-        """The topology with its offers; `had` is the one before."""
+        """Returns the topology with its offers; `had` is the previous topology."""
         configuration = self._file.current
-        before = had.offered if had is not None and configuration == self._made_by else ()
+        before = had.offered if had is not None and configuration == self._configuration else ()
         found = offer_resources(self._as_first_seen(topology), configuration, before)
-        self._made_by = configuration
-        self._say(found.findings)
+        self._configuration = configuration
+        self._log_findings(found.findings)
         usual = replace(topology, offers=None)
-        made = tuple(replace(offer, devices=in_order(offer.devices, topology)) for offer in found.offers)
+        made = tuple(replace(offer, devices=in_hardware_order(offer.devices, topology)) for offer in found.offers)
         return usual if made == usual.offered else replace(topology, offers=made)
 
     def _as_first_seen(self, topology: Topology) -> Topology:
-        """The same with the indexes by which the configuration knows its GPUs."""
+        """Returns the topology with the indexes by which the configuration selects GPUs."""
         present = topology.gpu_by_id
         indexes = {device: index for device, index in self._indexes.items() if device in present}
         for gpu in topology.gpus:
@@ -82,16 +82,16 @@ class Offering:
         gpus = sorted((replace(gpu, index=indexes[gpu.id]) for gpu in topology.gpus), key=lambda gpu: gpu.index)
         return replace(topology, gpus=tuple(gpus))
 
-    def _say(self, findings: tuple[ConfigurationFinding, ...]) -> None:
-        """What is new, each once."""
+    def _log_findings(self, findings: tuple[ConfigurationFinding, ...]) -> None:
+        """Logs each new finding once."""
         for finding in findings:
             if finding not in self._findings:
-                say = log.error if finding.severe else log.warning
-                say("configuration", field=finding.field, finding=finding.finding, remedy=finding.remedy)
+                write = log.error if finding.severe else log.warning
+                write("configuration", field=finding.field, finding=finding.finding, remedy=finding.remedy)
         self._findings = findings
 
 
-def in_order(devices: Sequence[DeviceID], topology: Topology) -> tuple[DeviceID, ...]:
-    """In the order of their cards in the hardware as it is now."""
-    order = {card: place for place, card in enumerate((*topology.gpu_by_id, *topology.nic_by_id))}
+def in_hardware_order(devices: Sequence[DeviceID], topology: Topology) -> tuple[DeviceID, ...]:
+    """Sorts devices by the position of their GPU or NIC in the hardware as it is now."""
+    order = {gpu_or_nic: position for position, gpu_or_nic in enumerate((*topology.gpu_by_id, *topology.nic_by_id))}
     return tuple(sorted(devices, key=lambda device: order[topology.card_of(device)]))

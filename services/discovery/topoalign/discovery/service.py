@@ -1,10 +1,10 @@
 """
-The service: reads the hardware repeatedly, and publishes topology and health when they change.
+Reads the hardware repeatedly, and publishes topology and health when they change.
 
-After a failed reading the topology stays, and the health of all devices becomes unknown
-with the reason. A device that is missing in a reading stays listed as lost. Errors between two readings and operator
-overrides are weighed by the `HealthKeeper`. A change of health is published at once, and the next one not before the
-hold-down time has passed. Everything is published again on request, and when the stream has lost it.
+After a failed reading the topology stays, and the health of all devices becomes unknown with the reason. A device that is
+missing in a reading stays listed as lost. The `HealthKeeper` judges errors between two readings and operator overrides. A
+change of health is published at once, and the next one not before the hold-down time has passed. Everything is published
+again on request, and when the stream has lost it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,9 @@ from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
 from topoalign.core.state.device_health import HandedOut
 from topoalign.discovery.announcer import Announcer
-from topoalign.discovery.device_health import HealthKeeper
-from topoalign.discovery.metrics import Metrics
-from topoalign.discovery.names import meant
+from topoalign.discovery.device_lookup import find_devices
+from topoalign.discovery.health_keeper import HealthKeeper
+from topoalign.discovery.metrics import DiscoveryMetrics
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.replies import answer_with
 
@@ -46,10 +46,10 @@ D = TypeVar("D", Gpu, Nic)
 
 
 def with_lost(had: Topology, found: Topology) -> Topology:
-    """`found`, and the GPUs and NICs of `had` that it lacks."""
+    """Returns `found` with the GPUs and NICs of `had` that it lacks."""
     nodes = set(found.node_ids)
-    gpus = kept(had.gpus, found.gpus, nodes)
-    nics = kept(had.nics, found.nics, nodes)
+    gpus = with_missing_devices(had.gpus, found.gpus, nodes)
+    nics = with_missing_devices(had.nics, found.nics, nodes)
     if len(gpus) == len(found.gpus) and len(nics) == len(found.nics):
         return found
     ids = [*(gpu.id for gpu in gpus), *(nic.id for nic in nics)]
@@ -57,13 +57,13 @@ def with_lost(had: Topology, found: Topology) -> Topology:
         found,
         gpus=gpus,
         nics=nics,
-        bridges=bridges(had, found, gpus, nics),
-        links=links(had.link_by_pair, found.link_by_pair, ids),
+        bridges=merge_bridges(had, found, gpus, nics),
+        links=merge_links(had.link_by_pair, found.link_by_pair, ids),
     )
 
 
-def kept(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
-    """Those found, and those missing; one whose index another has now goes to the end."""
+def with_missing_devices(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
+    """Returns the devices found and the missing ones. If another device has a missing one's index, it gets a new index."""
     ids = {device.id for device in found}
     addresses = {device.pci for device in found}
     taken = {device.index for device in found}
@@ -73,19 +73,19 @@ def kept(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]
             continue
         index = device.index if device.index not in taken else 1 + max(taken)
         taken.add(index)
-        listed.append(msgspec.structs.replace(near(device, nodes), index=index))
+        listed.append(msgspec.structs.replace(without_lost_nodes(device, nodes), index=index))
     return tuple(sorted(listed, key=lambda device: device.index))
 
 
-def near(device: D, nodes: set[int]) -> D:
-    """The device without NUMA nodes that are no longer there."""
+def without_lost_nodes(device: D, nodes: set[int]) -> D:
+    """Removes NUMA nodes that no longer exist from a device."""
     if isinstance(device, Gpu) and device.memory_node not in nodes:
         device = msgspec.structs.replace(device, memory_node=None)
     return msgspec.structs.replace(device, numa_affinity=tuple(n for n in device.numa_affinity if n in nodes))
 
 
-def bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[PciBridge, ...]:
-    """Those found, and of the others those above a device."""
+def merge_bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[PciBridge, ...]:
+    """Returns the bridges found, and of the former bridges those above a device."""
     old = {bridge.address: bridge for bridge in had.bridges}
     known = {bridge.address: bridge for bridge in found.bridges}
     for at in (*(gpu.bridge for gpu in gpus), *(nic.bridge for nic in nics)):
@@ -97,22 +97,22 @@ def bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[
     return tuple(known.values())
 
 
-def links(
+def merge_links(
     had: Mapping[tuple[DeviceID, DeviceID], Link],
     found: Mapping[tuple[DeviceID, DeviceID], Link],
     ids: Sequence[DeviceID],
 ) -> tuple[Link, ...]:
-    """The links between these devices in the order of `ids`: as found now, else as they were before."""
+    """Returns the links between these devices in the order of `ids`: as found now, else as they were before."""
     pairs = list(combinations(ids, 2))
     known = [found.get(pair) or had.get(pair) for pair in pairs]
     return tuple(link for link in known if link is not None)
 
 
-def health_of(topology: Topology, inventory: Inventory, source: str) -> dict[DeviceID, DeviceHealth]:
-    """Of all devices: as the driver says, or lost."""
+def devices_health(topology: Topology, inventory: Inventory, source: str) -> dict[DeviceID, DeviceHealth]:
+    """Returns the health of all devices: as the driver reports it, or lost."""
     found: Mapping[DeviceID, object] = {**inventory.topology.gpu_by_id, **inventory.topology.nic_by_id}
     lost = DeviceHealth(state=HealthState.UNHEALTHY, reason=f"lost: {source} no longer finds it")
-    unjudged = DeviceHealth(state=HealthState.UNKNOWN, reason=f"{source} does not say how it is")
+    unjudged = DeviceHealth(state=HealthState.UNKNOWN, reason=f"{source} does not report its health")
     return {
         device: inventory.health.get(device, unjudged) if device in found else lost
         for device in (*topology.gpu_by_id, *topology.nic_by_id)
@@ -154,16 +154,16 @@ SERVICE = "topoalign-discovery"
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
-"""Seconds between tries for as long as nothing could be read at all; doubled each time."""
+"""Seconds between attempts until the first reading succeeds; doubled each time."""
 SOON_SECONDS = 1.0
-"""After something happened, before a reading looks at it; what else happens meanwhile it sees, too."""
-WORDS: tuple[Override, ...] = ("cordon", "uncordon", "heal", "report")
+"""Between an event and the reading that follows it. One reading covers all events within this time."""
+OVERRIDES: tuple[Override, ...] = ("cordon", "uncordon", "heal", "report")
 
 log = structlog.get_logger("topoalign.discovery")
 
 
 class Discovery:
-    """The service: `run` it."""
+    """The discovery service of one node; `run` serves until cancelled."""
 
     def __init__(  # noqa: PLR0913  # one parameter for each collaborator
         self,
@@ -171,7 +171,7 @@ class Discovery:
         driver: Driver,
         bus: Bus,
         clock: Clock,
-        metrics: Metrics,
+        metrics: DiscoveryMetrics,
         health_keeper: HealthKeeper,
         offered: Callable[[Topology, Topology | None], Topology],
         *,
@@ -183,8 +183,9 @@ class Discovery:
         answers: Sequence[Endpoint] = (),
     ) -> None:
         """
-        `hub` is the bus that everybody hears and `near` that of this process alone, if `bus` is both. `offered` gives a
-        topology its offers, told the one before. `answers`: to questions that concern no other part of the service.
+        If `bus` joins two buses, `hub` is the one shared by all nodes and `near` the one inside this process.
+        `offered` adds the offers to a topology; its second argument is the previous topology. `answers`: endpoints that need
+        nothing else of the service.
         """
         self._node = node
         self._driver = driver
@@ -203,47 +204,51 @@ class Discovery:
         self._health: DeviceHealthChanged | None = None
         self._degraded = DegradedGpus(metrics)
         self._findings: tuple[str, ...] = ()
-        self._trouble: str | None = "the hardware has not been read yet"
+        self._failure: str | None = "the hardware has not been read yet"
         self._reading = anyio.Lock(fast_acquire=True)
-        self._deafness: str | None = None
+        self._subscription_loss: str | None = None
         self._held_until = 0.0
         """Monotonic seconds before which health is not announced again."""
         self._held = anyio.Event()
         self._look = anyio.Event()
-        """Set when there is something to announce at the end of the hold-down; when a reading is wanted soon."""
+        """
+        `_held`: set when health is to be announced after the hold-down. `_look`: set when a reading should follow soon.
+        """
 
-    def trouble(self) -> str | None:
+    def not_ready_reason(self) -> str | None:
         """Readiness: why the newest reading cannot be relied on."""
-        return self._trouble
+        return self._failure
 
-    def repeated_or_constant(self) -> str | None:
-        """For /readyz?verbose: what the newest reading found odd, such as GPUs that do not answer."""
+    def hardware_findings(self) -> str | None:
+        """For /readyz?verbose: the findings of the newest reading, such as GPUs that do not answer."""
         return "; ".join(self._findings) or None
 
     def subscription_loss(self) -> str | None:
         """Readiness: why events of the hardware are not received."""
-        return self._deafness
+        return self._subscription_loss
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Started once questions are answered; the first reading may take longer."""
+        """Runs until cancelled. Started once questions are answered; the first reading may take longer."""
         endpoints = [
             Endpoint(
                 name="announce",
                 subject=wire.announce_subject(self._node),
-                answer=answer_with(AnnounceRequest, self._asked_anew),
+                answer=answer_with(AnnounceRequest, self._answer_announce),
             ),
             self.announcer.endpoint(self._node),
             *self._answers,
             Endpoint(
-                name="alive", subject=wire.alive_subject(self._node), answer=answer_with(AliveRequest, self._asked)
+                name="alive",
+                subject=wire.alive_subject(self._node),
+                answer=answer_with(AliveRequest, self._answer_alive),
             ),
             *(
                 Endpoint(
-                    name=word,
-                    subject=wire.devices_subject(self._node, word),
-                    answer=answer_with(DevicesRequest, partial(self._told, word)),
+                    name=override,
+                    subject=wire.devices_subject(self._node, override),
+                    answer=answer_with(DevicesRequest, partial(self._answer_override, override)),
                 )
-                for word in WORDS
+                for override in OVERRIDES
             ),
         ]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
@@ -252,54 +257,60 @@ class Discovery:
             tasks.start_soon(self._read_regularly)
             tasks.start_soon(self._read_when_something_happens)
             tasks.start_soon(self._driver.watch, self)
-            tasks.start_soon(self._settle_when_held)
+            tasks.start_soon(self._publish_held_health)
             task_status.started()
 
     def announce(self) -> None:
-        """Says everything anew, under new revisions and a new epoch (`Epochs`). Does nothing as long as nothing was read."""
+        """
+        Publishes everything again, under new revisions and a new epoch (`Epochs`). Does nothing before the first
+        reading.
+        """
         if self._topology is not None and self._health is not None:
             if self._epochs.renew():
                 self._metrics.epochs += 1
             else:
-                self.announcer.owe()
-            self._say_topology(self._topology.source, self._topology.topology)
-            self._say_health(self._health.devices)
+                self.announcer.request_announce()
+            self._announce_topology(self._topology.source, self._topology.topology)
+            self._announce_health(self._health.devices)
 
     def follow(self, hold_down_seconds: float) -> None:
-        """The configuration has changed: what was found is offered as it says now."""
+        """Applies a changed configuration: the hold-down time, and the offers of the hardware found."""
         self._hold_down_seconds = hold_down_seconds
         if self._topology is not None:
             had = self._topology
             topology = self._offered(had.topology, had.topology)
             if topology != had.topology:
-                self._say_topology(had.source, topology)
+                self._announce_topology(had.source, topology)
 
-    async def _asked_anew(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
+    async def _answer_announce(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
         self._newest(request.node)
         self.announce()
         return self._newest(request.node)
 
-    async def _asked(self, request: AliveRequest) -> dict[str, tuple[int, int]]:
+    async def _answer_alive(self, request: AliveRequest) -> dict[str, tuple[int, int]]:
         return self._newest(request.node)
 
     def _newest(self, node: NodeName) -> dict[str, tuple[int, int]]:
-        """Epoch and revision of what was said last. Raises InvalidField for another node, HardwareUnknown for nothing."""
+        """
+        Returns epoch and revision last published. Raises InvalidField for another node, HardwareUnknown before a
+        reading.
+        """
         if node != self._node:
             raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")
         if self._topology is None or self._health is None:
-            raise HardwareUnknown(self._node, self._trouble or "it has not been read yet")
+            raise HardwareUnknown(self._node, self._failure or "it has not been read yet")
         return {
             "topology": (self._topology.epoch, self._topology.revision),
             "health": (self._health.epoch, self._health.revision),
         }
 
-    async def _told(self, word: Override, request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
-        """Returns how each device is from now on. Raises NotFound, StateFault and what _newest does."""
+    async def _answer_override(self, override: Override, request: DevicesRequest) -> dict[DeviceID, DeviceHealth]:
+        """Applies an override and returns the health of each device. Raises NotFound, StateFault and as `_newest`."""
         self._newest(request.node)
-        devices = meant(self._hardware, request.devices, self._health_keeper.cordons)
-        self._health_keeper.say(word, devices, request.reason)
-        self._settle()
-        now = HandedOut(self._hardware, self._health_keeper.verdicts())
+        devices = find_devices(self._hardware, request.devices, self._health_keeper.cordons)
+        self._health_keeper.apply_override(override, devices, request.reason)
+        self._publish_health()
+        now = HandedOut(self._hardware, self._health_keeper.health_by_device())
         return {device: now.health_of(device) for device in devices}
 
     @property
@@ -307,18 +318,18 @@ class Discovery:
         return self._topology.topology if self._topology is not None else Topology()
 
     def hear(self, event: HardwareEvent) -> None:
-        """From the driver, between two readings."""
+        """Takes an event of the driver between two readings."""
         self._metrics.observe(event)
         if self._health_keeper.observe(event, self._hardware):
             self._look.set()
-        self._settle()
+        self._publish_health()
 
     def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
-        """From the driver: whether it hears what happens."""
-        self._deafness = reason
+        """Called by the driver: events of these GPUs cannot be received for this reason; None: all are received."""
+        self._subscription_loss = reason
         self._health_keeper.lose_subscription(reason, gpus)
         self._look.set()
-        self._settle()
+        self._publish_health()
 
     async def _read_regularly(self) -> None:
         failures = 0
@@ -338,7 +349,7 @@ class Discovery:
             await self.read()
 
     async def read(self) -> None:
-        """Reads once, and says what changed."""
+        """Reads the hardware once, and publishes what changed."""
         async with self._reading:
             await self._read()
 
@@ -355,35 +366,35 @@ class Discovery:
         self._metrics.seconds.observe(self._clock.monotonic() - began)
 
     def _failed(self, fault: DriverFault) -> None:
-        """Says in the log once what is wrong, not at every try."""
-        if self._trouble != fault.finding:
+        """Logs a failure once, not at every attempt."""
+        if self._failure != fault.finding:
             log.warning(
                 "hardware cannot be read", driver=self._driver.source, finding=fault.finding, remedy=fault.remedy
             )
-        self._trouble = fault.finding
+        self._failure = fault.finding
         self._health_keeper.failed(fault.finding)
-        self._settle()
+        self._publish_health()
 
     def _found(self, inventory: Inventory, began: float) -> None:
         if inventory.findings != self._findings:
             self._findings = inventory.findings
-            log.warning("oddities of the hardware changed", findings=inventory.findings)
+            log.warning("findings about the hardware changed", findings=inventory.findings)
         had = self._topology
         topology = with_lost(had.topology, inventory.topology) if had is not None else inventory.topology
         topology = self._offered(topology, had.topology if had is not None else None)
         source = self._driver.source
         if had is None or (source, topology) != (had.source, had.topology):
-            self._say_topology(source, topology)
+            self._announce_topology(source, topology)
         self._degraded.update(topology)
-        self._health_keeper.read(health_of(topology, inventory, source), inventory, began)
-        self._settle()
-        if self._trouble is not None:
+        self._health_keeper.read(devices_health(topology, inventory, source), inventory, began)
+        self._publish_health()
+        if self._failure is not None:
             log.info("hardware read", driver=source, machine=topology.describe())
-        self._trouble = None
+        self._failure = None
 
-    def _settle(self) -> None:
-        """Says how the devices are if that has changed; at the end of the hold-down if that is not over."""
-        devices = self._health_keeper.verdicts()
+    def _publish_health(self) -> None:
+        """Publishes the health of the devices if it has changed: now, or at the end of the hold-down."""
+        devices = self._health_keeper.health_by_device()
         if self._topology is None or (self._health is not None and devices == self._health.devices):
             return
         now = self._clock.monotonic()
@@ -391,17 +402,17 @@ class Discovery:
             self._held.set()
             return
         self._held_until = now + self._hold_down_seconds
-        self._metrics.announced(self._health.devices if self._health is not None else {}, devices)
-        self._say_health(devices)
+        self._metrics.count_health_changes(self._health.devices if self._health is not None else {}, devices)
+        self._announce_health(devices)
 
-    async def _settle_when_held(self) -> None:
+    async def _publish_held_health(self) -> None:
         while True:
             await self._held.wait()
             await self._clock.sleep(self._held_until - self._clock.monotonic())
             self._held = anyio.Event()
-            self._settle()
+            self._publish_health()
 
-    def _say_topology(self, source: str, topology: Topology) -> None:
+    def _announce_topology(self, source: str, topology: Topology) -> None:
         self._topology = TopologyDiscovered(
             node=self._node,
             epoch=self._epochs.current,
@@ -410,16 +421,16 @@ class Discovery:
             source=source,
             topology=topology,
         )
-        self.announcer.say(self._topology)
+        self.announcer.submit(self._topology)
 
-    def _say_health(self, devices: dict[DeviceID, DeviceHealth]) -> None:
+    def _announce_health(self, devices: dict[DeviceID, DeviceHealth]) -> None:
         self._health = DeviceHealthChanged(
             node=self._node,
             epoch=self._epochs.current,
             revision=self._health.revision + 1 if self._health is not None else 1,
             devices=devices,
         )
-        self.announcer.say(self._health)
+        self.announcer.submit(self._health)
 
 
 # Reports degraded GPUs: a warning in the log when a GPU becomes degraded, an entry when it recovers, and metrics.
@@ -434,14 +445,14 @@ REMEDY = (
 
 
 class DegradedGpus:
-    """Of one node."""
+    """Reports the degraded GPUs of one node."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: DiscoveryMetrics) -> None:
         self._metrics = metrics
         self._findings: Mapping[DeviceID, str] = {}
 
     def update(self, topology: Topology) -> None:
-        """Compare the topology of the newest reading with the one before."""
+        """Compares the topology of the newest reading with the previous one."""
         had = self._findings
         findings = degraded_gpus(topology)
         for gpu, finding in findings.items():

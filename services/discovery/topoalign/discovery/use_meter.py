@@ -1,9 +1,9 @@
 """
-Answers what the GPUs of this node are used for, when it is asked.
+Measures the use of this node's GPUs when a request asks for it.
 
-The driver measures; /proc tells in which container each process runs. Nothing is measured unless somebody asks, and one
-measurement serves all who ask within `FRESH_SECONDS`. A file of /proc that cannot be read to its end does not keep the
-driver's part from being told.
+The driver measures the GPUs, and /proc shows in which container each process runs. Nothing is measured without a request,
+and one measurement answers all requests within `FRESH_SECONDS`. If a file of /proc cannot be read, the measurement of the
+driver is still published, without the containers.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,9 +26,9 @@ if TYPE_CHECKING:  # nobody measures at the start
     from topoalign.core.model.processes import DeviceUse, Measurement, ProcessIdentity
 
 FRESH_SECONDS = 1.0
-"""For so long a measurement is told again: as long as the driver's own sampling period."""
+"""How long a measurement is reused: as long as the driver's own sampling period."""
 MOST_PROCESSES = 1_000
-"""On all GPUs together; each takes up to about 800 bytes of an answer, and an answer has a megabyte at most."""
+"""On all GPUs. Each process takes up to about 800 bytes of an answer, and an answer has at most a megabyte."""
 NOT_SEEN = (
     "the processes of the node cannot be seen from here: run the agent in the node's PID namespace (`hostPID: true`) to "
     "know which container uses what"
@@ -55,7 +55,9 @@ class UseMeter:
         return Endpoint(name="use", subject=wire.use_subject(self._node), answer=answer_with(UseRequest, self.answer))
 
     async def answer(self, request: UseRequest) -> "Measurement":
-        """What the GPUs are used for. Raises InvalidField for another node, and DriverFault where nothing measures."""
+        """
+        Returns the use of the GPUs. Raises InvalidField for another node, and DriverFault if the driver cannot measure.
+        """
         if request.node != self._node:
             raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")
         async with self._turn:
@@ -69,23 +71,23 @@ class UseMeter:
 
         measured = await self._driver.measure()
         time = self._clock.wall()
-        devices, left_out = bounded(measured)
+        devices, left_out = limit_processes(measured)
         pids = {process.pid for device in devices for process in device.processes or ()}
-        identities, finding = await self._identified(pids)
+        identities, finding = await self._read_identities(pids)
         return Measurement(
             node=self._node,
             time=time,
-            devices=tuple(identified(device, identities) for device in devices),
+            devices=tuple(add_identities(device, identities) for device in devices),
             finding=finding,
             left_out=left_out,
         )
 
-    async def _identified(self, pids: Collection[int]) -> "tuple[dict[int, ProcessIdentity], str]":
-        """Where these processes run, as far as they have not ended; and why that is not known, empty where it is."""
+    async def _read_identities(self, pids: Collection[int]) -> "tuple[dict[int, ProcessIdentity], str]":
+        """Returns where the living ones of these processes run, and the reason if that is not known (else empty)."""
         if not pids:
             return {}, ""
         try:
-            with anyio.CancelScope(shield=True):  # the thread would be at work still when the next one asks
+            with anyio.CancelScope(shield=True):  # else the thread would still run when the next request comes
                 identities = await self._thread.run(partial(identities_of, self._proc, pids))
         except DriverFault as fault:
             return {}, fault.finding
@@ -93,7 +95,7 @@ class UseMeter:
 
 
 def identities_of(proc: Path, pids: Collection[int], steps: CallProgress) -> "dict[int, ProcessIdentity] | None":
-    """In the thread: where the processes run that have not ended. None: they cannot be seen from here."""
+    """Reads, in the thread, where the living processes run. None: this container does not see the node's processes."""
     from topoalign.kubelet.control_groups import identity_of, sees_all_processes  # as above
 
     steps("a link in /proc")
@@ -108,8 +110,8 @@ def identities_of(proc: Path, pids: Collection[int], steps: CallProgress) -> "di
     return found
 
 
-def bounded(devices: "Sequence[DeviceUse]") -> "tuple[tuple[DeviceUse, ...], int]":
-    """The devices with at most `MOST_PROCESSES` in all, those with the most memory; and how many are left out."""
+def limit_processes(devices: "Sequence[DeviceUse]") -> "tuple[tuple[DeviceUse, ...], int]":
+    """Keeps the `MOST_PROCESSES` processes with the most memory, and returns how many are left out."""
     listed = [
         (-(process.memory or 0), at, process.pid)
         for at, device in enumerate(devices)
@@ -125,8 +127,8 @@ def bounded(devices: "Sequence[DeviceUse]") -> "tuple[tuple[DeviceUse, ...], int
     ), len(gone)
 
 
-def identified(device: "DeviceUse", identities: "dict[int, ProcessIdentity]") -> "DeviceUse":
-    """The same use, of processes that say where they run."""
+def add_identities(device: "DeviceUse", identities: "dict[int, ProcessIdentity]") -> "DeviceUse":
+    """Adds to each process the container in which it runs."""
     if not device.processes:
         return device
     return msgspec.structs.replace(

@@ -99,7 +99,7 @@ BY_RECOVERY_ACTION = {
     "error of the link to the CPU": (159,),
     "details of an uncorrectable memory error": (171, 172),
 }
-"""XID_154, WORKFLOW_NVLINK5_ERR and CHECK_UVM, which the catalogue links to XID 154, and what comes beside XID 48."""
+"""XID_154, WORKFLOW_NVLINK5_ERR and CHECK_UVM, which the catalogue links to XID 154, and the XIDs that come with XID 48."""
 
 RESET = {
     "GPU stopped processing": (46,),
@@ -150,11 +150,11 @@ IGNORED_XIDS = frozenset(
 """After these the GPU is as good as before."""
 
 DISABLE, ENABLE = nvidia_fields.DP_VARIABLES
-"""XIDs to ignore beside the configured ones, and XIDs that are never ignored."""
+"""XIDs to ignore in addition to the configured ones, and XIDs that are never ignored."""
 
 
 class Severity(Enum):
-    """What becomes of the GPU."""
+    """What an XID means for the GPU's health."""
 
     IGNORED = "it is as good as before"
     READ = "the next reading decides"
@@ -174,7 +174,7 @@ SEVERITIES: Mapping[Action, Severity] = {
 
 
 class XidRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Which XIDs are ignored."""
+    """Rules that decide which XIDs are ignored."""
 
     ignored: frozenset[int] = IGNORED_XIDS
     all_ignored: bool = False
@@ -191,7 +191,7 @@ class XidRules(msgspec.Struct, frozen=True, kw_only=True):
 
 def xid_rules(ignored: Iterable[int] | None, environment: Mapping[str, str]) -> XidRules:
     """
-    The configured XIDs, None for those of the catalogue, and what NVIDIA's variables add to them. Raises InvalidField for a
+    Returns the rules of the configured XIDs (None: the catalogue's) and of NVIDIA's variables. Raises InvalidField for a
     variable that is no list.
     """
     disabled, every = xids_of(DISABLE, environment)
@@ -201,7 +201,7 @@ def xid_rules(ignored: Iterable[int] | None, environment: Mapping[str, str]) -> 
 
 
 def xids_of(variable: str, environment: Mapping[str, str]) -> tuple[frozenset[int], bool]:
-    """The XIDs of such a variable, and whether it names all (`all`, or `xids`, which means the same)."""
+    """Returns the XIDs of such a variable, and whether it names all (`all`, or `xids`, which means the same)."""
     words = [word.strip().lower() for word in environment.get(variable, "").split(",")]
     if "all" in words or "xids" in words:
         return frozenset(), True

@@ -1,9 +1,9 @@
 """
-The service: answers hint questions of one node.
+Answers hint questions about one node.
 
 A question carries all data that its answer depends on, except the hardware, of which it names the revision. So the
 answer is the same from every process and at every time. If the revision is not known here, the question is refused, and
-the asker asks its own providers instead.
+the caller asks its own providers instead.
 """
 
 import anyio
@@ -34,7 +34,7 @@ SERVICE = "topoalign-hinting"
 
 
 class UnknownTopology(Unavailable):
-    """The question is about another revision of the hardware than the one known here."""
+    """Raised for a question about another revision of the hardware than the one known here."""
 
     code = "UnknownTopology"
 
@@ -60,21 +60,21 @@ class Hinting:
         return None if self._topology is not None else "the topology of this node has not been received yet"
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Started once questions are answered; the topology may come later."""
+        """Runs until cancelled. Started once questions are answered; the topology may come later."""
         hints = Endpoint(
             name="hints", subject=wire.hints_subject(self._node), answer=answer_with(HintQuestion, self.answer)
         )
         async with self._bus.serve(SERVICE, [hints]), anyio.create_task_group() as tasks:
-            tasks.start_soon(self._hear)
+            tasks.start_soon(self._follow_topology)
             task_status.started()
 
-    async def _hear(self) -> None:
+    async def _follow_topology(self) -> None:
         async for delivery in Client(self._bus, self._clock, SERVICE).nodes(node=self._node):
             if isinstance(delivery.event, TopologyDiscovered):
                 self._topology = delivery.event
 
     async def answer(self, question: HintQuestion) -> HintAnswer:
-        """Raises UnknownTopology, InvalidField, and what the providers raise."""
+        """Answers a question. Raises UnknownTopology, InvalidField, and what the providers raise."""
         if question.node != self._node:
             raise InvalidField("node", f"this is the hinting service of {self._node}", "ask that node's own")
         known = self._topology

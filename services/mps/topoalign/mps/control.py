@@ -1,10 +1,10 @@
 """
-NVIDIA's control program `nvidia-cuda-mps-control`: as the daemon of one resource, and as the client that commands it.
+Runs NVIDIA's control program `nvidia-cuda-mps-control`, as the daemon of one resource and as the client that commands it.
 
 The program finds its daemon by the pipe directory in its environment. CUDA_VISIBLE_DEVICES names the GPUs by uuid, so that
 a daemon keeps to those of its resource: in compute mode EXCLUSIVE_PROCESS each GPU takes one server alone. With `-f` the
-daemon is a child of this process, which learns at once when it ends. Commands name GPUs by uuid, too, because the indices of
-CUDA are not those of NVML. NVIDIA's DRA driver for GPUs does both (templates/mps-control-daemon.tmpl.yaml).
+daemon is a child of this process, which notices at once when it ends. Commands name GPUs by uuid, too, because the
+indices of CUDA are not those of NVML. NVIDIA's DRA driver for GPUs does both (templates/mps-control-daemon.tmpl.yaml).
 """
 
 import os
@@ -25,7 +25,7 @@ from topoalign.runtime.tasks import wait_for_first
 CALL_SECONDS = 5.0
 """How long the daemon may take to answer a command."""
 LONGEST_ANSWER = 65_536
-"""Bytes. An answer is one line; without end is what something else says in the pipe directory, where containers write."""
+"""Bytes. An answer is one line. Containers can write to the pipe directory, and their output may have no end."""
 GET_PERCENTAGE = "get_default_active_thread_percentage"
 """The command by which NVIDIA's device plugin v0.20.0 judges whether a daemon is well."""
 

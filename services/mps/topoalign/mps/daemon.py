@@ -3,10 +3,10 @@ Keeps the MPS control daemon of one resource running.
 
 The order of a start: compute mode EXCLUSIVE_PROCESS, directories, daemon, its limits, and then the announcement on which
 Allocate relies. A daemon that ends is started again after 1, 2, 4 ... seconds, at most 60; after a minute of service the
-pauses begin anew. Between two daemons the GPUs stay EXCLUSIVE_PROCESS, so that no client goes on without its limits beside
-others; DEFAULT is set when this ends.
+pauses are short again. Between two daemons the GPUs stay EXCLUSIVE_PROCESS, so that no client runs without its limits next
+to others; DEFAULT is set when this service ends.
 
-A daemon that another, killed process has left is told to quit: it is nobody's child, and its limits may be others.
+If a killed process has left its daemon behind, that daemon is ended: nobody is its parent, and its limits may differ.
 """
 
 import os
@@ -21,9 +21,9 @@ from anyio.abc import Process
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.ports import Clock
+from topoalign.mps.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, Nvml
 from topoalign.mps.control import GET_PERCENTAGE, Control
-from topoalign.mps.nvml import DEFAULT, EXCLUSIVE_PROCESS, Nvml
-from topoalign.mps.shares import Share
+from topoalign.mps.daemon_shares import MpsShare
 from topoalign.plugin_config.mps_files import Announcement, lock_resource_directory
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import wait_for_first
@@ -50,12 +50,12 @@ class Daemon:
         self,
         resource: ResourceName,
         root: Path,
-        share_now: Callable[[], Awaitable[Share | None]],
-        control_for: Callable[[Share], Control],
+        share_now: Callable[[], Awaitable[MpsShare | None]],
+        control_for: Callable[[MpsShare], Control],
         nvml: Nvml,
         clock: Clock,
     ) -> None:
-        """`share_now` reads what is to be served, before each start; None: nothing of the resource."""
+        """`share_now` reads, before each start, what is to be served; None: the node has no GPU of the resource."""
         self.resource = resource
         self._directory = root / resource
         self._share_now = share_now
@@ -65,7 +65,7 @@ class Daemon:
         self._announcement = Announcement(root, resource)
         self._lock: int | None = None
         self._exclusive: set[DeviceID] = set()
-        self.share: Share | None = None
+        self.share: MpsShare | None = None
         """What the newest daemon was started for."""
         self.reason: str | None = "it has not started yet"
         """Why no client can be served; None: one can."""
@@ -80,7 +80,7 @@ class Daemon:
                 try:
                     await self._serve()
                 except (DriverFault, OSError) as error:
-                    self.reason = told(error)
+                    self.reason = explain_error(error)
                 failures = 1 if self._clock.monotonic() - began >= STEADY_SECONDS else failures + 1
                 pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
                 log.warning("the MPS daemon does not run", resource=self.resource, reason=self.reason, pause=pause)
@@ -115,7 +115,7 @@ class Daemon:
         self.reason = "it is starting"
         log.info("MPS daemon started", resource=self.resource, devices=len(share.devices), pid=process.pid)
         try:
-            await wait_for_first(partial(ended, process), partial(self._lead, share, control))
+            await wait_for_first(partial(wait_until_ended, process), partial(self._supervise, share, control))
             if process.returncode is not None:
                 self.reason = f"it ended with status {process.returncode}; see control.log in {control.log}"
         finally:
@@ -123,8 +123,8 @@ class Daemon:
             with anyio.CancelScope(shield=True):
                 await self._end(process, control)
 
-    async def _lead(self, share: Share, control: Control) -> None:
-        """Sets the limits, announces the daemon, and asks it regularly; returns if it cannot do this."""
+    async def _supervise(self, share: MpsShare, control: Control) -> None:
+        """Sets the limits, announces the daemon, and checks it regularly. Returns after an error."""
         try:
             await self._until_it_answers(control)
             if not share.own_limits:
@@ -134,20 +134,20 @@ class Daemon:
                 if self.reason is not None:
                     log.info("MPS daemon serves", resource=self.resource, replicas=share.replicas)
                 self.reason = None
-                while (trouble := await self._trouble(share, control)) is None:
+                while (reason := await self._check_later(share, control)) is None:
                     pass
                 self._announcement.withdraw()
-                self.reason = trouble
-                log.warning("the MPS daemon cannot serve", resource=self.resource, reason=trouble)
-                while await self._trouble(share, control) is not None:
+                self.reason = reason
+                log.warning("the MPS daemon cannot serve", resource=self.resource, reason=reason)
+                while await self._check_later(share, control) is not None:
                     pass
         except (DriverFault, OSError) as error:
-            self.reason = told(error)
+            self.reason = explain_error(error)
 
-    async def _trouble(self, share: Share, control: Control) -> str | None:
+    async def _check_later(self, share: MpsShare, control: Control) -> str | None:
         """
-        After a while: why the daemon cannot serve; None: it can. Its clients' limits are set again where they are others: a
-        container's root may command the daemon, too.
+        Checks the daemon after a pause. Returns why it cannot serve; None: it can. If its clients' limits have changed, sets
+        them again, because root in a container may command the daemon, too.
         """
         await self._clock.sleep(HEALTH_SECONDS)
         try:
@@ -156,7 +156,7 @@ class Daemon:
                 log.warning("the limits of an MPS daemon were changed", resource=self.resource, answer=answer)
                 await set_limits(share, control)
         except DriverFault as fault:
-            return told(fault)
+            return explain_error(fault)
         return None
 
     async def _until_it_answers(self, control: Control) -> None:
@@ -173,7 +173,7 @@ class Daemon:
         """Ends a daemon that serves the pipe directory already. Raises DriverFault if it does not end."""
         if not await control.answers():
             return
-        log.warning("another MPS daemon is told to quit", resource=self.resource, pipe=str(control.pipe))
+        log.warning("another MPS daemon is ended", resource=self.resource, pipe=str(control.pipe))
         await control.command("quit")
         until = self._clock.monotonic() + END_SECONDS
         while await control.answers():
@@ -187,13 +187,13 @@ class Daemon:
             await wait_for_first(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.terminate()
-            await wait_for_first(partial(ended, process), partial(self._clock.sleep, END_SECONDS))
+            await wait_for_first(partial(wait_until_ended, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.kill()
         await process.wait()
 
     async def _release(self) -> None:
-        """Sets the GPUs back to compute mode DEFAULT. Never fails: an operator is told what is left."""
+        """Sets the GPUs back to compute mode DEFAULT. Never fails; logs what is left."""
         if not self._exclusive:
             return
         try:
@@ -207,26 +207,26 @@ class Daemon:
             )
 
 
-async def set_limits(share: Share, control: Control) -> None:
-    """Gives a daemon the limits of its clients. Raises DriverFault if it does not take them."""
+async def set_limits(share: MpsShare, control: Control) -> None:
+    """Sets the limits of a daemon's clients. Raises DriverFault if the daemon does not accept them."""
     for device, limit in share.memory_limits.items():
         await control.command(f"set_default_device_pinned_mem_limit {device} {limit}")
     await control.command(f"set_default_active_thread_percentage {share.thread_percentage}")
     check_percentage(await control.command(GET_PERCENTAGE), share)
 
 
-def told(error: DriverFault | OSError) -> str:
-    """An error as a reason, with its remedy if it has one."""
+def explain_error(error: DriverFault | OSError) -> str:
+    """Formats an error as a reason, with its remedy if it has one."""
     return f"{error.finding}; {error.remedy}" if isinstance(error, DriverFault) else str(error)
 
 
-async def ended(process: Process) -> None:
+async def wait_until_ended(process: Process) -> None:
     """Returns when a process has ended."""
     await process.wait()
 
 
 async def quit_until(control: Control, process: Process) -> None:
-    """Tells a daemon to quit, and returns when it has ended, which may be for another reason."""
+    """Commands a daemon to quit, and returns when it has ended, for whatever reason."""
     try:
         await control.command("quit")
     except DriverFault:
@@ -234,8 +234,8 @@ async def quit_until(control: Control, process: Process) -> None:
     await process.wait()
 
 
-def check_percentage(answer: str, share: Share) -> None:
-    """Raises DriverFault if the daemon answers with another limit than it was given."""
+def check_percentage(answer: str, share: MpsShare) -> None:
+    """Raises DriverFault if the daemon reports another limit than the one set."""
     if percentage_in(answer) != share.thread_percentage:
         raise DriverFault(
             f"the MPS daemon did not take the limit of {share.thread_percentage} per cent of the threads: {answer!r}",

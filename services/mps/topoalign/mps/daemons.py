@@ -1,8 +1,8 @@
 """
-The MPS daemons of a node: one for each resource that the configuration shares by MPS, as the configuration changes.
+Runs the MPS daemons of a node, one for each resource that the configuration shares by MPS.
 
-A changed configuration stops a daemon whose resource is shared otherwise now, and its clients lose their GPUs with it; the
-others go on.
+If a changed configuration shares a resource in another way, the daemon of the resource is stopped, and its clients lose
+their GPUs. The other daemons go on.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from anyio.abc import TaskGroup
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
+from topoalign.mps.compute_mode import Nvml
 from topoalign.mps.control import Control
 from topoalign.mps.daemon import FIRST_PAUSE, LONGEST_PAUSE, Daemon
-from topoalign.mps.nvml import Nvml
-from topoalign.mps.shares import Share, shares_of
+from topoalign.mps.daemon_shares import MpsShare, mps_shares
 from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.plugin_config.mps_files import SHM, root_here
 from topoalign.runtime.clock import backoff_seconds
@@ -28,10 +28,10 @@ from topoalign.runtime.tasks import wait_for_first
 log = structlog.get_logger("topoalign.mps")
 
 
-class Running:
-    """A daemon with what stops it."""
+class RunningDaemon:
+    """A running daemon and its cancel scope."""
 
-    def __init__(self, daemon: Daemon, share: Share, root: Path) -> None:
+    def __init__(self, daemon: Daemon, share: MpsShare, root: Path) -> None:
         self.daemon = daemon
         self.wanted = (share, root)
         self.scope = anyio.CancelScope()
@@ -56,18 +56,18 @@ class Daemons:
         self._environment = environment
         self._clock = clock
         self._nvml = Nvml(clock)
-        self._running: dict[ResourceName, Running] = {}
-        self._trouble: str | None = "the GPUs have not been read yet"
+        self._running: dict[ResourceName, RunningDaemon] = {}
+        self._failure: str | None = "the GPUs have not been read yet"
 
     @property
     def daemons(self) -> Mapping[ResourceName, Daemon]:
-        """Those that are kept running."""
+        """The daemons that are kept running."""
         return {resource: each.daemon for resource, each in self._running.items()}
 
     def reason(self) -> str | None:
-        """Why not all shares can be given out, for /readyz; None: all can, or nothing is shared by MPS."""
+        """Returns, for /readyz, why some shares cannot be allocated; None: all can, or nothing is shared by MPS."""
         reasons = (f"{resource}: {each.reason}" for resource, each in self.daemons.items() if each.reason is not None)
-        return self._trouble or next(reasons, None)
+        return self._failure or next(reasons, None)
 
     async def run(self) -> None:
         """Follows the configuration until cancelled, and then ends all daemons."""
@@ -82,28 +82,28 @@ class Daemons:
                         make_shm(root)
                 except (DriverFault, OSError) as error:
                     failures += 1
-                    self._trouble = str(error)
+                    self._failure = str(error)
                     pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
-                    log.warning("no MPS daemon can be started", reason=self._trouble, pause=pause)
+                    log.warning("no MPS daemon can be started", reason=self._failure, pause=pause)
                     await wait_for_first(changed.wait, partial(self._clock.sleep, pause))
                     continue
                 failures = 0
-                self._trouble = None
+                self._failure = None
                 await self._follow(wanted, root, tasks)
                 await changed.wait()
 
-    async def shares(self) -> dict[ResourceName, Share]:
-        """What is to be served now. The GPUs are read only if something is shared by MPS. Raises DriverFault."""
+    async def shares(self) -> dict[ResourceName, MpsShare]:
+        """Returns what is to be served now. Reads the GPUs only if something is shared by MPS. Raises DriverFault."""
         configuration = self._file.current
         if not configuration.sharing.mps.resources and configuration.sharing.limiter != "mps":
             return {}
-        return shares_of(await self._nvml.read_cards(), configuration)
+        return mps_shares(await self._nvml.read_gpus(), configuration)
 
-    async def _share(self, resource: ResourceName) -> Share | None:
+    async def _share(self, resource: ResourceName) -> MpsShare | None:
         return (await self.shares()).get(resource)
 
-    async def _follow(self, wanted: Mapping[ResourceName, Share], root: Path, tasks: TaskGroup) -> None:
-        """Ends the daemons that are not wanted as they are, and starts those that are missing."""
+    async def _follow(self, wanted: Mapping[ResourceName, MpsShare], root: Path, tasks: TaskGroup) -> None:
+        """Ends the daemons that differ from what is wanted, and starts the missing ones."""
         former = [resource for resource, each in self._running.items() if each.wanted != (wanted.get(resource), root)]
         for resource in former:
             self._running[resource].scope.cancel()
@@ -113,7 +113,7 @@ class Daemons:
             share_now = partial(self._share, resource)
             control_for = partial(self._control, root)
             daemon = Daemon(resource, root, share_now, control_for, self._nvml, self._clock)
-            running = self._running[resource] = Running(daemon, wanted[resource], root)
+            running = self._running[resource] = RunningDaemon(daemon, wanted[resource], root)
             tasks.start_soon(running.run)
         if not wanted:
             log.info("nothing is shared by MPS: no daemon is needed")
@@ -121,7 +121,7 @@ class Daemons:
     def _root(self) -> Path:
         return root_here(self._file.current.flags.mps_root)
 
-    def _control(self, root: Path, share: Share) -> Control:
+    def _control(self, root: Path, share: MpsShare) -> Control:
         return Control(self._program, root / share.resource, share.devices, self._environment, self._clock)
 
 
@@ -132,13 +132,13 @@ FOR_ALL = 0o777
 
 def make_shm(root: Path) -> None:
     """
-    Makes the directory that containers get as /dev/shm, writable for every user as that is. One of another user, whose mode
-    this process may not change, is all right if every user may write there. Raises OSError.
+    Creates the directory that containers get as /dev/shm, writable for every user. If another user owns the directory,
+    so that this process may not change its mode, it must already be writable for every user. Raises OSError.
     """
     shm = root / SHM
     shm.mkdir(parents=True, exist_ok=True)
     mode = shm.stat().st_mode
-    if mode & SHM_MODE != SHM_MODE:  # also where this ended before it could set it
+    if mode & SHM_MODE != SHM_MODE:  # also if an earlier run ended before it set the mode
         try:
             shm.chmod(SHM_MODE)
         except PermissionError:

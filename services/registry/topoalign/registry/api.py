@@ -1,7 +1,7 @@
 """
 The HTTP read API: `GET /v1/nodes`, `GET /v1/nodes/{name}`, `GET /v1/allocations`, `GET /v1/shares?node=NAME`.
 
-It reads the fold and changes nothing; only for shares the node is asked, because nothing stores what GPUs are used for.
+It reads the fold and changes nothing; only for shares it asks the node, because the use of GPUs is not stored.
 Every answer is JSON, errors too: {"code", "finding", "remedy"}. An unknown query parameter is refused by name, because
 the answer to `?nod=a` without it would be an answer to another question.
 """
@@ -32,12 +32,12 @@ from topoalign.core.model.errors import (
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock
-from topoalign.registry import views
-from topoalign.registry.cluster import Cluster, Member
-from topoalign.registry.foreign import ForeignNodes
-from topoalign.registry.paging import Page, key_of, limit_of, page
+from topoalign.registry import api_views
+from topoalign.registry.api_views import AllocationView, NodeSummary, measure_node, read_node_library, shares_view
+from topoalign.registry.cluster_nodes import Cluster, ClusterNode
+from topoalign.registry.foreign_nodes import ForeignNodes
+from topoalign.registry.paging import Page, limit_of, page, parse_continue
 from topoalign.registry.series import in_turns
-from topoalign.registry.views import AllocationView, NodeSummary, measured, read_library, shares_view
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
@@ -67,14 +67,18 @@ class Api:
                 Route("/allocations", self.allocations),
                 Route("/shares", self.shares),
             ],
-            exception_handlers={TopoalignError: failed, HTTPException: refused, Exception: broken},
+            exception_handlers={
+                TopoalignError: answer_product_error,
+                HTTPException: answer_http_error,
+                Exception: answer_defect,
+            },
         )
         return Mount("/v1", app=app)
 
     async def nodes(self, request: Request) -> Response:
         """A page of the nodes, by name."""
         query = parameters(request, "limit", "continue")
-        after = key_of(query.get("continue"))
+        after = parse_continue(query.get("continue"))
         limit = limit_of(query.get("limit"))
         last = after[0] if after else ""
         members = ((member.state.node, member) for member in self._cluster.members(last))
@@ -84,34 +88,34 @@ class Api:
         items = [self._summary(*row) async for row in in_turns(rows.items, self._clock)]
         return json(Page(items=tuple(items), next=rows.next))
 
-    def _summary(self, name: NodeName, member: Member | None) -> NodeSummary:
-        """`member`: None for a node that only HAMi speaks for."""
+    def _summary(self, name: NodeName, member: ClusterNode | None) -> NodeSummary:
+        """`member`: None for a node that only HAMi manages."""
         if member is None:
-            return views.foreign_summary(self._foreign, name)
-        return views.summary(member, self._foreign.owner(name))
+            return api_views.foreign_summary(self._foreign, name)
+        return api_views.summarize_member(member, self._foreign.owner(name))
 
     async def node(self, request: Request) -> Response:
         """All of one node."""
         parameters(request)
         name = NodeName(request.path_params["name"])
         if name in self._foreign and name not in self._cluster:
-            return json(views.foreign_detail(self._foreign, name))
+            return json(api_views.foreign_detail(self._foreign, name))
         member = self._cluster.member(name)
         live = ((member, each) for _, member, each in list(self._cluster.allocations(node=member.state.node)))
-        items = [view async for view in in_turns(shown(live), self._clock)]
-        return json(views.detail(member, tuple(items), self._foreign.owner(name), self._foreign.view(name)))
+        items = [view async for view in in_turns(view_by_node(live), self._clock)]
+        return json(api_views.detail(member, tuple(items), self._foreign.owner(name), self._foreign.view(name)))
 
     async def allocations(self, request: Request) -> Response:
         """A page of the live allocations, by node and id; of one node, namespace or pod where asked."""
         query = parameters(request, "node", "namespace", "pod", "limit", "continue")
-        after = key_of(query.get("continue"))
+        after = parse_continue(query.get("continue"))
         limit = limit_of(query.get("limit"))
         node = NodeName(query["node"]) if "node" in query else None
         if node is not None:
             self._cluster.member(node)
         found = self._cluster.allocations(after, node, query.get("namespace"), query.get("pod"))
         rows = page(((key, (member, each)) for key, member, each in found), limit)
-        items = [view async for view in in_turns(shown(rows.items), self._clock)]
+        items = [view async for view in in_turns(view_by_node(rows.items), self._clock)]
         return json(Page(items=tuple(items), next=rows.next))
 
     async def shares(self, request: Request) -> Response:
@@ -123,15 +127,15 @@ class Api:
             )
         node = NodeName(query["node"])
         self._cluster.member(node)
-        measurement = await measured(self._bus, node)
-        reading = await read_library(self._bus, self._cluster.member(node))
+        measurement = await measure_node(self._bus, node)
+        reading = await read_node_library(self._bus, self._cluster.member(node))
         return json(shares_view(self._cluster.member(node), measurement, reading))
 
 
-def shown(rows: Iterable[tuple[Member, Allocation]]) -> Iterator[AllocationView]:
+def view_by_node(rows: Iterable[tuple[ClusterNode, Allocation]]) -> Iterator[AllocationView]:
     """The views of allocations that are sorted by node."""
     for member, some in groupby(rows, key=itemgetter(0)):
-        yield from views.allocation_views(member, (each for _, each in some))
+        yield from api_views.allocation_views(member, (each for _, each in some))
 
 
 def parameters(request: Request, *known: str) -> dict[str, str]:
@@ -159,14 +163,14 @@ def error(code: str, finding: str, remedy: str, status: int) -> Response:
     return json({"code": code, "finding": clean(finding, 1000), "remedy": clean(remedy, 1000)}, status)
 
 
-async def failed(request: Request, exc: Exception) -> Response:
-    """An error raised on purpose: its base says whose fault it is, and so which status it has."""
+async def answer_product_error(request: Request, exc: Exception) -> Response:
+    """An error raised on purpose: its base class determines whose fault it is, and so its status."""
     assert isinstance(exc, TopoalignError)
     status = next((status for kind, status in STATUS.items() if isinstance(exc, kind)), 500)
     return error(exc.code, exc.finding, exc.remedy, status)
 
 
-async def refused(request: Request, exc: Exception) -> Response:
+async def answer_http_error(request: Request, exc: Exception) -> Response:
     """What the router refuses: an address that does not exist, a method other than GET and HEAD."""
     assert isinstance(exc, HTTPException)
     if exc.status_code == 405:
@@ -179,6 +183,6 @@ async def refused(request: Request, exc: Exception) -> Response:
     return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)
 
 
-async def broken(request: Request, exc: Exception) -> Response:
-    """A defect: said without its insides, which are in the log."""
+async def answer_defect(request: Request, exc: Exception) -> Response:
+    """A defect: answered without details, which are in the log."""
     return error("Internal", "the registry failed to answer", "look for the traceback in its log", 500)

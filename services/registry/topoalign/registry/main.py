@@ -13,11 +13,11 @@ from anyio.abc import TaskStatus
 from topoalign.client import Client
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.api import Api
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.foreign import ForeignNodes
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.foreign_nodes import ForeignNodes
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.service import Scheduling
+from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.series import NodeSeries
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
@@ -27,7 +27,10 @@ from topoalign.runtime.settings import from_environment
 log = structlog.get_logger("topoalign.registry")
 
 MOST_PASSES = 3
-"""With 5,000 nodes that speak at once the longest block is 9 to 12 ms with three, 19 to 36 with five, and 49 with twenty."""
+"""
+With 5,000 nodes that publish at once the longest block is 9 to 12 ms with three, 19 to 36 with five, and 49 with
+twenty.
+"""
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -37,7 +40,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     scheduling = settings.scheduler_port is not None
     client = Client(context.bus, context.clock, "registry", bodies=False, usage=scheduling)
     cluster = Cluster(usage=scheduling)
-    metrics = Metrics(context.metrics, client)
+    metrics = RegistryMetrics(context.metrics, client)
     registry = Registry(context.bus, context.clock, client, cluster, metrics, settings, gc.freeze)
     series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)
     context.checks["streams"] = registry.behind
@@ -47,7 +50,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     with freezing(asyncio.get_running_loop().call_soon_threadsafe):
         async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:
             if scheduling:
-                side = Scheduling(context, settings, client, cluster, registry, api, replica, gc.freeze, foreign)
+                side = SchedulingService(context, settings, client, cluster, registry, api, replica, gc.freeze, foreign)
                 log.info("extender listens", url=await tasks.start(side.run))
             await registry.run(task_status=task_status)
 
@@ -79,7 +82,7 @@ async def kubernetes(context: Context, settings: RegistrySettings, replica: str)
         yield None
         return
     try:  # a registry without Kubernetes does without
-        from topoalign.registry.kubernetes.client import connect_kubernetes
+        from topoalign.registry.kubernetes.api_client import connect_kubernetes
     except ModuleNotFoundError as error:
         finding = f"{error.name} is not installed"
         raise InvalidField(
@@ -95,7 +98,7 @@ def freezing(soon: Callable[[Callable[[], object]], object]) -> Iterator[None]:
     Freezes what is left after each full pass of the garbage collector while the context is open, and has such a pass made
     `soon` after every `MOST_PASSES` over the younger objects.
 
-    What nodes say later replaces what was frozen at the start, and stays as long. A pass over the facts of thousands of
+    Later facts of nodes replace what was frozen at the start, and stay as long. A pass over the facts of thousands of
     nodes blocks the loop for tenths of a second; so each looks only at what has come since the last one. The garbage has
     been collected at that moment, so what is frozen is in use. The collector alone waits with a full pass until a quarter
     more is there than after the last one: of what the start has read, that is a pass of a twentieth of a second.

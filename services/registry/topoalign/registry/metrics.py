@@ -12,20 +12,20 @@ from topoalign.client import Client
 from topoalign.core import wire
 
 READINGS = ("allocations", *wire.READINGS)
-"""What is believed of a node and compared with what its services stand by."""
+"""The facts of a node that are compared with the answers of its services."""
 
 COUNTS = {
     "gaps": "Times that facts of a node were missing and a snapshot was asked for.",
     "undecodable": "Messages put on the dead-letter stream.",
     "unknown": "Events of a later version, skipped.",
     "repeated": "Events received before, dropped.",
-    "duplicate_agents": "Facts that came from a second allocator under a node's name.",
-    "divergent": "Snapshots that disagreed with what their writer had said before.",
+    "duplicate_agents": "Facts of a second allocator with the same node name.",
+    "divergent": "Snapshots that disagreed with what their writer had published before.",
 }
 """What the client counts, by the names it has there."""
 
 
-class Metrics:
+class RegistryMetrics:
     """A counter that the service moves on, and what the client counts."""
 
     def __init__(self, registry: CollectorRegistry, client: Client) -> None:

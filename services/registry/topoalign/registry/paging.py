@@ -43,7 +43,7 @@ def limit_of(text: str | None) -> int:
     return int(text)
 
 
-def key_of(token: str | None) -> Key:
+def parse_continue(token: str | None) -> Key:
     """The key a page begins after; () for the first. Raises InvalidField."""
     if token is None:
         return ()

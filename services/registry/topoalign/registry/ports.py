@@ -15,11 +15,11 @@ from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clea
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.foreign import NodeAnnotations
 from topoalign.kubelet.files.manifest import PodManifest
-from topoalign.registry.scheduling.model import PodToSchedule, read_pod
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, pod_to_schedule
 
 SUCCEEDED = "Succeeded"
 FINISHED = (SUCCEEDED, "Failed")
-"""Phases of a pod that holds nothing any more."""
+"""Phases of a pod that no longer holds anything."""
 
 
 class ApiUnavailable(Unavailable):
@@ -41,7 +41,7 @@ class ApiRefused(Unavailable):
 
 
 class ApiConflict(NoFit):
-    """Raised when the object is no longer what the request takes it for: bound already, or another one of that name."""
+    """Raised when the object is no longer as the request assumes: bound already, or another one of that name."""
 
     code = "ApiConflict"
 
@@ -59,7 +59,7 @@ class ApiNotFound(TopoalignError):
 
 
 class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod as the API server shows it, as far as the registry looks at it."""
+    """A pod as the API server shows it, with the fields that the registry reads."""
 
     namespace: str
     name: str
@@ -71,9 +71,9 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """`status.reason`: of a pod that a node refused `TopologyAffinityError`, `UnexpectedAdmissionError` and others."""
     controller: str
-    """UID of the controller that owns it, which makes another one when this one is deleted; empty: none does."""
+    """UID of the controller that owns it, which creates another one when this one is deleted; empty: none does."""
     deleting: bool
-    """Whether it is on its way out; it holds its devices until it is gone."""
+    """Whether it is being deleted; it holds its devices until it is gone."""
     waits_for: str = ""
     """Why no scheduler places it yet: `has scheduling gates`, or a claim that does not exist; empty: nothing prevents it."""
     content: PodManifest
@@ -86,7 +86,7 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether all its containers have done what they were to do."""
+        """Whether all its containers have succeeded."""
         return self.phase == SUCCEEDED
 
     @property
@@ -95,8 +95,8 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
         return (self.content.spec and self.content.spec.scheduler_name) or ""
 
     def to_schedule(self) -> PodToSchedule:
-        """The pod as the scheduler shows it. Raises InvalidField for one that cannot be meant."""
-        return read_pod(self.uid, self.content)
+        """The pod as the scheduler shows it. Raises InvalidField for an invalid one."""
+        return pod_to_schedule(self.uid, self.content)
 
 
 class GonePod(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class GonePod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as the API server shows it, as far as the registry looks at it."""
+    """A node as the API server shows it, with the fields that the registry reads."""
 
     name: NodeName
     uid: str
@@ -118,7 +118,7 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
     unschedulable: bool = False
     """It is cordoned."""
     hami: NodeAnnotations | None = None
-    """What HAMi says of it; None: HAMi has registered no cards there."""
+    """HAMi's annotations of it; None: HAMi has registered no GPUs there."""
     allocatable_gpus: int = 0
     """Of `nvidia.com/gpu`, as its kubelet counts them."""
 
@@ -130,7 +130,7 @@ class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """A ResourceQuota as the API server shows it, as far as the registry looks at it."""
+    """A ResourceQuota as the API server shows it, with the fields that the registry reads."""
 
     namespace: str
     name: str
@@ -138,7 +138,7 @@ class SeenQuota(msgspec.Struct, frozen=True, kw_only=True):
     limits: Mapping[ResourceName, int]
     """Extended resource -> its `limits.<resource>` of `spec.hard`, which Kubernetes itself does not count."""
     scoped: bool = False
-    """Whether it is about some pods of its namespace only."""
+    """Whether it applies to some pods of its namespace only."""
 
 
 class GoneQuota(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ class Synced(msgspec.Struct, frozen=True):
     """All that the API server had when the watch began, or began anew, has been handed on."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class PodEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes an Event of Kubernetes about a pod."""
 
     namespace: str
@@ -175,7 +175,8 @@ class KubernetesApi(Protocol):
     """
     Port to the API server. HTTP is one adapter, memory the other.
 
-    Each call but the watches returns within some seconds. All may raise ApiUnavailable and ApiRefused beside what they name.
+    Each call but the watches returns within some seconds. All may raise ApiUnavailable and ApiRefused in addition to the
+    errors they name.
     """
 
     def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
@@ -214,8 +215,8 @@ class KubernetesApi(Protocol):
         `uid`.
         """
 
-    async def report(self, report: Report) -> None:
-        """Creates an Event about a pod, unless there is one of the same key (`Report.key`)."""
+    async def report(self, report: PodEvent) -> None:
+        """Creates an Event about a pod, unless there is one of the same key (`PodEvent.key`)."""
 
     async def wake(self, node: NodeName, text: str) -> None:
         """

@@ -18,7 +18,7 @@ from topoalign.core.model.events import HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.registry.cluster import Cluster, Member
+from topoalign.registry.cluster_nodes import Cluster, ClusterNode
 from topoalign.runtime.metrics import LONGEST_LABEL, format_header, format_sample
 from topoalign.runtime.request_turns import TaskTurns
 
@@ -58,7 +58,7 @@ class NodeSeries:
         name is none for Kubernetes has no series, because made printable it may be the name of another one.
         """
         yield format_header("topoalign_gpus", "GPUs by state.")
-        async for chunk in self._chunks(lambda member: member.derived(gpu_lines)):
+        async for chunk in self._chunks(lambda member: member.derived(gpu_state_lines)):
             yield chunk
         if self._per_allocation:
             yield format_header(
@@ -71,7 +71,7 @@ class NodeSeries:
         async for chunk in self._chunks(stale_line):
             yield chunk
 
-    async def _chunks(self, text: Callable[[Member], bytes]) -> AsyncIterator[bytes]:
+    async def _chunks(self, text: Callable[[ClusterNode], bytes]) -> AsyncIterator[bytes]:
         written: list[bytes] = []
         async for member in in_turns(tuple(self._cluster), self._clock):
             if clean(member.state.node, LONGEST_LABEL) != member.state.node:
@@ -83,9 +83,9 @@ class NodeSeries:
         yield b"".join(written)
 
 
-def gpu_lines(state: NodeState) -> bytes:
+def gpu_state_lines(state: NodeState) -> bytes:
     """How many GPUs of a node are in each of STATES."""
-    tally = Tally(state_of(state, gpu.id) for gpu in state.hardware.gpus)
+    tally = Tally(gpu_state(state, gpu.id) for gpu in state.hardware.gpus)
     return b"".join(format_sample("topoalign_gpus", tally[name], node=state.node, state=name) for name in STATES)
 
 
@@ -96,12 +96,12 @@ def allocation_lines(state: NodeState) -> bytes:
     )
 
 
-def stale_line(member: Member) -> bytes:
+def stale_line(member: ClusterNode) -> bytes:
     """Whether the allocator of the node does not answer."""
     return format_sample("topoalign_node_stale", not member.answering, node=member.state.node)
 
 
-def state_of(state: NodeState, device: DeviceID) -> str:
+def gpu_state(state: NodeState, device: DeviceID) -> str:
     """Which of STATES a GPU is in."""
     if state.ownership.is_held(device):
         return "allocated"

@@ -4,7 +4,7 @@ The service: subscribes to all nodes and keeps their fold.
 Two streams are read from their beginning, with the client that every subscriber uses: it drops repetitions, closes gaps
 and sets aside messages that cannot be read. In addition each allocator is asked at intervals whether it is alive,
 because an allocator without news and a dead one are equally silent. Its answer contains its newest facts; if the view
-here differs, everything is requested again. If this process was late itself, a time-out tells nothing, and the allocator
+here differs, everything is requested again. If this process was late itself, a time-out proves nothing, and the allocator
 is asked again.
 """
 
@@ -23,24 +23,24 @@ from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import LedgerFact
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Stream
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.metrics import Metrics
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.request_turns import TaskTurns
 from topoalign.runtime.tasks import background, wait_for_first
 
-# Tells whether this process was late itself while it waited for an answer.
+# Detects whether this process was late itself while it waited for an answer.
 #
-# While the event loop stands still, answers stay unread, and afterwards the time-outs of all questions fire before the
-# first answer is read. So a time-out tells something about the other side only if the loop went on meanwhile. This is
-# measured with a task that sleeps for a short time again and again, and notes when it wakes late.
+# While the event loop is blocked, answers stay unread, and afterwards the time-outs of all questions fire before the
+# first answer is read. So a time-out proves something about the other side only if the loop ran meanwhile. This is
+# measured with a task that repeatedly sleeps for a short time, and notes when it wakes late.
 
 
 class Lateness:
     """When the event loop was late last. `run` it while questions are under way."""
 
     def __init__(self, clock: Clock, bearable: float) -> None:
-        """`bearable`: seconds. The loop was late if it stood still for twice as long; less may go unnoticed."""
+        """`bearable`: seconds. The loop was late if it was blocked for twice as long; less may go unnoticed."""
         self._clock = clock
         self._bearable = bearable
         self._due = inf
@@ -70,10 +70,10 @@ ASKED_AT_ONCE = 32
 """Allocators that are asked at the same time, so that a large cluster's answers do not come all at once."""
 
 MOST_TRIES = 3
-"""So often an allocator is asked in one round, where this process was late each time."""
+"""Questions to one allocator in one round if this process was late each time."""
 
 PAUSE = 0.1
-"""Seconds between two looks at whether the past has been read."""
+"""Seconds between two checks whether the past has been read."""
 
 log = structlog.get_logger("topoalign.registry")
 
@@ -87,7 +87,7 @@ class Registry:
         clock: Clock,
         client: Client,
         cluster: Cluster,
-        metrics: Metrics,
+        metrics: RegistryMetrics,
         settings: RegistrySettings,
         freeze: Callable[[], None] = lambda: None,
     ) -> None:
@@ -183,8 +183,8 @@ class Registry:
 
     async def _ask(self, node: NodeName, lateness: Lateness) -> bool:
         """
-        Whether the allocator is there, and whether what is believed of its node is what it stands by. Returns False where
-        a time-out tells nothing, because this process may have been too late to hear the answer.
+        Checks whether the allocator answers, and whether the view of its node agrees with its answer. Returns False if a
+        time-out proves nothing, because this process may have been too late to read the answer.
         """
         asked = self._clock.monotonic()
         within = self._settings.registry_answer_seconds
@@ -205,15 +205,18 @@ class Registry:
         return True
 
     async def _forget_if_deleted(self, node: NodeName) -> None:
-        """Shows a node no more that is away and of which the streams keep nothing (`topoalign forget`, or streams lost)."""
+        """
+        Removes a node that does not answer and that is not in the streams any more (`topoalign forget`, or streams
+        lost).
+        """
         before = self._cluster.member(node).state
         try:
             if await has_published(self._bus, node):
                 return
-        except Unavailable:  # what the bus does not say now it says at the next look
+        except Unavailable:  # if the bus does not answer now, the next check reads it
             return
         if node not in self._cluster or self._cluster.member(node).state is not before:
-            return  # it is forgotten already, or has spoken since that was asked
+            return  # it is forgotten already, or has published since the question
         self._client.kept.forget(node)
         log.warning(
             "node forgotten",

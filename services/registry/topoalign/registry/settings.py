@@ -23,7 +23,7 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     `false` saves most of the page's size where no dashboard joins with these names."""
 
     scheduler_host: str = "127.0.0.1"
-    """Address at which a kube-scheduler calls its extender. The default is the loopback address, for a scheduler beside
+    """Address at which a kube-scheduler calls its extender. The default is the loopback address, for a scheduler next to
     the registry; elsewhere, set `scheduler_tls_dir`, too."""
 
     scheduler_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
@@ -38,7 +38,7 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     denies those that name another one. Default: pods keep what they have, for an extender of `default-scheduler`."""
 
     scheduler_kubernetes: str = ""
-    """Version of the kube-scheduler, such as `1.38`: from this one on, refusals say which nodes a preemption may help.
+    """Version of the kube-scheduler, such as `1.38`: from this one on, refusals distinguish where preemption may help.
     Default: that of the API server, or `1.36`, which harms no later one."""
 
     scoring: Scoring = Scoring.QUALITY

@@ -1,8 +1,8 @@
 """
-Judges what the kubelet asks for in Allocate by the record, and records what it is given.
+Judges the kubelet's Allocate calls by the record, and records what is granted.
 
-Calls that are ready together are judged in order, each by the state in which those before it have what they were given, and
-recorded in one entry of the journal. Nothing here pauses between judging and recording.
+Calls that are ready together are judged in order, each by the state after the grants before it, and recorded in one entry of
+the journal. Nothing here pauses between judging and recording.
 """
 
 from collections import Counter
@@ -12,25 +12,25 @@ from typing import NamedTuple
 import anyio
 from anyio.lowlevel import checkpoint
 
-from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations, overlapping_co_allocated
+from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations, overlapping_co_allocated
 from topoalign.allocator.allocate.pre_start import ShareStarts
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.units import ShareExclusion, Shares
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.mig.instances import Made
-from topoalign.allocator.ports import AskedDevices, Listing, Place, PodResources, Poll
-from topoalign.allocator.reconciliation.adoption import in_order, returned
+from topoalign.allocator.mig.instances import CreatedInstance
+from topoalign.allocator.ports import AskedDevices, KubeletListing, Place, PodResources, Poll
+from topoalign.allocator.reconciliation.adoption import in_offered_order, return_displaced
 from topoalign.allocator.reconciliation.displacement import (
-    denied_pod,
     displaced_by,
+    displaced_pod_name,
+    log_displaced,
+    log_ended,
+    overlapping_devices,
     remainders,
-    tell_displaced,
-    tell_ended,
-    touching,
 )
-from topoalign.allocator.reconciliation.liveness import places, shown_of
-from topoalign.allocator.reconciliation.memory import Grant, Rest
+from topoalign.allocator.reconciliation.evidence import Grant, Rest
+from topoalign.allocator.reconciliation.liveness import kubelet_places, reported_places
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import (
     DeviceInUse,
@@ -52,14 +52,12 @@ from topoalign.core.sharing.reserved import ShareQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 
-# Where the kubelet took other devices than were preferred.
-#
-# It need not follow GetPreferredAllocation, and an Allocate does not say which preference it follows: that is the last
-# one for its resource, if it was given a moment ago and for such a set.
+# The kubelet may take other devices than were preferred, and an Allocate does not name the preference that it follows. It is
+# the last one for its resource, if that was given a moment ago and for a set of this size.
 
 
 FOLLOWED_SECONDS = 10.0
-"""For so long an Allocate may follow from a preference; the kubelet needs milliseconds."""
+"""How long after a preference an Allocate may follow from it; the kubelet needs milliseconds."""
 
 
 class Preference(NamedTuple):
@@ -77,7 +75,7 @@ class Preferences:
         self._clock = clock
         self._newest: dict[ResourceName, Preference] = {}
 
-    def give(self, resource: ResourceName, available: Collection[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
+    def remember(self, resource: ResourceName, available: Collection[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
         """Remembers that `chosen` was preferred among the `available` devices; it replaces the former preference."""
         self._newest[resource] = Preference(available, chosen, self._clock.monotonic())
 
@@ -85,9 +83,9 @@ class Preferences:
         self, resource: ResourceName, granted: Sequence[Allocation]
     ) -> dict[AllocationID, tuple[DeviceID, ...]]:
         """
-        Maps an allocation to the devices that were preferred in its place; empty where the kubelet followed the preference.
+        Returns allocation -> the devices that were preferred instead; empty if the kubelet followed the preference.
 
-        The last preference for the resource is used up by this. It counts if it is at most `FOLLOWED_SECONDS` old, one
+        Removes the last preference for the resource. It counts if it is at most `FOLLOWED_SECONDS` old, one
         container was granted, and its devices are as many as were preferred and were all available.
         """
         given = self._newest.pop(resource, None)
@@ -101,16 +99,15 @@ class Preferences:
         return {granted[0].id: given.chosen}
 
 
-# Allocate calls that are recorded together: one write to the journal and one sync for all that are ready.
+# Group commit: one write to the journal and one sync for all Allocate calls that are ready.
 #
-# A call that is ready joins a queue. The first in the queue waits as long as each turn of the event loop brings another
-# one, and then all of the queue are judged and recorded in one go. While the disk syncs, the loop stands still and
-# further calls gather in their sockets, so the groups are as large as the load is. A single caller waits for one turn
-# of the loop; requests are taken in a few in each turn (`kubelet.grpc.turns`), so those who are not alone wait for some
-# turns without a newcomer.
+# A call that is ready joins a queue. The first call in the queue waits as long as each iteration of the event loop brings
+# another one; then all calls in the queue are judged and recorded together. While the disk syncs, the loop is blocked and
+# further calls wait in their sockets, so the groups grow with the load. A single call waits for one iteration. A few
+# requests are read in each iteration (`kubelet.grpc.turns`), so a group waits for some iterations without a new call.
 #
-# A caller who gives up before its call is judged leaves the queue, and nothing is recorded for it. One who gives up
-# later has its record, and whoever was first in the queue records the others whether or not it has given up itself.
+# A call that is cancelled before it is judged leaves the queue, and nothing is recorded for it. A call that is cancelled
+# later is recorded. The first call of the queue records the others even if it is cancelled itself.
 
 
 class AllocateCall:
@@ -121,38 +118,38 @@ class AllocateCall:
         resource: ResourceName,
         containers: AskedDevices,
         checked: int,
-        made: Mapping[DeviceID, Made] = {},
+        made: Mapping[DeviceID, CreatedInstance] = {},
     ) -> None:
         self.resource = resource
         self.containers = containers
         self.made = made
-        """`made`: slot -> the MIG instance that was made for it."""
+        """Slot -> the MIG instance that was created for it."""
         self.checked = checked
         """The version of the ledger under which its devices were checked."""
         self.poll: Poll | None = None
-        """What the kubelet answered when it was asked for this call; None: it was not asked."""
+        """The poll of the kubelet for this call; None: there was none."""
         self.grant: Grant | None = None
-        """The moment before that; None: the moment of the record."""
+        """The moment before the poll; None: the moment of the record."""
         self.answers: Sequence[Allocation] | None = None
         """One allocation for each container, recorded; None: there is no answer yet."""
         self.error: Exception | None = None
         """Why it is refused."""
 
     def result(self) -> tuple[Allocation, ...] | None:
-        """The answers; None: the kubelet has to be asked first. Raises why the call is refused."""
+        """Returns the answers; None: the kubelet must be polled first. Raises the error of a refused call."""
         if self.error is not None:
             raise self.error
         return None if self.answers is None else tuple(self.answers)
 
 
 MOST_CALLS = 256
-"""Recorded together."""
+"""Calls that are recorded together."""
 QUIET_TURNS = 2
-"""Turns of the event loop without a newcomer after which a group is whole."""
+"""Iterations of the event loop without a new call after which a group is complete."""
 
 
 class GroupCommit:
-    """The queue of the calls that are ready."""
+    """Queues calls that are ready, and records them in groups."""
 
     def __init__(self, record: Callable[[Sequence[AllocateCall]], None]) -> None:
         """`record` judges and records calls in their order, without a pause, and gives each its answers or its error."""
@@ -177,7 +174,7 @@ class GroupCommit:
         return call.result()
 
     async def _gather(self) -> None:
-        """Returns when no more calls come for now."""
+        """Waits until no further call joins."""
         quiet = 0
         count = 1
         while quiet < (1 if count == 1 else QUIET_TURNS) and count < MOST_CALLS:
@@ -186,7 +183,7 @@ class GroupCommit:
             count = len(self._queue)
 
     def _flush(self) -> None:
-        """Records all that are queued, and wakes them."""
+        """Records all queued calls, and wakes their callers."""
         calls = self._queue
         recorded = self._recorded
         self._queue = []
@@ -197,19 +194,14 @@ class GroupCommit:
             recorded.set()
 
 
-# Whether what a kubelet asks for in Allocate can be given at all, whoever holds it.
-#
-# Devices have to be listed under the resource, healthy and not cordoned, and no more than a container may have of
-# shares.
-
-
 MOST_DEVICES = 20_000
-"""Of one Allocate call: more than any node lists."""
+"""Devices of one Allocate call: more than any node lists."""
 
 
 def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDevices) -> list[DeviceSet]:
     """
-    The devices of one Allocate call, by containers, as sets. Raises InvalidField, HardwareUnknown, UnknownDevice and
+    Checks whether the devices of an Allocate call can be allocated at all: they must be listed under the resource, healthy
+    and not cordoned. Returns them as one set per container. Raises InvalidField, HardwareUnknown, UnknownDevice and
     DeviceUnusable.
     """
     asked = [device for devices in containers for device in devices]
@@ -234,7 +226,7 @@ def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDe
     return sets
 
 
-def check_amount(state: NodeState, resource: ResourceName, amount: int) -> None:
+def check_container_limit(state: NodeState, resource: ResourceName, amount: int) -> None:
     """Raises InvalidField for more devices of a resource than its offer allows one container."""
     offers = state.hardware.offers_of.get(resource, ())
     most = min((offer.most for offer in offers if offer.most is not None), default=None)
@@ -247,17 +239,17 @@ def check_amount(state: NodeState, resource: ResourceName, amount: int) -> None:
 
 
 class Judgement(NamedTuple):
-    """What one Allocate is given."""
+    """The result of one Allocate call."""
 
     answers: Sequence[Allocation]
     """One for each container."""
     granted: Sequence[Allocation]
-    """All that are new, with those beside the answers."""
+    """All new allocations, including those that are no answer."""
     rests: Sequence[Rest]
 
 
 class Grants:
-    """Grants over the kubelet's protocol."""
+    """Judges and records Allocate calls."""
 
     def __init__(  # noqa: PLR0913  # one parameter for each collaborator
         self,
@@ -273,8 +265,8 @@ class Grants:
         visible: VisibleGpus,
     ) -> None:
         """
-        `reserved`: what is reserved on the node now. `expect` is told what each call is given once that is recorded, whether
-        or not the caller still waits for it. `compat`: as in the rules of the node.
+        `reserved`: the current reservations of the node. `expect` is called with the answers of each call after they are
+        recorded, also if the caller no longer waits. `compat`: as in the rules of the node.
         """
         self._ledger = ledger
         self._clock = clock
@@ -291,13 +283,13 @@ class Grants:
 
     @property
     def state(self) -> NodeState:
-        """What is known of the node now; while calls are judged, with what those before were given."""
+        """The state of the node; while calls are judged, with the grants of the calls before."""
         return self._ledger.state
 
     def prefer_shares(
         self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
     ) -> tuple[DeviceID, ...] | None:
-        """The units or slots that a container should get (`Shares.prefer`, `SlotGrants.prefer`). None: it is not of such."""
+        """Returns the units or slots that a container should get. None: the resource has neither."""
         if not is_by_amounts(live.hardware):
             return None
         match live.hardware.kind_of(question.resource):
@@ -309,7 +301,7 @@ class Grants:
                 return None
 
     def check(self, resource: ResourceName, containers: AskedDevices) -> AskedDevices:
-        """As `check_allocate`, `Shares.check` and `SlotGrants.check`, by what is known of the node now."""
+        """Checks a call as `check_allocate`, `Shares.check` and `SlotGrants.check`, by the current state."""
         asked = check_allocate(self.state, resource, containers)
         if is_by_amounts(self.state.hardware):
             self.shares.check(resource, asked)
@@ -317,35 +309,35 @@ class Grants:
         return asked
 
     def is_any_held(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
-        """Whether the record has any of these devices of a resource, all different, as held."""
+        """Whether a record holds any of these devices of a resource, which must be distinct."""
         return is_any_held(self.state.hardware, self.state.ownership, resource, devices)
 
-    def held_beside(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
+    def held_with(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
         """
-        Whether what is to come with these devices is held, somebody may have a GPU whole of which these are units, or these
-        are slots of a GPU that has not enough left.
+        Whether records may conflict with a grant of these devices: a record holds a device that is reserved with them, a
+        container may have a GPU as a whole of which these are units, or a GPU has not enough left for these slots.
         """
         if self.co_allocated.held_of(self.co_allocated.waiting(resource, devices)):
             return True
-        return bool(self._beside(resource, devices))
+        return bool(self._conflicting(resource, devices))
 
-    def _beside(
+    def _conflicting(
         self, resource: ResourceName, devices: Collection[DeviceID], granted: Sequence[Allocation] = ()
     ) -> Sequence[Allocation]:
-        """The records beside which these units or slots may not be given, as far as the record tells."""
+        """Returns the records that do not allow a grant of these units or slots, by the record alone."""
         if not is_by_amounts(self.state.hardware):
             return ()
-        return [*self.exclusion.beside(resource, devices), *self.slots.beside(resource, devices, granted)]
+        return [*self.exclusion.conflicting(resource, devices), *self.slots.conflicting(resource, devices, granted)]
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
         """
-        Judges calls in order, each by what those before it were given, and records all with one sync. One that is refused
-        drops out alone; if the disk refuses, all of them are refused.
+        Judges calls in order, each by the state after the calls before it, and records all with one sync. A refused call
+        does not affect the others. If the disk fails, all are refused.
         """
         grant = Grant(self._pod_resources.written(), self._clock.monotonic())
         judged: list[tuple[AllocateCall, Judgement]] = []
         try:
-            with self._ledger.together():
+            with self._ledger.transaction():
                 for call in calls:
                     try:
                         if (judgement := self.judge(call)) is not None:
@@ -353,7 +345,7 @@ class Grants:
                             self.visible.granted(call.resource, judgement.answers)
                             if self.state.hardware.has_units:
                                 self.shares.granted(call.resource, judgement.answers, call.poll)
-                    except Exception as error:  # it is this caller's, who raises it
+                    except Exception as error:  # raised to the caller of this call
                         call.error = error
         except StateFault as fault:
             for call, _ in judged:
@@ -363,24 +355,24 @@ class Grants:
             call.answers = answers
             self._expect(answers)
             self._reconciliation.liveness.inherit(rests)
-            tell_ended(self._ledger, rests)
-            tell_displaced(answers)
+            log_ended(self._ledger, rests)
+            log_displaced(answers)
             self._reconciliation.liveness.granted(granted, answers, call.grant or grant)
         self.co_allocated.observe()
 
     def judge(self, call: AllocateCall) -> Judgement | None:
         """
-        Grants what a call asks for, or finds that it has it already. Returns None where the kubelet has to tell first what
-        became of a record: it was not asked, or was before that was granted. Raises why the call is refused.
+        Grants the devices of a call, or finds that the call is a repetition. Returns None if the kubelet must be polled
+        first about a record: there was no poll, or the record is newer. Raises the error of a refused call.
         """
         resource = call.resource
         containers = call.containers
         if self._ledger.version != call.checked:
             self.check(resource, containers)  # the hardware may have changed while this waited
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
-        shown = shown_of(listing)
+        shown = reported_places(listing)
         answers = list[Allocation]()
-        new = New([], {}, {})
+        new = NewRecords([], {}, {})
         in_units = self.state.hardware.has_units
         ended: dict[AllocationID, Allocation] = {}
         for devices in containers:
@@ -396,79 +388,79 @@ class Grants:
                 continue
             if call.poll is None and self.visible.must_ask(resource, asked):
                 return None
-            self.slots.check_told(resource, asked)
-            beside = self._beside(resource, asked, new.granted)
-            if not known.issuperset(record.id for record in beside):
+            self.slots.check_reserved(resource, asked)
+            conflicts = self._conflicting(resource, asked, new.granted)
+            if not known.issuperset(record.id for record in conflicts):
                 return None
-            way = dict(self._making_way(records, asked, call.poll))
+            stale = dict(self._stale_records(records, asked, call.poll))
             if in_units:
                 self.shares.check_half(resource, asked, call.poll)
-                way |= self.exclusion.making_room(resource, asked, beside, way, call.poll)
+                stale |= self.exclusion.make_room(resource, asked, conflicts, stale, call.poll)
             self.visible.check(resource, asked, call.poll)
-            ended |= (room := self.slots.making_room(resource, asked, beside, way, new.granted, call.poll))
-            new.gone.update(way | room)
-            displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*way.values()], asked, listing)
-            answers.append(self._granted(resource, devices, waiting, new, displaced, call.made, listing))
+            ended |= (room := self.slots.make_room(resource, asked, conflicts, stale, new.granted, call.poll))
+            new.gone.update(stale | room)
+            displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*stale.values()], asked, listing)
+            answers.append(self._make_allocation(resource, devices, waiting, new, displaced, call.made, listing))
         granted, gone, deviations = new
         deviations = {**self._preferences.deviations(resource, granted), **deviations}
         reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
-        replaced = [each for each in gone.values() if each.id not in ended]  # of those nothing stays
+        replaced = [each for each in gone.values() if each.id not in ended]  # nothing remains of the others
         rests = remainders(self._ledger, replaced, containers, listing, granted)
         granted += [rest.allocation for rest in rests]
-        granted += returned(self._ledger, [*gone.values()], listing, granted)
+        granted += return_displaced(self._ledger, [*gone.values()], listing, granted)
         self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
-        self._ledger.endings.left_over({rest.allocation.id: rest.former for rest in rests})
+        self._ledger.release_log.left_over({rest.allocation.id: rest.former for rest in rests})
         return Judgement(answers, granted, rests)
 
     def _overlapping(
         self, resource: ResourceName, asked: Collection[DeviceID], waiting: ReservedContainer | None
     ) -> list[Allocation]:
-        """The records that hold something of what is asked for, or of what is to come with it."""
+        """Returns the records that hold any of these devices, or of the devices reserved with them."""
         owned = self.state.ownership
         names = {*self.co_allocated.held_of(waiting)}
         if self.is_any_held(resource, asked):
             names.update(owned.overlapping(map(owned.holding, asked)))
         return [self.state.allocations[name] for name in sorted(names)]
 
-    def _making_way(
+    def _stale_records(
         self, records: Sequence[Allocation], asked: Collection[DeviceID], poll: Poll | None
     ) -> Iterator[tuple[AllocationID, Allocation]]:
         """
-        Those of the records that make way, by id: the kubelet asks for what they hold and shows it nowhere, or their
-        containers have ended. Raises DeviceInUse where it asks for what a container has.
+        Yields the stale ones of these records, by id: the kubelet allocates their devices and reports them with no
+        container, or their containers have ended. Raises DeviceInUse if a container has the devices.
         """
         owned = self.state.ownership
         has_ended = self._reconciliation.liveness.has_ended
         for record in records:
             assert poll is not None, "a record is known to the poll"
-            asks = touching(owned, record, asked)
-            if in_use := [d for _, d in shown_of(poll.listing) & {*asks}]:
+            asks = overlapping_devices(owned, record, asked)
+            if in_use := [d for _, d in reported_places(poll.listing) & {*asks}]:
                 raise DeviceInUse(sorted(in_use), record.id)
             if asks or has_ended(record, poll.listing, poll.at):
                 yield record.id, record
-            elif beside := overlapping_co_allocated(owned, record, asked):
-                raise DeviceInUse(sorted(beside), record.id)
+            elif co_allocated := overlapping_co_allocated(owned, record, asked):
+                raise DeviceInUse(sorted(co_allocated), record.id)
 
-    def _granted(
+    def _make_allocation(
         self,
         resource: ResourceName,
         asked: Collection[DeviceID],
         waiting: ReservedContainer | None,
-        new: "New",
+        new: "NewRecords",
         displaced: tuple[Displaced, ...],
-        made: Mapping[DeviceID, Made],
-        listing: Listing | None,
+        made: Mapping[DeviceID, CreatedInstance],
+        listing: KubeletListing | None,
     ) -> Allocation:
-        """Makes the allocation. Raises InvalidField for more than a container may have, and CompanionsLacking."""
-        check_amount(self.state, resource, len(asked))
+        """Makes an allocation and adds it to `new`. Raises InvalidField for more devices than a container may have."""
+        check_container_limit(self.state, resource, len(asked))
         owned = self.state.ownership
-        ordered = in_order(self.state.hardware, resource, asked)
+        ordered = in_offered_order(self.state.hardware, resource, asked)
         amounts = self.slots.amounts(resource, ordered)
         instead: tuple[DeviceID, ...] = ()
         if waiting is not None:
-            co_allocated = self.co_allocated.left(waiting, new.gone)
+            co_allocated = self.co_allocated.available(waiting, new.gone)
         else:
-            co_allocated, instead = self.co_allocated.adopted(resource, asked, new.gone)
+            co_allocated, instead = self.co_allocated.choose_for_unreserved(resource, asked, new.gone)
         new.granted.append(
             Allocation(
                 id=self._ledger.next_id(len(new.granted)),
@@ -482,7 +474,7 @@ class Grants:
                 slots={**amounts, **{s: made[s].amount for s in ordered if s in made}},
                 instances={slot: made[slot].uuid for slot in ordered if slot in made},
                 reserved_for=self.slots.reserved_for(resource, amounts),
-                denied=denied_pod(new.gone.values(), resource, ordered, listing)
+                denied=displaced_pod_name(new.gone.values(), resource, ordered, listing)
                 or self.slots.displaced_pod_of(resource, ordered),
             )
         )
@@ -493,24 +485,24 @@ class Grants:
         return new.granted[-1]
 
 
-class New(NamedTuple):
-    """What a call leads to so far."""
+class NewRecords(NamedTuple):
+    """The changes of the record by a call so far."""
 
     granted: list[Allocation]
     gone: dict[AllocationID, Allocation]
-    """Records that make way."""
+    """Stale records that are released."""
     deviations: dict[AllocationID, tuple[DeviceID, ...]]
-    """As `Ledger.grant` takes it: what was preferred or reserved, where that was something else."""
+    """As for `Ledger.grant`: the devices that were preferred or reserved, if they differ."""
 
 
 def is_repeated(
-    record: Allocation, asked: Collection[DeviceID], shown: Collection[Place], made: Mapping[DeviceID, Made]
+    record: Allocation, asked: Collection[DeviceID], shown: Collection[Place], made: Mapping[DeviceID, CreatedInstance]
 ) -> bool:
-    """Whether a kubelet that asks for these asks again for what it shows with a container, whose instances are there."""
-    is_same = all_given(record) == asked and all(place in shown for place in places(record))
+    """Whether the call repeats one whose devices the kubelet reports with a container, and whose instances exist."""
+    is_same = all_given(record) == asked and all(place in shown for place in kubelet_places(record))
     return is_same and all(record.instances.get(slot) == each.uuid for slot, each in made.items() if slot in asked)
 
 
 def all_given(record: Allocation) -> frozenset[DeviceID]:
-    """The devices of a record that the kubelet gave."""
+    """Returns the devices of a record that the kubelet allocated."""
     return frozenset(device for ids in record.from_kubelet.values() for device in ids)

@@ -1,19 +1,19 @@
 """
-Whether a container may start with its slots of GPUs.
+Decides whether a container may start with its vGPU slots or vcuda units.
 
-Slots are of GPUs, and what a container holds of these is what is reserved with them. Allocate does not say for whom, so a
-container may be given the slots of another one that waits for as many: one that came past the scheduler, say. When it
-starts, its pod is known. One that has other amounts than are reserved for it, or has what is reserved for a container of
-another pod, does not start. Example with ten slots, 100 cores and 40960 MiB each:
+The amounts of a container with vGPU slots are those reserved with its slots. Allocate does not name the container, so a
+container may get the slots of another one that waits for the same number, for example if its pod bypassed the scheduler.
+When a container starts, its pod is known. It does not start if it has other amounts than are reserved for it, or amounts
+reserved for a container of another pod. Example with ten slots, 100 cores and 40960 MiB for each GPU:
 
-    reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation, and the kubelet asks for it first
-    b is given GPU-0::3, and a then another slot with an equal part, 10 cores and 4096 MiB: neither starts
+    reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation, and the kubelet calls Allocate for b first
+    b gets GPU-0::3, and then a gets another slot with an equal part, 10 cores and 4096 MiB: neither starts
 
-What a container has is judged as soon as the kubelet shows it. A reservation may end before that, as while PodResources is
-away, and the agent may start anew before the container starts: so the record keeps for which pods as much was reserved
-(`Allocation.reserved_for`). A later container of a pod may take slots over from an init container that has more.
+A container is judged as soon as the kubelet reports it. Its reservation may end before that, for example while PodResources
+does not answer, and the agent may restart before the container starts. So the record keeps for which pods its amounts were
+reserved (`Allocation.reserved_for`). A later container of a pod may reuse slots of an init container that has more.
 
-PodResources does not show init containers, so of slots that none but these have the checkpoint alone tells whose they are.
+PodResources does not report init containers, so if only these have slots, the checkpoint alone shows their pod.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ import msgspec
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.allocate.units import units_held
 from topoalign.allocator.ledger.ledger import Binding, Ledger
-from topoalign.allocator.ports import Listing, Part, Poll
-from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
+from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.demand.shares import Share, UnitFields, check_share
 from topoalign.core.hints.devices import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
@@ -44,19 +44,14 @@ from topoalign.core.sharing.reserved import bounds_for, is_within
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.share_amounts import Holder, equal_part, excluded, larger
 
-# What is said of a container that does not start, whatever is wrong with its devices: an event of its pod, once.
-#
-# The kubelet tries to start the container again and again, so who refuses remembers of which one it has recorded that.
-
-
 STARTED_AGAIN = "the kubelet starts the container again; see whether its device plugin directory can be read"
-"""The remedy where the kubelet does not tell yet what is to be known of the container."""
+"""The remedy while the kubelet does not report yet what must be known of the container."""
 
 
 def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> Owner | None:
     """
-    A container by the names of the pod for which something is reserved: PodResources tells none of a pod that has devices by
-    init containers alone. None: nothing is reserved for it, or the container is not known.
+    Returns a container with the names of its pod from a reservation, because PodResources reports none for a pod whose init
+    containers alone have devices. None: nothing is reserved for the pod, or the container is not known.
     """
     kept = next((each for each in reserved.reservations if each.pod_uid == pod_uid), None)
     if kept is None or not container:
@@ -65,7 +60,7 @@ def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> 
 
 
 def record_refused_start(ledger: Ledger, owner: Owner, misfit: NoFit) -> None:
-    """Records that this container was not started, and why. Raises StateFault."""
+    """Records, as an event of its pod, that a container was not started, and why. Raises StateFault."""
     refusal = Refusal(
         reason="PreStartContainer",
         code=misfit.code,
@@ -80,63 +75,63 @@ def record_refused_start(ledger: Ledger, owner: Owner, misfit: NoFit) -> None:
 
 MIB = 2**20
 UNKNOWN = object()
-"""Of an allocation that was not judged."""
+"""Stands for an allocation that was not judged yet."""
 
 
 class NotAsReserved(NoFit):
-    """Raised for a container that holds other amounts by its slots than are reserved for it, or those of another pod."""
+    """Raised for a container whose slots have other amounts than are reserved for it, or those of another pod."""
 
     code = "NotAsReserved"
 
     def __init__(self, slots: Sequence[DeviceID], held: Amount, reserved: str) -> None:
         super().__init__(
-            f"container with {amount_text(held)} of each of {quoted(sorted(map(base_of, slots)))}: {reserved}",
-            "delete the pod; a pod with slots that came past the scheduler may have taken them: use one scheduler for all",
+            f"container with {describe_amount(held)} of each of {quoted(sorted(map(base_of, slots)))}: {reserved}",
+            "delete the pod; a pod that bypassed the scheduler may have taken its slots: use one scheduler for all pods",
         )
 
 
 class SlotStarts:
-    """Judges containers with slots of GPUs that are about to start."""
+    """Judges containers with vGPU slots that are about to start."""
 
     def __init__(
         self, ledger: Ledger, clock: Clock, reserved: Callable[[], NodeReservations], grants: SlotGrants
     ) -> None:
-        """`reserved`: what is reserved on the node now. `grants`: what the kubelet was told instead of it."""
+        """`reserved`: the current reservations of the node. `grants`: knows which slots were granted instead."""
         self._ledger = ledger
         self._clock = clock
         self._reserved = reserved
         self._grants = grants
         self._judged: dict[tuple[AllocationID, str], NotAsReserved | None] = {}
         """
-        What was found of an allocation when its pod had this UID; empty: by its names alone, which a pod that is made anew
-        has as well.
+        The judgement of an allocation when its pod had this UID. Empty UID: the pod is known by its names only, which a pod
+        that is created again has as well.
         """
         self._logged = set[AllocationID]()
-        """Those of which a refusal is recorded: each once, however often the kubelet tries to start the container."""
+        """Allocations whose refusal is recorded. The kubelet retries, and each is recorded once."""
 
     def observe(self) -> None:
         """
-        Judges the containers that have become known, and records which have what was reserved for them although that was
-        not known when they got it: their reservations end, and they may start again after that. A reservation may be
-        received late, so one of which that is not known is judged each time. Raises StateFault.
+        Judges the containers that have become known. Records those that have what was reserved for them, if that was not
+        known at their grant: their reservations end, and they may start again later. A reservation may be received late, so
+        an allocation without a judgement is judged each time. Raises StateFault.
         """
         live = self._ledger.state.allocations
         for name in [each for each in self._judged if each[0] not in live]:
             del self._judged[name]
         self._logged &= live.keys()
         for each in [*live.values()]:
-            is_strange = each.reserved_for or each.denied
-            is_doubted = is_strange or self._judged.get((each.id, each.pod_uid), UNKNOWN) is not None
-            if each.owner is not None and is_doubted and self._is_offered(each):
+            is_other_pods = each.reserved_for or each.denied
+            is_open = is_other_pods or self._judged.get((each.id, each.pod_uid), UNKNOWN) is not None
+            if each.owner is not None and is_open and self._is_offered(each):
                 misfit = self._judge(each)
-                if misfit is None and is_strange and self._has_bounds(each):
+                if misfit is None and is_other_pods and self._has_bounds(each):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
-    def check(self, devices: Sequence[DeviceID], listing: Listing | None) -> None:
+    def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
         """
-        Raises NotAsReserved for a container that must not start with these slots, and records that once; and Unavailable
-        where they are reserved, with other amounts than equal parts, and it is not known whose they are. Other devices are
-        none of its business. `listing`: what the kubelet says; None: the record knows whose the devices are.
+        Raises NotAsReserved for a container that must not start with these slots, and records that once. Raises Unavailable
+        if the slots are reserved with other amounts than equal parts and their owner is not known. Ignores other devices.
+        `listing`: the kubelet's answer; None: the record knows the owner of the devices.
         """
         self.observe()
         owned = self._ledger.state.ownership
@@ -154,15 +149,15 @@ class SlotStarts:
                 raise misfit
 
     def _is_offered(self, record: Allocation) -> bool:
-        """Whether it is of slots that are offered now; not so before the hardware is known."""
+        """Whether an allocation is of slots that are offered now. False before the hardware is known."""
         return bool(record.slots) and all(
             base_of(slot) in offers_in_slots(self._ledger.state.hardware) for slot in record.slots
         )
 
     def _judge(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
         """
-        As `_misfit`. What was found before stays after the end of the reservations by which it was found, and goes where one
-        that was received since tells that this container has what is reserved for it.
+        Judges an allocation as `_misfit`. An earlier judgement stays after the end of its reservations. It is replaced if a
+        reservation received later shows that this container has what is reserved for it.
         """
         name = (record.id, record.pod_uid)
         found = self._misfit(record, is_read=is_read)
@@ -173,8 +168,8 @@ class SlotStarts:
 
     def _misfit(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
         """
-        What is wrong with the amounts of an allocation by what is reserved now. `is_read`: whether the kubelet's checkpoint
-        could be read, which tells pods by their UIDs. Raises Unavailable where it is not known whose the allocation is.
+        Returns why an allocation's amounts contradict the current reservations; None: they do not. `is_read`: whether the
+        kubelet's checkpoint, which has the UIDs of pods, could be read. Raises Unavailable if the owner is not known.
         """
         for resource, slots in record.devices.items():
             amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
@@ -182,22 +177,22 @@ class SlotStarts:
                 continue
             most = reduce(larger, amounts.values())
             kept = [*self._kept(resource)]
-            own = next((reservation for reservation, *_ in kept if is_of(reservation, record)), None)
+            own = next((reservation for reservation, *_ in kept if is_reserved_for_owner(reservation, record)), None)
             name = None if record.owner is None else record.owner.container
             bounds = None if own is None else bounds_for(own, name, resource)
             if bounds is not None:
                 if all(is_as_reserved(record, slot, bounds) for slot in amounts):
                     continue
-                return NotAsReserved(slots, most, f"{amount_text(bounds[1])} are reserved for it")
-            unequal = () if own is not None else self._unequal(record, amounts)  # to equal parts everybody has a right
-            for reservation, container, told in kept:
-                if not told.isdisjoint(unequal):  # one that takes slots over may have some of them, or others as well
+                return NotAsReserved(slots, most, f"{describe_amount(bounds[1])} are reserved for it")
+            unequal = () if own is not None else self._unequal(record, amounts)  # every container may have equal parts
+            for reservation, container, kept_slots in kept:
+                if not kept_slots.isdisjoint(unequal):  # a container that reuses slots may have some, or others as well
                     if record.owner is None:
                         raise unknown_owner(slots)
                     whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
                     return NotAsReserved(slots, most, f"they are reserved for {quoted([whose])}")
-            is_strange = record.reserved_for and record.pod_uid not in record.reserved_for
-            if is_strange or (record.denied and record.pod_uid in ("", record.denied)):
+            is_other_pods = record.reserved_for and record.pod_uid not in record.reserved_for
+            if is_other_pods or (record.denied and record.pod_uid in ("", record.denied)):
                 if record.pod_uid:
                     before = "others were reserved for it, or " if not self._unequal(record, amounts) else ""
                     return NotAsReserved(slots, most, f"{before}they were reserved for another pod")
@@ -206,7 +201,7 @@ class SlotStarts:
         return None
 
     def _unequal(self, record: Allocation, slots: Iterable[DeviceID]) -> list[DeviceID]:
-        """Those that hold other than what they do without a reservation. What an instance has does not tell."""
+        """Returns the slots with other amounts than equal parts. MIG instances are left out: their amounts prove nothing."""
         hardware = self._ledger.state.hardware
         instances = record.instances
         return [
@@ -216,11 +211,11 @@ class SlotStarts:
         ]
 
     def _has_bounds(self, record: Allocation) -> bool:
-        """Whether it is known how much is reserved for this very container, of a pod that is known by its UID."""
+        """Whether a reservation for exactly this container, of a pod with a known UID, is known."""
         name = record.owner.container if record.owner is not None else None
         return record.pod_uid != "" and all(
             any(
-                is_of(each, record) and bounds_for(each, name, resource) is not None
+                is_reserved_for_owner(each, record) and bounds_for(each, name, resource) is not None
                 for each, *_ in self._kept(resource)
             )
             for resource, slots in record.devices.items()
@@ -228,7 +223,7 @@ class SlotStarts:
         )
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
-        """What lasts of the reservations, and the slots by which each container has what is reserved for it."""
+        """Yields the valid reservations by container, with the slots that stand for what is reserved."""
         reserved = self._reserved()
         now = self._clock.monotonic()
         for each in reserved.reservations:
@@ -249,30 +244,31 @@ class SlotStarts:
 
 
 def unknown_owner(slots: Iterable[DeviceID]) -> Unavailable:
-    """The refusal where it is not known whose these slots are."""
-    finding = f"the kubelet does not tell yet whose the slots of {quoted(sorted(map(base_of, slots)))} are"
+    """Returns the refusal for slots whose owner is not known."""
+    finding = f"the kubelet does not report yet which container has the slots of {quoted(sorted(map(base_of, slots)))}"
     return Unavailable(finding, STARTED_AGAIN)
 
 
 def is_as_reserved(record: Allocation, slot: DeviceID, bounds: tuple[Amount, Amount]) -> bool:
-    """Whether a slot holds something between these two; a MIG instance has at least as much memory."""
+    """Whether the amount of a slot is between these two. A MIG instance needs at least as much memory."""
     least, most = bounds
     if slot in record.instances:
         return record.slots[slot].memory >= least.memory
     return is_within(least, record.slots[slot], most)
 
 
-def as_listed(record: Allocation, listing: Listing | None) -> Allocation:
+def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
     """
-    An allocation with its container by the kubelet's checkpoint, where the record does not know it: of a pod without a name.
-    The same one where the checkpoint does not tell one pod, and without a container's name where several of it have them.
+    Adds the container from the kubelet's checkpoint to an allocation without an owner; its pod has a UID and no name.
+    Returns the allocation unchanged if the checkpoint names no pod or several. The container's name is empty if several
+    containers of the pod have the devices.
     """
     if record.owner is not None or listing is None:
         return record
     places = [(resource, device) for resource, ids in record.from_kubelet.items() for device in ids]
-    parts = {part for place in places for part in listing.parts_by_place.get(place, ())}
+    entries = {entry for place in places for entry in listing.parts_by_place.get(place, ())}
     gone = listing.directories.is_gone if listing.directories is not None else lambda uid: False
-    holders = {(part.pod_uid, part.container) for part in parts if not gone(part.pod_uid)}
+    holders = {(entry.pod_uid, entry.container) for entry in entries if not gone(entry.pod_uid)}
     uids = {uid for uid, _ in holders}
     if len(uids) != 1 or "" in uids:
         return record
@@ -281,45 +277,44 @@ def as_listed(record: Allocation, listing: Listing | None) -> Allocation:
     return msgspec.structs.replace(record, owner=owner, pod_uid=uids.pop())
 
 
-def is_of(reservation: Reservation, record: Allocation) -> bool:
-    """Whether it is of the pod of this allocation: by its UID, or by its names where that is not known."""
+def is_reserved_for_owner(reservation: Reservation, record: Allocation) -> bool:
+    """Whether a reservation is for the pod of an allocation, by UID, or by names if the UID is not known."""
     if record.pod_uid:
         return reservation.pod_uid == record.pod_uid
     owner = record.owner
     return owner is not None and (owner.namespace, owner.pod) == (reservation.namespace, reservation.pod)
 
 
-def amount_text(amount: Amount) -> str:
-    """`60 cores and 6000 MiB`."""
+def describe_amount(amount: Amount) -> str:
+    """Formats an amount: `60 cores and 6000 MiB`."""
     return f"{amount.cores} cores and {amount.memory // MIB} MiB"
 
 
-# Whether a container may start with its units of GPUs.
+# A share in vcuda units has two halves, computing time and memory, which the kubelet allocates one after the other. Allocate
+# does not name the container. When a container starts, the kubelet's checkpoint shows all its devices, so it is known
+# whether both halves are of one GPU, or equal parts of the same GPUs, and which containers share these. A container does
+# not start if its halves are of different GPUs, if it has a whole GPU of which another container has units, or units of
+# a GPU that another container has as a whole.
 #
-# Allocate does not say for whom. When a container starts, the kubelet's checkpoint has what each container was given,
-# so it is known then whether the halves of its share are of one GPU, or equal parts of the same ones, and with whom it
-# shares these. One that has halves on different GPUs, that has a whole GPU of which somebody else has units, or units
-# of a GPU that somebody else has whole, does not start. So no container runs with the share of another.
+# Entries of the checkpoint count until their pods are deleted. The app containers of a pod reuse the units of its init
+# containers. So if PodResources does not report one of two containers of a pod, as is the case for init containers, they do
+# not count against each other. Containers that still run although the kubelet has lost their devices are only in the record,
+# and count as well.
 #
-# Entries of the checkpoint count until their pods are gone. An init container leaves its units to the app containers of
-# its pod: where one of two containers is not shown by PodResources, as init containers are not, they do not count
-# against each other. Containers that run on although the kubelet has lost what they have are in the record alone, and
-# count as well.
-#
-# What a unit is of is told by its id, so the configuration may have changed since.
+# The id of a unit shows what it is of, so the configuration may have changed since.
 
 
 Amounts = Mapping[DeviceID, Amount]
 """GPU -> how much of it a container has."""
 MOST_LOGGED = 1_000
-"""Refusals that are remembered: each is recorded once, however often the kubelet tries to start the container."""
+"""Refusals that are remembered. The kubelet retries, and each is recorded once."""
 
 
 class ShareStarts:
-    """Judges containers with units of GPUs that are about to start."""
+    """Judges containers with vcuda units that are about to start."""
 
-    def __init__(self, ledger: Ledger, liveness: Liveness, reserved: Callable[[], NodeReservations]) -> None:
-        """`reserved`: what is reserved on the node now."""
+    def __init__(self, ledger: Ledger, liveness: LivenessCheck, reserved: Callable[[], NodeReservations]) -> None:
+        """`reserved`: the current reservations of the node."""
         self._ledger = ledger
         self._liveness = liveness
         self._reserved = reserved
@@ -327,13 +322,12 @@ class ShareStarts:
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """
-        Refuses to start a container with these units, and records that once, if it cannot have them together with all else
-        that is held. Raises ShareSplit, InvalidShare and WholeGpuInUse, and Unavailable where the kubelet does not tell what
-        the container has besides.
+        Raises ShareSplit, InvalidShare or WholeGpuInUse for a container that must not start with these units, and records
+        that once. Raises Unavailable while the kubelet's checkpoint does not have the container's devices.
         """
         asked = frozenset(units)
         listing = poll.listing
-        parts = live_parts(listing)
+        parts = live_unit_entries(listing)
         starting = dict.fromkeys(
             Holder(part.pod_uid, part.container)
             for part in parts
@@ -351,10 +345,10 @@ class ShareStarts:
                 self._record(mine, listing, misfit)
                 raise
 
-    def _check_container(self, mine: Holder, parts: Sequence[Part], poll: Poll) -> None:
-        """Raises ShareSplit, InvalidShare and WholeGpuInUse for a container with what these entries say."""
-        fields = UnitFields(*(next(iter(named), "limits") for named in limits_of(mine, parts)))
-        own = amounts_of(unit for part in of(mine, parts) for unit in part.devices)
+    def _check_container(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> None:
+        """Raises ShareSplit, InvalidShare and WholeGpuInUse for a container with the devices of these entries."""
+        fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
+        own = amounts_of(unit for part in entries_of_holder(mine, parts) for unit in part.devices)
         cores = sum(each.cores for each in own.values())
         memory = sum(each.memory for each in own.values())
         check_share(Share(cores, memory // MEMORY_BLOCK), fields)
@@ -363,8 +357,8 @@ class ShareStarts:
             if gpus := excluded(own, theirs):
                 raise WholeGpuInUse(gpus, name, fields.cores)
 
-    def _others(self, mine: Holder, parts: Sequence[Part], poll: Poll) -> Iterator[tuple[str, Amounts]]:
-        """Each other container that counts, and what it has."""
+    def _others(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> Iterator[tuple[str, Amounts]]:
+        """Yields each other container that counts, with its amounts."""
         shown = {Holder(holding.pod_uid, holding.owner.container): holding.owner for holding in poll.listing.holdings}
         listing = poll.listing
         every = [each for each in self._ledger.state.allocations.values() if each.amounts]
@@ -382,11 +376,11 @@ class ShareStarts:
                 )
                 yield named, amounts_of(units)
 
-    def _record(self, mine: Holder, listing: Listing, misfit: NoFit) -> None:
+    def _record(self, mine: Holder, listing: KubeletListing, misfit: NoFit) -> None:
         """Records that a container was not started, and why: once for each container and reason."""
         if (mine, misfit.code) in self._logged:
             return
-        owner = owner_of(mine, listing) or reserved_owner(self._reserved(), mine.pod, mine.container)
+        owner = owner_of_holder(mine, listing) or reserved_owner(self._reserved(), mine.pod, mine.container)
         if owner is None:
             return
         self._logged[mine, misfit.code] = None
@@ -395,8 +389,8 @@ class ShareStarts:
         record_refused_start(self._ledger, owner, misfit)
 
 
-def live_parts(listing: Listing) -> tuple[Part, ...]:
-    """The entries of the checkpoint with units of GPUs, without those of pods that are gone."""
+def live_unit_entries(listing: KubeletListing) -> tuple[ResourceEntry, ...]:
+    """Returns the entries of the checkpoint with vcuda units, without those of deleted pods."""
     directories = listing.directories
     return tuple(
         part
@@ -405,9 +399,9 @@ def live_parts(listing: Listing) -> tuple[Part, ...]:
     )
 
 
-def can_start(holder: Holder, parts: Collection[Part]) -> bool:
-    """Whether a container may run, by what these entries say: one with halves of different GPUs never did."""
-    own = amounts_of(unit for part in of(holder, parts) for unit in part.devices)
+def can_start(holder: Holder, parts: Collection[ResourceEntry]) -> bool:
+    """Whether a container with these entries can have started: not if its halves are of different GPUs."""
+    own = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
     try:
         check_gpus(own, cards=None)
     except NoFit:
@@ -415,22 +409,22 @@ def can_start(holder: Holder, parts: Collection[Part]) -> bool:
     return True
 
 
-def of(holder: Holder, parts: Collection[Part]) -> Iterator[Part]:
-    """The entries of one container."""
+def entries_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Iterator[ResourceEntry]:
+    """Returns the entries of one container."""
     return (part for part in parts if (part.pod_uid, part.container) == holder)
 
 
-def limits_of(holder: Holder, parts: Collection[Part]) -> tuple[list[str], list[str]]:
-    """The limits by which a container has computing time, and memory."""
+def limit_keys_by_kind(holder: Holder, parts: Collection[ResourceEntry]) -> tuple[list[str], list[str]]:
+    """Returns the keys of a container's limits for computing time, and for memory."""
     named: tuple[list[str], list[str]] = ([], [])
-    for part in of(holder, parts):
+    for part in entries_of_holder(holder, parts):
         (amount, *_) = amounts_of(part.devices).values()
         named[0 if amount.cores else 1].append(f"limits[{part.resource}]")
     return named
 
 
-def owner_of(holder: Holder, listing: Listing) -> Owner | None:
-    """The container by its names, if PodResources shows it or another one of its pod; None: they are not known."""
+def owner_of_holder(holder: Holder, listing: KubeletListing) -> Owner | None:
+    """Returns a container with the names of its pod, if PodResources reports a container of the pod; else None."""
     for holding in listing.holdings:
         if holder.pod and holding.pod_uid == holder.pod:
             owner = holding.owner

@@ -1,20 +1,22 @@
 """
-The kubelet's way in: it has chosen, and this keeps the record.
+Answers the kubelet's calls for devices, and keeps the record of what the kubelet allocates.
 
-Allocate does not say for whom. An allocation is therefore known by its set of devices, and its owner is read afterwards
-from the kubelet's own list, PodResources. That list also tells what has ended: nobody calls a device plugin when a
-container goes (`reconciling`).
+Allocate does not name the container. So an allocation is identified by its set of devices, and its owner is read afterwards
+from the kubelet's PodResources. PodResources also shows which containers have ended, because no call to a device plugin
+does.
 
-Allocate over devices that a live record holds is judged by that list too. If nobody shows them any more, the record has
-outlived its container and makes way; if exactly this set is shown as held, the kubelet repeats itself and gets the same
-answer; anything else is refused, because two containers would get one device. So it is with a part of what a record holds
-as a whole, and with the whole of a part.
+If a live record has devices of an Allocate, PodResources decides:
 
-A kubelet that has lost its checkpoint shows containers without their devices and gives those to others. Preferences avoid
-what the record holds, whatever the kubelet believes to be free. Where it insists, it is given what it asks for, because the
-next kubelet to read its checkpoint stands by it; the new allocation names whom it displaced, until one of the two is gone.
+- If no container has the devices any more, the record is stale and is released.
+- If exactly this set is reported with a container, the kubelet repeats its call and gets the same answer.
+- Anything else is refused, because two containers would get one device. The same holds for a part of a device that a record
+  holds as a whole, and for a whole device of which a record holds a part.
 
-While the record is unconfirmed, after a journal that was damaged, every Allocate waits for the kubelet's own record first.
+A kubelet that has lost its checkpoint reports containers without their devices, and allocates these to other containers.
+Preferences avoid what the record holds. If the kubelet allocates such devices all the same, the call is granted, because the
+next kubelet reads the allocation from its checkpoint. The new allocation names the displaced one until one of the two ends.
+
+While the record is unconfirmed after a damaged journal, every Allocate first waits for the kubelet's own record.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,18 +25,18 @@ from functools import partial
 
 import anyio
 
+from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit, Preferences
-from topoalign.allocator.allocate.joint_devices import ReservedCoAllocations
 from topoalign.allocator.allocate.pre_start import SlotStarts
-from topoalign.allocator.allocate.units import kind_of
+from topoalign.allocator.allocate.units import first_unit_kind
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.calls import InstanceCalls
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import AskedDevices, PodResources, Poll, Starting, nothing_to_ask, nothing_to_prepare
-from topoalign.allocator.reconciliation.adoption import without
+from topoalign.allocator.reconciliation.adoption import without_allocations
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
-from topoalign.allocator.reconciliation.memory import Grant
+from topoalign.allocator.reconciliation.evidence import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import StateFault, Unavailable
@@ -49,34 +51,31 @@ from topoalign.core.sharing.reserved import ShareQuestion
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 
-# The record of a damaged journal is confirmed by what the kubelet knows.
-
 
 def confirm_record(ledger: Ledger, reconciliation: Reconciliation, poll: Poll) -> None:
-    """Takes in what the kubelet knows before anything is given out. Raises StateFault if that may not be all."""
+    """Confirms the record of a damaged journal by the kubelet's. Raises StateFault if the kubelet's may be incomplete."""
     reconciliation.compare(poll)
     if ledger.unconfirmed is not None:
         raise StateFault(
-            f"the record is unconfirmed ({ledger.unconfirmed}), and the kubelet cannot tell yet what is held",
+            f"the record is unconfirmed ({ledger.unconfirmed}), and the kubelet does not report yet what is held",
             "this passes once its checkpoint can be read, or it has listed its pods for a while; see /readyz",
         )
-
-
-# The poll of a kubelet that is slow, for a call that waits for it and would fail the pod without an answer.
 
 
 GRANT_SECONDS = 4.0
 """How long after its arrival a call waits for a slow kubelet: well within the time to drain."""
 AGAIN_SECONDS = 0.5
-"""Between the beginnings of two tries."""
+"""Between the beginnings of two attempts."""
 
 
 async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock: Clock, arrived: float) -> Poll:
     """
-    Polls until the kubelet answers, for `GRANT_SECONDS`: it sets Allocate no time limit and PreStartContainer one of 30 s,
-    and a pod that is refused here stays refused. A connection may have gone silently, so the first try is short; each other
-    one has all the time that is left, because a kubelet that needs two seconds answers none of four tries of one. `poll`:
-    with so many seconds, None: as many as it has always; `arrived`: monotonic seconds of the call. Raises Unavailable.
+    Polls a slow kubelet until it answers, for at most `GRANT_SECONDS`. Raises Unavailable.
+
+    The kubelet sets no time limit for Allocate and one of 30 s for PreStartContainer, and a pod that is refused here stays
+    refused. The first attempt is short, because the connection may be broken. Each later one has all the time that is left:
+    a kubelet that needs two seconds would answer none of four attempts of one second. `poll` takes a time limit in seconds,
+    None for the usual one. `arrived`: monotonic seconds of the call.
     """
     until = arrived + GRANT_SECONDS
     seconds: float | None = None
@@ -92,12 +91,12 @@ async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock:
 
 
 FRESH_SECONDS = 5.0
-"""How old an answer of the kubelet may be: where it is older, this process was stopped in between."""
+"""How old an answer of the kubelet may be. If it is older, this process was stopped in between."""
 POLL_ATTEMPTS = 3
 """How often PodResources is asked for a fresh answer before the poll fails."""
 PREFER_SECONDS = 1.0
 """
-How long a preference among whole devices waits for the kubelet's list; without it, all that the record has counts as held.
+How long a preference among whole devices waits for PodResources. Without it, everything in the record counts as held.
 """
 
 
@@ -123,11 +122,11 @@ class DeviceAllocations:
         by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        `ensure_fresh` is called before anything is given out: afterwards the health of the devices is confirmed, or is
-        known to be unknown. `reserved`: what is reserved on the node now; `until_reserved` waits until that is known.
-        `starting` prepares what limits a container with units that may start. `instances` makes MIG instances of slots;
-        None: none are made. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing
-        else. `placement` and `compat` are the node's rules, the seconds are those of `Reconciliation`.
+        `ensure_fresh` is called before each grant; afterwards the health of the devices is confirmed or unknown. `reserved`:
+        the current reservations of the node; `until_reserved` waits until they are known. `starting` prepares the limiter of
+        a container with vcuda units that may start. `instances` creates MIG instances for slots; None: none are created.
+        `by_variable_alone`: whether containers see the devices of NVIDIA_VISIBLE_DEVICES only. `placement` and `compat` are
+        rules of the node; the seconds are those of `Reconciliation`.
         """
         self._ledger = ledger
         self._clock = clock
@@ -146,25 +145,25 @@ class DeviceAllocations:
         )
         self._preferences = Preferences(clock)
         self._turn = anyio.Lock(fast_acquire=True)
-        """Of the calls for which the kubelet has to be asked: one at a time."""
+        """Held by a call that needs a poll: one at a time."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         self._co_allocated = ReservedCoAllocations(lambda: ledger.state, clock, reserved, Placement(placement))
-        parts = self._reconciliation, self._preferences, self._co_allocated
+        collaborators = self._reconciliation, self._preferences, self._co_allocated
         liveness = self._reconciliation.liveness
         expect = self.owner_polls.expect
         self._visible = VisibleGpus(lambda: ledger.state, clock, reserved, liveness, by_variable_alone)
-        self._grants = Grants(ledger, clock, pod_resources, *parts, reserved, expect, compat, self._visible)
+        self._grants = Grants(ledger, clock, pod_resources, *collaborators, reserved, expect, compat, self._visible)
         self._slot_starts = SlotStarts(ledger, clock, reserved, self._grants.slots)
-        self._making = InstanceCalls(ledger, clock, instances, reserved, self._is_displaced)
+        self._instance_calls = InstanceCalls(ledger, clock, instances, reserved, self._is_displaced)
         self._commits = GroupCommit(self._grants.record)
         self._polling = anyio.Lock()
         self._begun = self._ended = 0
-        """Polls of PodResources: how many began, and which was the last to come to an end."""
-        self._compared: Poll | Unavailable | None = None  # what became of that one
+        """Polls of PodResources: how many began, and the number of the last one that ended."""
+        self._compared: Poll | Unavailable | None = None  # its result
         self._sharing = anyio.Lock()
-        self._asked = 0
+        self._shared_polls = 0
         self._shared: Poll | None = None
-        """The poll for preferences that began last; None while it is under way, and if it failed."""
+        """The newest poll for preferences; None while it is in progress, and if it failed."""
 
     @property
     def state(self) -> NodeState:
@@ -179,11 +178,11 @@ class DeviceAllocations:
     @property
     def faults(self) -> Mapping[DeviceID, str]:
         """As `AllocatorPort.faults`."""
-        return self._making.faults
+        return self._instance_calls.faults
 
     @property
     def polled(self) -> Poll | None:
-        """What the kubelet answered when the record was last compared; None: not yet, or it did not answer."""
+        """The kubelet's answer at the last comparison of the record; None: none yet, or the poll failed."""
         return self._compared if isinstance(self._compared, Poll) else None
 
     def lists(self, target: str) -> bool | None:
@@ -198,8 +197,8 @@ class DeviceAllocations:
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """
-        As `AllocatorPort.prefer`. Devices of containers that have ended count as free; the kubelet is asked which those are.
-        What a reservation keeps for such a question is the answer; else what is reserved is spared.
+        As `AllocatorPort.prefer`. Devices of containers that have ended, as the kubelet reports, count as free. If a
+        reservation keeps devices for such a request, these are the answer; else reserved devices are avoided.
         """
         await self._until_reserved()
         at = self._clock.monotonic()
@@ -208,12 +207,12 @@ class DeviceAllocations:
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         hardware = self.state.hardware
         offered = hardware.devices.get(resource, NO_DEVICES).listed(available)
-        live = without(self.state, ended) if ended else self.state
+        live = without_allocations(self.state, ended) if ended else self.state
         displaced = devices_displaced_by(ended)
         question = ShareQuestion(resource, offered, must_include, size)
         shares = self._grants.prefer_shares(live, question, displaced, poll)
         if shares is not None:
-            self._preferences.give(resource, offered, shares)
+            self._preferences.remember(resource, offered, shares)
             return shares
         reserved = self._reserved()
         now = self._clock.monotonic()
@@ -225,11 +224,11 @@ class DeviceAllocations:
             owned = live.ownership
             placement = self._placement
             chosen = prefer_sparing(hardware, owned, resource, offered, must_include, size, placement, kept)
-        self._preferences.give(resource, offered, chosen)
+        self._preferences.remember(resource, offered, chosen)
         return chosen
 
     async def ended(self) -> list[Allocation]:
-        """Live allocations that have ended (`Liveness.has_ended`). Raises Unavailable while the kubelet is away."""
+        """Returns live allocations that have ended (`LivenessCheck.has_ended`). Raises Unavailable without a kubelet."""
         if not self.state.allocations:
             return []
         poll = await self._poll_quickly(self._poll)
@@ -248,8 +247,9 @@ class DeviceAllocations:
 
     async def _poll_to_prefer(self, resource: ResourceName) -> Poll | None:
         """
-        None: no allocation is live, or the kubelet does not answer. Units and slots wait for it as Allocate does: of GPUs
-        that only seem to have room, or of several, the kubelet would take what Allocate has to refuse.
+        Polls the kubelet for a preference. None: no allocation is live, or the kubelet does not answer. Vcuda units and vGPU
+        slots wait for the poll as long as Allocate does, because a preference of GPUs without enough left would make the
+        kubelet take what Allocate has to refuse.
         """
         if not self.state.allocations or self.state.hardware.kind_of(resource) not in ("unit", "slot"):
             return await self._poll_quickly(self._shared_poll)
@@ -258,18 +258,18 @@ class DeviceAllocations:
         return None
 
     async def _poll_quickly(self, poll: Callable[[], Awaitable[Poll]]) -> Poll | None:
-        """The poll; None: no allocation is live, or it fails or takes longer than `PREFER_SECONDS`."""
+        """Polls the kubelet. None: no allocation is live, or it fails or takes longer than `PREFER_SECONDS`."""
         if self.state.allocations:
             with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
                 return await poll()
         return None
 
     async def _shared_poll(self, seconds: float | None = None) -> Poll:
-        """As `_poll`. One poll serves all who asked before it began."""
-        asked = self._asked
+        """Polls as `_poll`; one poll serves all callers that asked before it began."""
+        asked = self._shared_polls
         async with self._sharing:
-            if self._asked == asked:
-                self._asked = asked + 1
+            if self._shared_polls == asked:
+                self._shared_polls = asked + 1
                 self._shared = None
                 self._shared = await self._poll(seconds)
             if self._shared is None:
@@ -278,7 +278,7 @@ class DeviceAllocations:
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         """
-        As `AllocatorPort.allocate`. The same devices again, while PodResources shows them as held, give the same allocation.
+        As `AllocatorPort.allocate`. A repeated call, while PodResources reports the devices, returns the same allocation.
 
         Raises also HardwareUnknown, DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
         """
@@ -286,11 +286,13 @@ class DeviceAllocations:
         await self._until_reserved()
         await self._ensure_fresh()
         asked = self._grants.check(resource, containers)
-        async with self._making.instances_for(containers, partial(self._grants.slots.amounts, resource)) as made:
-            return await self._recorded(AllocateCall(resource, asked, self._ledger.version, made), arrived)
+        async with self._instance_calls.instances_for(
+            containers, partial(self._grants.slots.amounts, resource)
+        ) as made:
+            return await self._judge_and_record(AllocateCall(resource, asked, self._ledger.version, made), arrived)
 
-    async def _recorded(self, call: AllocateCall, arrived: float) -> tuple[Allocation, ...]:
-        """The answers to a call that arrived at this monotonic second, recorded. Raises as `allocate`."""
+    async def _judge_and_record(self, call: AllocateCall, arrived: float) -> tuple[Allocation, ...]:
+        """Judges and records a call that arrived at this monotonic second. Raises as `allocate`."""
         while True:
             call.poll = call.grant = None
             if self._must_ask(call):
@@ -305,9 +307,9 @@ class DeviceAllocations:
                 return answers
 
     def _must_ask(self, call: AllocateCall) -> bool:
-        """Whether the kubelet has to tell what is held before this call can be judged."""
-        asked = self._grants.is_any_held, self._grants.held_beside, self._visible.must_ask
-        held = any(each(call.resource, devices) for devices in call.containers for each in asked)
+        """Whether the kubelet must be polled before this call can be judged."""
+        checks = self._grants.is_any_held, self._grants.held_with, self._visible.must_ask
+        held = any(each(call.resource, devices) for devices in call.containers for each in checks)
         return held or self._ledger.unconfirmed is not None
 
     async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
@@ -320,28 +322,28 @@ class DeviceAllocations:
         call.grant = grant
 
     async def _is_displaced(self, record: Allocation) -> bool:
-        """As `Liveness.is_displaced`, by what the kubelet says now. Raises Unavailable."""
+        """As `LivenessCheck.is_displaced`, by a new poll of the kubelet. Raises Unavailable."""
         poll = await poll_for_grant(self._poll, self._clock, self._clock.monotonic())
         return self._reconciliation.liveness.is_displaced(record, poll.listing)
 
     def remember(self, pod: PodRequest) -> None:
-        """A registry is about to reserve something for this pod, and asked what it would get."""
+        """Remembers a pod whose prediction was published to a registry, which is about to reserve its devices."""
         self._co_allocated.remember(pod)
 
     def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """As `AllocatorPort.named`."""
-        return self._co_allocated.named(resource, allocation, self._visible.beside(resource, allocation))
+        return self._co_allocated.named(resource, allocation, self._visible.devices_of_container(resource, allocation))
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""
         arrived = self._clock.monotonic()
         owned = self.state.ownership
         live = self.state.allocations
-        in_units = kind_of(devices) is not None
+        in_units = first_unit_kind(devices) is not None
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
         is_known = bool(devices) and all(map(owned.is_held, devices)) and all(map(is_known_holder, holders))
         is_needed = in_units or not is_known
-        poll = await poll_for_grant(self._reconciled, self._clock, arrived) if is_needed else None
+        poll = await poll_for_grant(self._reconcile_with_poll, self._clock, arrived) if is_needed else None
         if in_units and poll is not None:
             self._grants.share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)
@@ -349,13 +351,13 @@ class DeviceAllocations:
             self._slot_starts.check(devices, poll.listing if poll is not None else None)
 
     async def reconcile(self) -> None:
-        """Compares the record with PodResources: binds owners, releases what is gone. Raises Unavailable."""
-        await self._reconciled()
+        """Compares the record with PodResources: binds owners, releases what has ended. Raises Unavailable."""
+        await self._reconcile_with_poll()
 
-    async def _reconciled(self, seconds: float | None = None) -> Poll:
+    async def _reconcile_with_poll(self, seconds: float | None = None) -> Poll:
         """
-        As `reconcile`, with the answer. One poll serves all who asked before it began: many may start at once. `seconds` as
-        in `PodResources.listing`.
+        Reconciles as `reconcile`, and returns the poll. One poll serves all callers that asked before it began, because many
+        containers may start at once. `seconds` as in `PodResources.listing`.
         """
         begun = self._begun
         async with self._polling:
@@ -375,8 +377,8 @@ class DeviceAllocations:
 
     async def _poll(self, seconds: float | None = None) -> Poll:
         """
-        Asks PodResources, as `listing`; again where this process was stopped meanwhile: its answer is old then. Raises
-        Unavailable.
+        Polls PodResources, as `listing`. If this process was stopped meanwhile, the answer is old, and it polls again.
+        Raises Unavailable.
         """
         for _ in range(POLL_ATTEMPTS):
             live = frozenset(self.state.allocations)
@@ -387,10 +389,10 @@ class DeviceAllocations:
                 self._reconciliation.note(poll)
                 return poll
         raise Unavailable(
-            "PodResources answers too late for its answer to be true any more", "see what keeps this node so busy"
+            "PodResources answers so late that its answer is out of date", "see what keeps this node so busy"
         )
 
 
 def is_known_holder(record: Allocation) -> bool:
-    """Whether it is known whose it is, and of slots whether they were meant for this pod: its UID tells."""
+    """Whether the owner of an allocation is known and, for slots, its pod's UID, so that the reservation can be checked."""
     return record.owner is not None and not record.reserved_for and (not record.denied or record.pod_uid != "")

@@ -1,16 +1,18 @@
 """
-Slots of GPUs, over the kubelet's protocol.
+Prefers and checks vGPU slots in the kubelet's calls.
 
-A kubelet asks for a number of slots, and never for the amounts of cores and memory that go with them. The slots of a
-reservation are its own: who asks for just these holds what is reserved with them. All other slots count as equal parts.
+A kubelet asks for a number of slots, and never for amounts of cores and memory. A container that gets exactly the slots of a
+reservation has the amounts that are reserved with them. All other slots count as equal parts.
 
-- GetPreferredAllocation: the slots that are reserved for such a question. Where the kubelet does not offer them, because it
-  aligns the container to other NUMA nodes, or somebody has one of them, slots of different GPUs that have as much left; who
-  is given these holds what is reserved. None where the container must have its own, or no GPUs have as much left. Else slots
-  of GPUs that have an equal part left. Both beside what is reserved, or at least beside what is held.
-- Allocate: two slots of one GPU are refused (`InvalidShare`), and so is what a GPU has not left any more, by the record, and
-  other slots than a container must have (`ShareSplit`). One that may move holds what is reserved by whatever slots it gets.
-  Records of containers that have ended make way.
+- GetPreferredAllocation prefers the slots that are reserved for a request of this size. The kubelet may not offer them,
+  because it aligns the container to other NUMA nodes, or another container may have one. Then slots of other GPUs with as
+  much left are preferred, and stand for the reservation; none, if the container must have its own slots or no GPUs have as
+  much left. Without a reservation, slots of GPUs with an equal part left are preferred. Reserved amounts are avoided if
+  possible, and held amounts always.
+- Allocate refuses two slots of one GPU (`InvalidShare`), amounts that a GPU has no longer left by the record, and other
+slots
+  than a container must have (`ShareSplit`). A container whose reservation may move has the reserved amounts with any slots.
+  Records of ended containers are released.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +20,7 @@ from typing import NamedTuple
 
 from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.reconciliation.displacement import kept_of
-from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.demand.share_annotations import InvalidShare, card_rules
 from topoalign.core.demand.shares import (
     gpus_of_numa_nodes,
@@ -62,43 +64,43 @@ FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
 REMEDY = "delete the pod and let the scheduler choose again"
 
 
-class Moved(NamedTuple):
-    """What a container was told instead of what is reserved for it."""
+class MovedSlots(NamedTuple):
+    """The slots of a container instead of those reserved for it."""
 
     slots: frozenset[DeviceID]
     amount: Amount | None
-    """That it holds of each GPU; None: an equal part."""
+    """The amount of each GPU; None: an equal part."""
 
 
 class SlotGrants:
-    """Judges what a kubelet asks for of GPUs in slots, by the record and by what is reserved."""
+    """Prefers and checks vGPU slots, by the record and the reservations."""
 
     def __init__(
         self,
         state: Callable[[], NodeState],
         clock: Clock,
         reserved: Callable[[], NodeReservations],
-        liveness: Liveness,
+        liveness: LivenessCheck,
         compat: str = "",
     ) -> None:
         """
-        `state`: of the node now; while calls are judged, with what those before were given. `reserved`: what is reserved on
-        the node now. `compat`: as in the rules of the node.
+        `state`: of the node; while calls are judged, with the grants of the calls before. `reserved`: the current
+        reservations of the node. `compat`: as in the rules of the node.
         """
         self._state = state
         self._clock = clock
         self._reserved = reserved
         self._liveness = liveness
         self._rules = card_rules((), as_hami=compat == "hami")
-        self.moved: dict[PartName, Moved] = {}
-        """Container -> what it was told instead of what is reserved for it."""
+        self.moved: dict[PartName, MovedSlots] = {}
+        """Container -> its slots instead of those reserved for it."""
         self._ended = frozenset[AllocationID]()
-        """Allocations of which the kubelet said that they had ended, when it asked last."""
+        """Allocations that had ended at the kubelet's last request for a preference."""
 
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
         """
-        The slots that a container should get; () where too few GPUs have an equal part left. `live`: the state without what
-        has ended; `displaced`: what counts as held besides.
+        Returns the slots that a container should get; () if too few GPUs have enough left. `live`: the state without ended
+        allocations; `displaced`: further devices that count as held.
         """
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
@@ -135,22 +137,22 @@ class SlotGrants:
                 continue
             chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
             if parts:
-                self._move(parts[0].name, Moved(frozenset(chosen), amount), reserved)
+                self._move(parts[0].name, MovedSlots(frozenset(chosen), amount), reserved)
             return chosen
         return ()
 
     def _swap(self, asking: OpenPart, other: OpenPart, reserved: NodeReservations) -> None:
-        """The kubelet was told the slots of another part, which is to have those of this one."""
+        """Records that the kubelet got the slots of another container, which will get those of this one."""
         if asking is not other:
-            self._move(asking.name, Moved(other.slots, asking.amount), reserved)
-            self._move(other.name, Moved(asking.slots, asking.amount), reserved)
+            self._move(asking.name, MovedSlots(other.slots, asking.amount), reserved)
+            self._move(other.name, MovedSlots(asking.slots, asking.amount), reserved)
 
-    def _move(self, name: PartName, moved: Moved, reserved: NodeReservations) -> None:
-        """A container is to have these slots instead of those that are reserved for it."""
+    def _move(self, name: PartName, moved: MovedSlots, reserved: NodeReservations) -> None:
+        """Records that a container gets these slots instead of those reserved for it."""
         self.moved = {key: each for key, each in self.moved.items() if key[0] in reserved.until} | {name: moved}
 
     def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
-        """What a container holds that is given just the slots that were told instead of a part; else empty."""
+        """Returns the amounts of a container that gets exactly the slots recorded instead of reserved ones; else empty."""
         until = self._reserved().until
         now = self._clock.monotonic()
         wanted = frozenset(slots)
@@ -161,8 +163,8 @@ class SlotGrants:
 
     def check(self, resource: ResourceName, containers: AskedDevices) -> None:
         """
-        Raises InvalidShare for several slots of one GPU, which are no more of it than one, and ShareSplit for slots of GPUs
-        that the container which waits for as many must not have.
+        Raises InvalidShare for several slots of one GPU, which give no more of it than one, and ShareSplit for slots
+        that the container which waits for this number must not have.
         """
         if resource not in resources_in_slots(self._state().hardware):
             return
@@ -177,12 +179,12 @@ class SlotGrants:
                     f"{FIELD}: several slots of {quoted(twice)}, of which a container has one: {cause}", remedy
                 )
             if not all(map(self._state().ownership.is_held, slots)):  # else the kubelet may repeat itself
-                self.check_told(resource, slots)
+                self.check_reserved(resource, slots)
 
-    def check_told(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
+    def check_reserved(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
         """
-        Raises ShareSplit for slots, not given by now, which are not those that the container must have that waits for as
-        many. One that may move has these instead of its own: a kubelet that offers no more than it needs asks for none.
+        Raises ShareSplit for slots that are not those of the container which waits for this number, if it must have its own.
+        If its reservation may move, records these slots instead: a kubelet that has no choice asks for no preference.
         """
         if resource not in resources_in_slots(self._state().hardware):
             return
@@ -192,7 +194,7 @@ class SlotGrants:
         if part is None:
             return
         if part.may_move:
-            self._move(part.name, Moved(frozenset(slots), part.amount), reserved)
+            self._move(part.name, MovedSlots(frozenset(slots), part.amount), reserved)
             return
         gpus = quoted(sorted(map(base_of, slots)))
         accepted = quoted(sorted(map(base_of, part.slots)))
@@ -203,20 +205,20 @@ class SlotGrants:
         )
 
     def _aligned(self, resource: ResourceName) -> str:
-        """What to add to a remedy where the kubelet may have aligned the slots; empty: it aligns none."""
+        """Returns an addition to a remedy if the kubelet may have aligned the slots; else empty."""
         on_nodes = gpus_of_numa_nodes(self._state().hardware).get(resource)
         most = max(on_nodes.values()) if on_nodes else 0
         return f"; by sharing.slots.numaTopology it aligns slots to NUMA nodes, of {most} GPUs at most" if most else ""
 
     def _live(self) -> NodeState:
-        """The state without what had ended when the kubelet asked last."""
+        """Returns the state without the allocations that had ended at the last request for a preference."""
         state = self._state()
         for name in self._ended & state.allocations.keys():
             state = state.without(name)
         return state
 
     def amounts(self, resource: ResourceName, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
-        """What a container that is given these devices holds by them; empty where they are no slots."""
+        """Returns the amounts of a container that gets these devices; empty if they are no slots."""
         hardware = self._state().hardware
         if resource not in resources_in_slots(hardware):
             return {}
@@ -227,8 +229,8 @@ class SlotGrants:
 
     def reserved_for(self, resource: ResourceName, amounts: Mapping[DeviceID, Amount]) -> tuple[str, ...]:
         """
-        UIDs of the pods for which as much is reserved as a container gets by these slots, `amounts` of them; () of equal
-        parts, and of others.
+        Returns the UIDs of the pods for which the amounts of these slots are reserved; () for equal parts and for other
+        devices.
         """
         hardware = self._state().hardware
         if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
@@ -236,53 +238,53 @@ class SlotGrants:
         return pods_reserved_for(self._reserved(), self._clock.monotonic(), resource, amounts)
 
     def displaced_pod_of(self, resource: ResourceName, slots: Collection[DeviceID]) -> str:
-        """UID of a pod that must not start with these slots: others have got what is reserved for it. Empty: none is."""
+        """Returns the UID of a pod that must not start with these slots, because others got its reservation; else empty."""
         is_moved = bool(self._amounts_moved(slots))
         return (
             "" if is_moved else displaced_pod(self._state(), self._reserved(), self._clock.monotonic(), resource, slots)
         )
 
-    def beside(
+    def conflicting(
         self, resource: ResourceName, slots: Collection[DeviceID], granted: Sequence[Allocation] = ()
     ) -> list[Allocation]:
         """
-        The records of these GPUs, where the slots do not fit beside all of them: the kubelet has to tell then which have
-        ended. `granted`: what counts as held besides.
+        Returns the records of these GPUs if they do not leave enough for the slots: then a poll must show which of them have
+        ended. `granted`: further allocations that count as held.
         """
         amounts = self.amounts(resource, slots)
         state = self._state()
         if not amounts:
             return []
-        near = self._near(state, amounts)
-        is_full = self._lacking(amounts, (*near, *granted)) is not None
-        return near if is_full else []
+        sharing = self._sharing_gpus(state, amounts)
+        is_full = self._lacking(amounts, (*sharing, *granted)) is not None
+        return sharing if is_full else []
 
-    def making_room(
+    def make_room(
         self,
         resource: ResourceName,
         slots: Collection[DeviceID],
-        beside: Sequence[Allocation],
-        way: Mapping[AllocationID, Allocation],
+        conflicts: Sequence[Allocation],
+        stale: Mapping[AllocationID, Allocation],
         granted: Sequence[Allocation],
         poll: Poll | None,
     ) -> dict[AllocationID, Allocation]:
         """
-        Those of the records `beside` that make way, by id: the slots do not fit beside them, and their containers have
-        ended. `way`: records that make way already, of which what the kubelet has still given out stays. Raises
-        NotEnoughShareCores and NotEnoughShareMemory where that is not enough.
+        Returns those of the records `conflicts`, by id, that are released for the slots because their containers have ended.
+        `stale`: records that are released already; what the kubelet has still allocated of them counts. Raises
+        NotEnoughShareCores and NotEnoughShareMemory if that does not free enough.
         """
-        if not beside:
+        if not conflicts:
             return {}
         assert poll is not None, "a record is known to the poll"
         amounts = self.amounts(resource, slots)
         liveness = self._liveness
         counted = [
-            kept_of(each, poll.listing) if each.id in way and not liveness.is_displaced(each, poll.listing) else each
-            for each in beside
+            kept_of(each, poll.listing) if each.id in stale and not liveness.is_displaced(each, poll.listing) else each
+            for each in conflicts
         ]
         if self._lacking(amounts, (*counted, *granted)) is None:
             return {}
-        gone = [each for each in counted if each.id not in way and liveness.has_ended(each, poll.listing, poll.at)]
+        gone = [each for each in counted if each.id not in stale and liveness.has_ended(each, poll.listing, poll.at)]
         ended = {each.id: each for each in liveness.dropped(gone, (), (), poll.at)}
         if lacking := self._lacking(amounts, (*(each for each in counted if each.id not in ended), *granted)):
             raise self._refusal(resource, slots, lacking)
@@ -291,7 +293,7 @@ class SlotGrants:
     def _refusal(
         self, resource: ResourceName, slots: Collection[DeviceID], lacking: ShareDoesNotFit
     ) -> ShareDoesNotFit:
-        """Why slots are refused of GPUs that lack this; those that a container was to have instead are its no more."""
+        """Returns the refusal of slots whose GPUs lack something. If they stood for reserved slots, they no longer do."""
         moved = [name for name, each in self.moved.items() if each.slots == frozenset(slots)]
         if not moved:
             return lacking
@@ -303,19 +305,19 @@ class SlotGrants:
             REMEDY + self._aligned(resource),
         )
 
-    def _near(self, state: NodeState, amounts: Mapping[DeviceID, Amount]) -> list[Allocation]:
-        """The live allocations that have something of the GPUs of these slots."""
+    def _sharing_gpus(self, state: NodeState, amounts: Mapping[DeviceID, Amount]) -> list[Allocation]:
+        """Returns the live allocations with a share of the GPUs of these slots."""
         gpus = {base_of(slot) for slot in amounts}
         return [each for each in state.allocations.values() if not gpus.isdisjoint(each.shared_bases)]
 
     def _lacking(self, amounts: Mapping[DeviceID, Amount], held: Sequence[Allocation]) -> ShareDoesNotFit | None:
-        """What a GPU has too little of beside what these allocations hold by other slots; None: of nothing."""
+        """Returns what a GPU lacks, after the amounts of these allocations on other slots; None: it lacks nothing."""
         hardware = self._state().hardware
         by_gpu = held_by_slot(hardware, held)
         for slot, asked in amounts.items():
             gpu = base_of(slot)
             if gpu in gpus_by_instances(hardware):
-                continue  # its instance is there: nothing else tells whether there is room
+                continue  # the slot's instance exists, which proves that there is room
             offered = offered_in_slots(hardware)[gpu]
             others = [amount for other, amount in by_gpu.get(gpu, {}).items() if other != slot]
             used = total(others)
@@ -329,6 +331,6 @@ class SlotGrants:
 
 
 def are_used(live: NodeState, slots: Collection[DeviceID]) -> bool:
-    """Whether a container that is known has one of these, which a kubelet offers that has lost its checkpoint."""
+    """Whether a known container has one of these slots. A kubelet that has lost its checkpoint offers them again."""
     holders = live.ownership.holders
     return any(slot in holders and live.allocations[holders[slot]].owner is not None for slot in slots)

@@ -1,22 +1,24 @@
 """
-Shares of GPUs that are offered in units, over the kubelet's protocol.
+Prefers and checks vcuda units in the kubelet's calls.
 
-A kubelet asks for a container's computing time and for its memory one after the other, in any order, and does not say for
-which container. Both have to be of one GPU, and of a GPU of which one container has all computing time nobody else has
-anything.
+A kubelet allocates a container's computing time and its memory one after the other, in any order, and does not name the
+container. Both halves have to be of one GPU. If one container has all computing time of a GPU, no other container may have
+anything of it.
 
-- GetPreferredAllocation: what is reserved for such a question, if the other half is on its GPU; else units of the GPU of the
-  newest grant, if that may lack its other half; else of the GPU that `preferred_units` chooses, for the share of a
-  container that waits for as many, or for these units and an equal part of the other kind. A whole GPU is followed by
-  nothing, and follows nothing, but by a reservation.
-- Allocate: units of several GPUs are refused, but for whole GPUs and memory that is reserved with them, and equal parts of
-  several as they are reserved. So is the memory of a share whose computing time was given just before, of another GPU, and
-  what a container that waits for as many of several GPUs would have instead.
-- Allocate, by the record (`grants`): a whole GPU is refused while anybody has units of it, and units while somebody has it
-  whole. Records that have ended make way; those that are reserved for one pod do not count against each other.
-- PreStartContainer (`share_starts`): the kubelet's checkpoint has by then what each container was given.
+- GetPreferredAllocation prefers, in this order: the units that are reserved for a request of this size, if the other half is
+  on their GPU; units of the GPU of the newest grant, if that may lack its other half; units of the GPU that `gpus_for`
+  chooses, for the share of a container that waits for this number, or for these units and an equal part of the other kind.
+  Only a reservation connects a whole GPU with a second half.
+- Allocate refuses units of several GPUs, except whole GPUs with memory that is reserved with them, and equal parts of
+several
+  GPUs as they are reserved. It also refuses memory of another GPU than the computing time granted just before, and units
+  other than the reserved ones of a container that waits for this number of units of several GPUs.
+- Allocate, by the record (`ShareExclusion`), refuses a whole GPU while a container has units of it, and units while a
+  container has the GPU as a whole. Records of ended containers are released. Records reserved for one pod do not count
+  against each other.
+- PreStartContainer (`pre_start`) checks again, because the kubelet's checkpoint then shows the devices of each container.
 
-Which grant may lack its other half is not in the record: an agent that has just started knows none.
+The record does not contain which grant may lack its other half, so an agent that has just started knows none.
 """
 
 from collections import Counter, defaultdict
@@ -26,8 +28,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.allocator.ports import AskedDevices, Listing, Poll
-from topoalign.allocator.reconciliation.liveness import Liveness, places, still_displaced
+from topoalign.allocator.ports import AskedDevices, KubeletListing, Poll
+from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places, still_displaced
 from topoalign.core.demand.shares import Left, Share, UnitFields, check_share, gpus_with_room, has_room, unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import quoted
@@ -58,33 +60,33 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.share_amounts import Holder, UnitsLeft, excluded, holder_of, unshareable
 
-# Which GPUs a kubelet is told to take units of where nothing is reserved for its question.
+# Preferences without a matching reservation.
 #
-# It asks for a number of units of one kind, and does not say what the container asks for besides. That is known where a
-# container waits for as many, which the kubelet aligns elsewhere than was predicted. What it takes is of one GPU, or of
-# whole ones: units that are spread over several GPUs are given by a reservation alone.
+# The kubelet asks for a number of units of one kind, and does not name the container's other amount. This is known if a
+# container waits for this number and the kubelet aligns it elsewhere than predicted. The preferred units are of one GPU, or
+# of whole GPUs. Units that are spread over several GPUs need a reservation.
 #
-# Where the other half is not known, it is taken to be an equal part of the GPU: 50 units of computing time of a GPU
-# with 60 blocks come with 30. Of the GPUs in use that have both left, the first half goes to one of which most of the
-# other kind is left, so that there is room for more than the equal part; where no GPU in use has, to any that has most
-# left. Example:
+# If the other half is not known, it is assumed to be an equal part of the GPU: 50 units of computing time of a GPU with 60
+# blocks need 30 blocks. Among the GPUs in use with enough of both left, the first half goes to the GPU with most of the
+# other kind left, so that more than the equal part fits. If no GPU in use has enough, it goes to any GPU with most left.
+# Example:
 #
 #     left of GPU-0: 60 and 30 blocks, of GPU-1: 100 and 60, unused, of GPU-2: 80 and 50
 #     asked for 50 of computing time: GPU-2, where up to 50 blocks fit then; for 50 blocks: GPU-1, as GPU-2 has less than 84
 #
-# A pod that was refused because its memory was more than that is created again, and would be refused each time. So a
-# share of as much computing time as the last one that was refused so goes to any GPU of which most memory is left.
+# If a pod is refused because it has more memory than the equal part, it is created again and would be refused each time.
+# So a share with as much computing time as the last one refused in this way goes to any GPU with most memory left.
 
 
 def share_asked(kind: UnitKind, size: int) -> Share:
-    """What is asked for where the kubelet asks for so many units: a share of computing time comes with some memory."""
+    """Returns the smallest share with this number of units: a share of computing time has at least one memory block."""
     return Share(size, 0 if size >= CORES else 1) if kind == "cores" else Share(0, size)
 
 
 def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
     """
-    What may be asked for where the kubelet asks so: first the share of a container that waits, at monotonic second `now`,
-    for as many units, of which one GPU has to have both halves left.
+    Returns the shares that a request may be for: first that of a container which waits for this number of units at monotonic
+    second `now`, so that one GPU must have both halves left.
     """
     for _, container, units in parts_of(reserved, now, question.resource):
         if len(units) == question.size:
@@ -95,12 +97,12 @@ def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservat
     return (share_asked(kind, question.size),)
 
 
-def size_of(share: Share, kind: UnitKind) -> int:
-    """How many units of this kind it is."""
+def count_units(share: Share, kind: UnitKind) -> int:
+    """Returns the number of units of this kind."""
     return share.cores if kind == "cores" else share.blocks
 
 
-def followed(
+def gpu_of_other_half(
     half: OpenHalf | None,
     share: Share,
     kind: UnitKind,
@@ -110,13 +112,13 @@ def followed(
     is_reserved: bool,
 ) -> tuple[DeviceID, ...]:
     """
-    The GPU of the newest grant, where units of it should be the other half; () else. Of whole GPUs they should be only
-    where a reservation says that memory comes with them (`is_reserved`). `fitting`: GPU -> units that can be had.
+    Returns the GPU of the newest grant if these units should be its other half, else (). For whole GPUs they should be only
+    if a reservation has memory with them (`is_reserved`). `fitting`: GPU -> available units.
     """
     if half is None or share.whole or must_include:
         return ()
     amounts = half.allocation.amounts
-    fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= size_of(share, kind) for gpu in amounts)
+    fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= count_units(share, kind) for gpu in amounts)
     return tuple(amounts) if fits and (is_reserved or all(each.cores < CORES for each in amounts.values())) else ()
 
 
@@ -131,24 +133,26 @@ def gpus_for(
     was_split: bool,
 ) -> tuple[DeviceID, ...]:
     """
-    The GPUs of the units of this kind that a container should get: those of what it takes over from an init container, if
-    they have enough, and of whole GPUs others beside them; () where none have enough. `compat`: as in the rules of the node.
-    `was_split`: whether an equal part of the other half was too little for such a share before.
+    Returns the GPUs whose units of this kind a container should get; () if none have enough. If the container reuses
+    units of an init container, these are their GPUs and, for whole GPUs, further ones. `compat`: as in the rules of the
+    node. `was_split`: whether an equal part of the other half was too little for such a share before.
     """
-    left = {gpu: counted(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()}
+    left = {
+        gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
+    }
     taken = Counter(map(state.hardware.card_of, must_include))
     if not taken:
-        is_known = share != share_asked(kind, size_of(share, kind))
+        is_known = share != share_asked(kind, count_units(share, kind))
         among = fitting if is_known or share.whole else with_other_half(left, share, kind, was_split=was_split)
         return choose_gpus_for_units(state.hardware, left, share, among, compat)
     gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
-    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= size_of(share, kind) else ()
+    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
 
 
 def with_other_half(left: Left, share: Share, kind: UnitKind, *, was_split: bool) -> list[DeviceID]:
     """
-    The GPUs with room for these units that have most left of the other kind: of those in use with an equal part of both
-    left, else of all. `was_split` as for `gpus_for`.
+    Returns, among the GPUs with enough left, those with most left of the other kind. GPUs in use with an equal part of both
+    left take precedence. `was_split` as for `gpus_for`.
     """
     room = gpus_with_room(left, share)
     in_use = [gpu for gpu in room if not left[gpu].unused and has_room(left[gpu], with_equal_part(share, left[gpu]))]
@@ -158,15 +162,15 @@ def with_other_half(left: Left, share: Share, kind: UnitKind, *, was_split: bool
 
 
 def with_equal_part(share: Share, left: UnitsLeft) -> Share:
-    """The share of a GPU of which one half is asked for, if the other half is as large a part of it; rounded up."""
+    """Completes a half of a share: the other half is as large a part of the GPU, rounded up."""
     return share._replace(
         cores=share.cores or -(-share.blocks * CORES // left.all_blocks),
         blocks=-(-share.cores * left.all_blocks // CORES) if share.cores else share.blocks,
     )
 
 
-def counted(left: UnitsLeft, kind: UnitKind, spare: int) -> UnitsLeft:
-    """What is left of a GPU, as far as the kubelet may take units of this kind."""
+def limit_units_left(left: UnitsLeft, kind: UnitKind, spare: int) -> UnitsLeft:
+    """Limits what is left of a GPU to the units of this kind that the kubelet offers."""
     if kind == "cores":
         unused = left.unused and spare >= CORES
         return msgspec.structs.replace(left, cores=min(left.cores, spare), unused=unused)
@@ -174,63 +178,63 @@ def counted(left: UnitsLeft, kind: UnitKind, spare: int) -> UnitsLeft:
 
 
 OPEN_SECONDS = 5.0
-"""For so long the other half of a share may follow a grant; the kubelet needs milliseconds."""
+"""How long after a grant the other half of the share may follow; the kubelet needs milliseconds."""
 FIELD = "devices_ids"
 
 
-class Newest(NamedTuple):
+class NewestUnitGrant(NamedTuple):
     """The newest grant of units."""
 
     id: AllocationID
     at: float
     """Monotonic seconds."""
     is_second: bool
-    """Whether it may be the second half of the one before, which was of the same GPUs."""
+    """Whether it may be the second half of the grant before, which was of the same GPUs."""
     pods: frozenset[str]
-    """UIDs of the pods that it may be for (`Asking`)."""
+    """UIDs of the pods that it may be for (`PossibleOwners`)."""
 
 
-class Asking(NamedTuple):
-    """For whom the kubelet may ask."""
+class PossibleOwners(NamedTuple):
+    """The containers that a call of the kubelet may be for."""
 
     pods: frozenset[str]
-    """Of pods the UIDs, and of those with a reservation the names, as in `unit_amounts.Holder`."""
+    """UIDs of pods and, for pods with a reservation, also names as in `share_amounts.Holder`."""
     records: frozenset[AllocationID]
-    """What may be the other half of what it asks for, of which no owner is known."""
+    """Allocations without a known owner that may be the other half."""
 
 
 class Shares:
-    """Knows which grant of units was the newest, and judges others by it and by what is reserved."""
+    """Prefers and checks vcuda units, by the newest grant of units and the reservations."""
 
     def __init__(
         self,
         state: Callable[[], NodeState],
         clock: Clock,
         reserved: Callable[[], NodeReservations],
-        liveness: Liveness,
+        liveness: LivenessCheck,
         compat: str,
     ) -> None:
-        """`reserved`: what is reserved on the node now. `compat`: as in the rules of the node."""
+        """`reserved`: the current reservations of the node. `compat`: as in the rules of the node."""
         self._state = state
         self._clock = clock
         self._reserved = reserved
         self._liveness = liveness
         self._compat = compat
-        self._newest: Newest | None = None
+        self._newest: NewestUnitGrant | None = None
         """The newest grant of units."""
         self._split = 0
-        """Units of computing time of the last share of which the memory was refused."""
+        """Units of computing time of the last share whose memory was refused."""
 
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
-        """Notes what a call for this resource was given. `poll`: what the kubelet answered before, if it was asked."""
+        """Notes the answers to a call for this resource. `poll`: the poll of the kubelet before it, if any."""
         for answer in answers:
             units = answer.from_kubelet.get(resource, ())
-            if (kind := kind_of(units)) is None:
+            if (kind := first_unit_kind(units)) is None:
                 return
             before = self.open_half(kind, poll)
-            pods = self._asking(resource, units, poll, before).pods
+            pods = self._possible_owners(resource, units, poll, before).pods
             is_second = before is not None and before.allocation.amounts.keys() == answer.amounts.keys()
-            self._newest = Newest(answer.id, self._clock.monotonic(), is_second, pods)
+            self._newest = NewestUnitGrant(answer.id, self._clock.monotonic(), is_second, pods)
 
     @property
     def newest(self) -> AllocationID | None:
@@ -239,9 +243,10 @@ class Shares:
 
     def open_half(self, kind: UnitKind, poll: Poll | None) -> OpenHalf | None:
         """
-        The newest grant, where units of this kind may be its other half: a kubelet admits one container after the other.
-        None if it has such units, is in the kubelet's checkpoint (as of `poll`), which is written when a container has
-        all that it asks for, is older than `OPEN_SECONDS`, or is all that is reserved for a container, which has no other.
+        Returns the newest grant, if units of this kind may be its other half: a kubelet admits one container after the
+        other. None if it has such units; if it is in the kubelet's checkpoint (as of `poll`), which is written when a
+        container has all its devices; if it is older than `OPEN_SECONDS`; or if its container has all that is reserved
+        for it.
         """
         if self._newest is None or self._clock.monotonic() - self._newest.at > OPEN_SECONDS:
             return None
@@ -259,23 +264,23 @@ class Shares:
                 for of, container in reservations_of(reserved, now, resource, units)
                 if not has_others(state, of.pod_uid, container, resource, units)
             ]
-            lacking = [each for each in own if any(kind_of(ids) == kind for ids in each[1].devices.values())]
+            lacking = [each for each in own if any(first_unit_kind(ids) == kind for ids in each[1].devices.values())]
             if own and all(given_half(state, of.pod_uid, container, resource) for of, container in lacking):
                 return None
         return OpenHalf(newest, not self._newest.is_second and needs_memory(newest))
 
     def _recent_half(self, kind: UnitKind) -> OpenHalf | None:
         """
-        The newest grant, if it may be a first half of units, whatever the checkpoint has: that may be written between two
-        halves. For a preference alone.
+        Returns the newest grant, if it may be a first half, without regard to the checkpoint, which may be written between
+        two halves. For preferences only.
         """
         if self._newest is None or self._newest.is_second or self._clock.monotonic() - self._newest.at > OPEN_SECONDS:
             return None
         newest = self._state().allocations.get(self._newest.id)
         return None if newest is None or has_kind(newest, kind) else OpenHalf(newest, is_certain=False)
 
-    def _is_entered(self, grant: Allocation, listing: Listing) -> bool:
-        """Whether the checkpoint has the container of a grant, with a whole share: half of one may be in it by chance."""
+    def _is_entered(self, grant: Allocation, listing: KubeletListing) -> bool:
+        """Whether the checkpoint has the container of a grant with a complete share. A half may be in it by chance."""
         if not self._liveness.is_written_since(grant, listing):
             return False
         units = grant.device_ids
@@ -286,19 +291,19 @@ class Shares:
             for each in amounts_of(unit for part in entered for unit in part.devices).values()
         )
 
-    def asking(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> Asking:
+    def possible_owners(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> PossibleOwners:
         """
-        For whom the kubelet may ask for these units: a pod of which the checkpoint has some of them, one for which just
-        these are reserved, and the pod of the newest grant, if this lacks them.
+        Returns the containers that a call for these units may be for: of a pod that has some of them by the checkpoint, of a
+        pod for which exactly these are reserved, and of the newest grant, if it lacks them.
         """
-        kind = kind_of(units)
+        kind = first_unit_kind(units)
         half = self.open_half(kind, poll) if kind is not None else None
-        return self._asking(resource, units, poll, half)
+        return self._possible_owners(resource, units, poll, half)
 
-    def _asking(
+    def _possible_owners(
         self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None, half: OpenHalf | None
-    ) -> Asking:
-        """The same, where `half` is the other half of them that is open."""
+    ) -> PossibleOwners:
+        """As `possible_owners`. `half`: the grant whose other half these units may be."""
         asked = frozenset(units)
         parts = poll.listing.parts if poll is not None else ()
         pods = {part.pod_uid for part in parts if part.resource == resource and not asked.isdisjoint(part.devices)}
@@ -316,15 +321,16 @@ class Shares:
             if self._newest.pods:
                 records.add(half.allocation.id)
                 pods |= {holder_of(owner, "").pod for owner in (half.allocation.owner,) if owner is not None}
-        return Asking(frozenset(pods) - {""}, frozenset(records))
+        return PossibleOwners(frozenset(pods) - {""}, frozenset(records))
 
     def prefer(
         self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
     ) -> tuple[DeviceID, ...]:
         """
-        The units that a container should get; () where no GPU has enough of them. `live`: the state without what has ended;
-        `displaced`: what counts as held besides; `poll`: what the kubelet says, if it does. What is reserved is spared,
-        of both kinds, while there is enough beside it; and of a GPU where there is not, the units that are not reserved.
+        Returns the units that a container should get; () if no GPU has enough of them. `live`: the state without ended
+        allocations; `displaced`: further devices that count as held; `poll`: the kubelet's answer, if there is one. Reserved
+        units of both kinds are avoided as long as enough others are left. On a GPU without enough others, the unreserved
+        units are taken first.
         """
         resource, available, must_include, size = question
         kind = unit_of(live.hardware, resource)
@@ -350,17 +356,17 @@ class Shares:
             spare = offered - held_among(state.ownership, resource, devices)
             fitting = {gpu: count for gpu, units in devices.by_base.items() if (count := len(units & spare))}
             first = half if half is not None else self._recent_half(kind)
-            gpus = followed(first, share, kind, must_include, fitting, is_reserved=own is not None)
+            gpus = gpu_of_other_half(first, share, kind, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
                 was_split = kind == "cores" and size == self._split
                 gpus = gpus_for(state, share, kind, must_include, fitting, self._compat, was_split=was_split)
             if gpus:
-                beside = units_on(spare - kept, must_include, size, gpus)
-                return beside if len(beside) == size or not kept else units_on(spare, must_include, size, gpus)
+                unreserved = units_on(spare - kept, must_include, size, gpus)
+                return unreserved if len(unreserved) == size or not kept else units_on(spare, must_include, size, gpus)
         return own.units if own is not None else ()
 
     def check(self, resource: ResourceName, containers: AskedDevices) -> None:
-        """Raises InvalidShare and ShareSplit for units that no container can have together. Other devices are all right."""
+        """Raises InvalidShare and ShareSplit for units that no container can have together. Ignores other devices."""
         for units in containers:
             amounts = amounts_of(units)
             if not amounts:
@@ -373,12 +379,12 @@ class Shares:
 
     def check_half(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> None:
         """
-        As `check_spread`. Raises ShareSplit also for memory of another GPU than the computing time that was given just
-        before, if nobody has a reservation for it. Once: should the pod of that have been refused meanwhile, this was not
-        its other half.
+        Checks as `check_spread`. Also raises ShareSplit for memory of another GPU than the computing time granted just
+        before, if the memory is not reserved. It does so once, because the pod of that grant may have been refused
+        meanwhile, and then this call is for another container.
         """
         self.check_spread(resource, units)
-        if kind_of(units) != "memory":
+        if first_unit_kind(units) != "memory":
             return
         half = self.open_half("memory", poll)
         if half is None or not half.is_certain or are_together(units, half.allocation):
@@ -394,8 +400,8 @@ class Shares:
 
     def check_spread(self, resource: ResourceName, units: Collection[DeviceID]) -> None:
         """
-        Raises ShareSplit for units, not given by now, while a container waits for as many that are spread over several GPUs:
-        what it has besides is not known here, and a share of other GPUs, or of one, is not what it asked for.
+        Raises ShareSplit if a container waits for this number of units of several GPUs and these are not its units. Its
+        other half is not known here, and a share of other GPUs, or of one GPU, is not what it requested.
         """
         own = spread_for(self._reserved(), self._clock.monotonic(), resource, len(units), units)
         if own is None:
@@ -403,13 +409,13 @@ class Shares:
         gpus, theirs = (quoted(sorted(amounts_of(ids))) for ids in (units, own))
         raise ShareSplit(
             FIELD,
-            f"{len(units)} units of {gpus}, and a container that waits for as many is to have equal parts of {theirs}",
+            f"{len(units)} units of {gpus}, and a container that waits for as many needs equal parts of {theirs}",
             "delete the pod and let the scheduler choose again; the kubelet has aligned it to other NUMA nodes",
         )
 
 
-def kind_of(devices: Collection[DeviceID]) -> UnitKind | None:
-    """What the first of these that is a unit of a GPU is a unit of, by its id; None: none is."""
+def first_unit_kind(devices: Collection[DeviceID]) -> UnitKind | None:
+    """Returns the kind of the first vcuda unit among these devices, by its id; None: there is none."""
     return next((kind for device in devices if (kind := unit_kind(device)) is not None), None)
 
 
@@ -418,114 +424,112 @@ def has_kind(grant: Allocation, kind: UnitKind) -> bool:
     return any(each.cores if kind == "cores" else each.memory for each in grant.amounts.values())
 
 
-# Whether units of a GPU can be given beside what others have of it: of a GPU of which one container has all computing
-# time nobody else has anything.
+# A container with all computing time of a GPU excludes all other containers from the GPU.
 #
-# The record knows what was given; whose it is, it learns from PodResources when the pod runs, and of init containers
-# never. The checkpoint has that as soon as a container has all that it asks for. So a container is judged by all that
-# either says it has: its computing time may be in several records, where later containers of its pod or of others have
-# taken some over.
+# The record contains grants. It gets their owners from PodResources when the pod runs, and never for init containers. The
+# checkpoint has the owner as soon as a container has all its devices. So a container is judged by the devices of both. Its
+# computing time may be in several records, if later containers of its pod or of other pods reuse some of it.
 #
-# For which pod the kubelet asks, it does not say. It is likely one whose units it gives again, for only containers of
-# one pod take over from one another; one for which just these units are reserved; or the one of the newest grant, if
-# that lacks these. What such a pod has does not count; should it be another one, its container does not start
-# (`share_starts`).
+# The kubelet does not name the pod of a call. It may be a pod whose units are allocated again, because only containers
+# of one pod reuse each other's units; a pod for which exactly these units are reserved; or the pod of the newest grant,
+# if that lacks these units. The units of such a pod do not count against the call. If the guess is wrong, the container
+# does not start (`pre_start`).
 
 
 class ShareExclusion:
-    """Judges at Allocate who keeps units of GPUs from being given."""
+    """Finds, for an Allocate of vcuda units, the records that exclude it."""
 
-    def __init__(self, state: Callable[[], NodeState], liveness: Liveness, shares: Shares) -> None:
-        """`state`: of the node now; while calls are judged, with what those before were given."""
+    def __init__(self, state: Callable[[], NodeState], liveness: LivenessCheck, shares: Shares) -> None:
+        """`state`: of the node; while calls are judged, with the grants of the calls before."""
         self._state = state
         self._liveness = liveness
         self._shares = shares
 
-    def beside(self, resource: ResourceName, units: Collection[DeviceID]) -> list[Allocation]:
+    def conflicting(self, resource: ResourceName, units: Collection[DeviceID]) -> list[Allocation]:
         """
-        The records of these GPUs, where somebody may have one of them whole, or would: the kubelet has to tell then whose
-        they are.
+        Returns the records of these GPUs if a container may have one of the GPUs as a whole, or would get it: then a poll
+        must show their owners.
         """
         state = self._state()
         asked = amounts_of(units) if unit_of(state.hardware, resource) is not None else {}
         if not asked:
             return []
-        near = [each for each in state.allocations.values() if not asked.keys().isdisjoint(each.amounts)]
+        sharing = [each for each in state.allocations.values() if not asked.keys().isdisjoint(each.amounts)]
         for gpu, amount in asked.items():
-            held = [each.amounts[gpu].cores for each in near if gpu in each.amounts]
+            held = [each.amounts[gpu].cores for each in sharing if gpu in each.amounts]
             if held and (amount.cores >= CORES or sum(held) >= CORES):
-                return near
+                return sharing
         return []
 
-    def making_room(
+    def make_room(
         self,
         resource: ResourceName,
         units: Collection[DeviceID],
-        beside: Sequence[Allocation],
-        way: Mapping[AllocationID, Allocation],
+        conflicts: Sequence[Allocation],
+        stale: Mapping[AllocationID, Allocation],
         poll: Poll | None,
     ) -> dict[AllocationID, Allocation]:
         """
-        Those of the records `beside` that make way, by id: the units could not be given beside them, and their containers
-        have ended, also because one of them is among those of which the kubelet gives away devices (`way`). Raises
-        WholeGpuInUse where somebody else has one of the GPUs whole, or has something of one that is asked for whole.
+        Returns those of the records `conflicts`, by id, that are released for the units because their containers have ended.
+        A container has also ended if another record of it is stale (`stale`). Raises WholeGpuInUse if another container has
+        one of the GPUs as a whole, or has units of a GPU that is requested as a whole.
         """
-        if not beside:
+        if not conflicts:
             return {}
         assert poll is not None, "a record is known to the poll"
         listing = poll.listing
         liveness = self._liveness
         asked = amounts_of(units)
-        over = {(each.owner, each.pod_uid) for each in way.values() if each.owner}
+        over = {(each.owner, each.pod_uid) for each in stale.values() if each.owner}
         counted = list[Allocation]()
         ended = list[Allocation]()
-        for record in beside:
+        for record in conflicts:
             runs_on = liveness.is_displaced(record, listing)
             gone = [record] if liveness.has_ended(record, listing, poll.at) else []
-            if record.id in way:
+            if record.id in stale:
                 counted += [record] if runs_on else []
                 continue
             is_over = (record.owner, record.pod_uid) in over and not runs_on
-            is_dropped = liveness.dropped(gone, (), (), poll.at) or (gone and self._is_nobodys(record, listing))
+            is_dropped = liveness.dropped(gone, (), (), poll.at) or (gone and self._is_unowned(record, listing))
             (ended if is_over or is_dropped else counted).append(record)
-        owners = self._shares.asking(resource, units, poll)
-        for holder, held in units_held(counted, beside, listing, liveness).items():
+        owners = self._shares.possible_owners(resource, units, poll)
+        for holder, held in units_held(counted, conflicts, listing, liveness).items():
             gpus = excluded(asked, amounts_of(held))
             if gpus and holder.pod not in owners.pods and holder.container not in owners.records:
                 raise WholeGpuInUse(gpus, " ".join(filter(None, holder)))
         return {each.id: each for each in unshareable(ended, asked)}
 
-    def _is_nobodys(self, record: Allocation, listing: Listing) -> bool:
+    def _is_unowned(self, record: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether a checkpoint that was written since a grant has nothing of it: a kubelet writes down what a container has
-        before it asks for the next one. It writes at other moments as well, maybe just before it notes a grant; that one may
-        be the first half of the container for which it asks now, and is the newest then: a container has units of two kinds,
-        and is asked for each once.
+        Whether a checkpoint written since a grant has nothing of it. The kubelet writes the devices of a container before it
+        calls Allocate for the next one. It also writes at other times, perhaps just before it notes a grant. Such a
+        grant may be the first half of the container of this call; then it is the newest one, so the newest grant never
+        counts.
         """
         return (
             record.id != self._shares.newest
             and listing.checkpoint is not None
-            and listing.checkpoint.isdisjoint(places(record))
+            and listing.checkpoint.isdisjoint(kubelet_places(record))
             and self._liveness.is_written_since(record, listing)
         )
 
 
 def units_held(
-    records: Iterable[Allocation], every: Iterable[Allocation], listing: Listing, liveness: Liveness
+    records: Iterable[Allocation], every: Iterable[Allocation], listing: KubeletListing, liveness: LivenessCheck
 ) -> Mapping[Holder, Set[DeviceID]]:
     """
-    Container -> what it has by these records. What no owner is known of has that of the checkpoint's entry, unless this is
-    older: the kubelet writes what it drops later than it gives it anew. `every`: these and those of containers that have
-    ended; what such a one displaced may run on.
+    Returns container -> its units in these records. A record without an owner gets the owner of the checkpoint's entry,
+    unless the entry is older: the kubelet writes dropped devices later than it allocates them again. `every`: these
+    records and those of ended containers; containers that the latter displaced may still run.
     """
     found = defaultdict[Holder, set[DeviceID]](set)
-    told = [each for each in records if each.owner is not None or liveness.is_written_since(each, listing)]
-    units = frozenset[DeviceID]().union(*(each.device_ids for each in told))
+    entered_later = [each for each in records if each.owner is not None or liveness.is_written_since(each, listing)]
+    units = frozenset[DeviceID]().union(*(each.device_ids for each in entered_later))
     for part in listing.parts:
         if some := units.intersection(part.devices):
             found[Holder(part.pod_uid, part.container)] |= some
     entered = frozenset[DeviceID]().union(*found.values())
-    names = {each.id for each in told}
+    names = {each.id for each in entered_later}
     for each in records:
         if each.owner is not None:
             found[holder_of(each.owner, each.pod_uid)] |= each.device_ids

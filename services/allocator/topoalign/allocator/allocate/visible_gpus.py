@@ -1,14 +1,14 @@
 """
-Whether a container sees the GPUs that it gets by several resources (`core.demand.device_lists`).
+Refuses GPUs that their container would not see, if it requests GPUs of several resources (`core.demand.device_lists`).
 
-A reservation lists the devices of all resources of a container: with it, each answer to Allocate names all GPUs of the
-container. Where nothing is reserved, an answer names those of its own resource alone. If NVIDIA_VISIBLE_DEVICES is the
-only list (`deviceListStrategy: envvar`), the container would not see the others, so the Allocate that follows is refused:
-the pod fails at its admission, with the reason, before it holds a GPU that it cannot use.
+A reservation lists the devices of all resources of a container, so each answer to Allocate names all GPUs of the container.
+Without a reservation, an answer names the GPUs of its own resource only. If NVIDIA_VISIBLE_DEVICES is the only list
+(`deviceListStrategy: envvar`), the container would not see the others. So the next Allocate is refused, and the pod fails at
+its admission, with the reason, before it holds a GPU that it cannot use.
 
-An Allocate follows the newest grant of GPUs, for the same container, while the kubelet's checkpoint does not have that
-grant: the kubelet writes it when a container has all that it asks for, and admits one container after the other (kubelet
-v1.36.3, devicemanager allocateContainerResources). After OPEN_SECONDS it does not.
+An Allocate is for the container of the newest grant of GPUs as long as the kubelet's checkpoint does not have that
+grant, for at most OPEN_SECONDS. The kubelet writes the checkpoint when a container has all its devices, and admits one
+container after the other (kubelet v1.36.3, devicemanager allocateContainerResources).
 
 Example, of a container with one GPU and one MIG instance:
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from topoalign.allocator.ports import Poll
-from topoalign.allocator.reconciliation.liveness import Liveness
+from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.demand.device_lists import has_gpus, has_nics
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import NoFit, quoted
@@ -33,15 +33,15 @@ from topoalign.core.state.reservations import NodeReservations
 from topoalign.core.state.share_amounts import gpus_by_instances
 
 Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
-"""What one container has, or is to have, by resource."""
+"""The devices that one container has, or will have, by resource."""
 Part = tuple[ResourceName, frozenset[DeviceID]]
 
 OPEN_SECONDS = 5.0
-"""For so long another Allocate may follow for the same container; the kubelet needs milliseconds."""
+"""How long another Allocate may follow for the same container; the kubelet needs milliseconds."""
 
 
 class NotVisible(NoFit):
-    """Raised for GPUs that their container would hold and not see, because another answer names others."""
+    """Raised for GPUs that their container would hold and not see, because another answer names other GPUs."""
 
     code = "NotVisible"
 
@@ -56,7 +56,7 @@ class NotVisible(NoFit):
         )
 
 
-class Newest(NamedTuple):
+class NewestGpuGrant(NamedTuple):
     """The newest grant of GPUs."""
 
     id: AllocationID
@@ -66,35 +66,37 @@ class Newest(NamedTuple):
 
 
 class VisibleGpus:
-    """Knows which GPUs the answers to a container name, and refuses those that it would not see."""
+    """Tracks which GPUs the answers for a container name, and refuses GPUs that it would not see."""
 
     def __init__(
         self,
         state: Callable[[], NodeState],
         clock: Clock,
         reserved: Callable[[], NodeReservations],
-        liveness: Liveness,
+        liveness: LivenessCheck,
         by_variable_alone: Callable[[], bool],
     ) -> None:
-        """`reserved`: what is reserved on the node now. `by_variable_alone`: as `PluginFlags` says now."""
+        """`reserved`: the current reservations of the node. `by_variable_alone`: as in the current `PluginFlags`."""
         self._state = state
         self._clock = clock
         self._reserved = reserved
         self._liveness = liveness
         self._by_variable_alone = by_variable_alone
-        self._newest: Newest | None = None
+        self._newest: NewestGpuGrant | None = None
 
     def granted(self, resource: ResourceName, answers: Collection[Allocation]) -> None:
-        """Notes what a call for this resource was given."""
+        """Notes the answers to a call for this resource."""
         if has_gpus(self._state().hardware, resource):
             for answer in answers:
-                self._newest = Newest(answer.id, resource, self._clock.monotonic())
+                self._newest = NewestGpuGrant(answer.id, resource, self._clock.monotonic())
 
-    def beside(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    def devices_of_container(
+        self, resource: ResourceName, allocation: Allocation
+    ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        What the container of an allocation of this resource has, or is to have, by its other resources of the same kind
-        (GPUs, or NICs): what is reserved for it, and later what the record has for its owner. Containers of a pod that have
-        the same devices one after the other have one list. Nothing for units, which no container has beside other GPUs.
+        Returns the devices that the container of an allocation has, or will have, of all resources of the same kind (GPUs or
+        NICs): those reserved for it, and later those in the record for its owner. Containers of a pod that use the same
+        devices one after the other have one list. Empty for vcuda units, with which no container has other GPUs.
         """
         state = self._state()
         reserved = self._reserved()
@@ -118,7 +120,7 @@ class VisibleGpus:
         instances = {slot: uuid for each in state.allocations.values() for slot, uuid in each.instances.items()}
         found: dict[ResourceName, tuple[DeviceID, ...]] = {}
         for name, ids in ((name, ids) for devices in parts for name, ids in devices.items()):
-            known = (instances.get(each, each) for each in ids if is_made(state, each, instances))
+            known = (instances.get(each, each) for each in ids if has_final_id(state, each, instances))
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), *known)))
         return found
 
@@ -128,8 +130,8 @@ class VisibleGpus:
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID], poll: Poll | None) -> None:
         """
-        Raises NotVisible for GPUs that the answer to the newest grant does not name, if both are for one container. Once:
-        should the pod of that grant have been refused meanwhile, these are not for its container.
+        Raises NotVisible for GPUs that the answer to the newest grant does not name, if both are for one container. It does
+        so once, because the pod of that grant may have been refused meanwhile.
         """
         newest = self._hiding(resource, devices)
         if newest is None or poll is None or self._is_entered(newest, poll):
@@ -138,8 +140,11 @@ class VisibleGpus:
         self._newest = None
         raise NotVisible(resource, {*map(base_of, devices)}, newest.resource, named)
 
-    def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> Newest | None:
-        """The newest grant, if it is of another resource, may be followed still, and its answer lacks some of these GPUs."""
+    def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> NewestGpuGrant | None:
+        """
+        Returns the newest grant, if it is of another resource, these GPUs may follow it, and its answer lacks some of
+        them.
+        """
         newest = self._newest
         if newest is None or newest.resource == resource or not self._by_variable_alone():
             return None
@@ -150,14 +155,14 @@ class VisibleGpus:
             return None
         return newest
 
-    def _named(self, newest: Newest) -> frozenset[DeviceID]:
+    def _named(self, newest: NewestGpuGrant) -> frozenset[DeviceID]:
         """The GPUs and MIG instances that the answer to a grant names."""
         grant = self._state().allocations[newest.id]
         own = (grant.instances.get(each, each) for each in grant.from_kubelet.get(newest.resource, ()))
-        others = (each for ids in self.beside(newest.resource, grant).values() for each in ids)
+        others = (each for ids in self.devices_of_container(newest.resource, grant).values() for each in ids)
         return frozenset(map(base_of, (*own, *others)))
 
-    def _is_entered(self, newest: Newest, poll: Poll) -> bool:
+    def _is_entered(self, newest: NewestGpuGrant, poll: Poll) -> bool:
         """Whether the checkpoint has a grant, or cannot be read."""
         if poll.listing.checkpoint is None:
             return True
@@ -169,30 +174,30 @@ class VisibleGpus:
 
 
 def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, ResourceName], bool]) -> Devices:
-    """The devices of resources of this kind."""
+    """Keeps the devices of resources of this kind."""
     return {name: ids for name, ids in devices.items() if kind(topology, name)}
 
 
 def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
     """
-    Those of a pod's containers that have just these devices of a resource, and those that have the same as one of them of
-    any resource: an init container and the app container that takes over its GPU. An Allocate may be for each of them.
+    Returns those of a pod's containers that have exactly these devices of a resource, and those that share a resource's
+    devices with one of them, such as an app container that reuses the GPU of an init container. An Allocate may be for each.
     """
     found: list[Devices] = []
     known = {part}
     rest = [*containers]
-    while more := [each for each in rest if not known.isdisjoint(parts_of(each))]:
+    while more := [each for each in rest if not known.isdisjoint(resource_sets(each))]:
         found += more
-        known.update(*map(parts_of, more))
+        known.update(*map(resource_sets, more))
         rest = [each for each in rest if each not in more]
     return found
 
 
-def parts_of(devices: Devices) -> set[Part]:
-    """Each resource with its devices."""
+def resource_sets(devices: Devices) -> set[Part]:
+    """Returns each resource with its devices."""
     return {(name, frozenset(ids)) for name, ids in devices.items()}
 
 
-def is_made(state: NodeState, device: DeviceID, instances: Mapping[DeviceID, DeviceID]) -> bool:
-    """Whether a device has its final id: a slot that becomes a MIG instance has it once the instance is made."""
+def has_final_id(state: NodeState, device: DeviceID, instances: Mapping[DeviceID, DeviceID]) -> bool:
+    """Whether a device has its final id: a slot that becomes a MIG instance has it once the instance is created."""
     return device in instances or base_of(device) not in gpus_by_instances(state.hardware)

@@ -1,12 +1,12 @@
 """
-What the container runtime reads about our devices: CDI specifications; and how a container names its devices to it.
+Writes the CDI specifications of the node's devices for the container runtime, and the annotation that names them.
 
-Vendor, classes and names of devices are those of NVIDIA's device plugin: whoever reads or writes them by hand meets what
-he knows, and its file makes way for ours, as two specifications of one kind contradict each other. Each device is there
-under its uuid and under its index, whichever the configuration hands out, and every GPU and MIG instance is there, offered
-or not: a container that runs may be started again under a name that was handed out long ago.
+Vendor, classes and names of devices are those of NVIDIA's device plugin. They are known to users, and our file replaces the
+plugin's, because two specifications of one kind contradict each other. Each device has its uuid and its index as names.
+Every GPU and MIG instance is included, offered or not, because a running container may be started again under an old
+name.
 
-A specification carries the whole way to a working container: device nodes, the libraries of the driver, and the hooks that
+A specification contains everything that a container needs: device nodes, the libraries of the driver, and the hooks that
 make the loader find these (decision record 0008).
 
 Sources: Container Device Interface specification 1.1.0 (of which this needs no more than version 0.5.0: host paths, names
@@ -24,7 +24,14 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.allocator.containers import host_files
-from topoalign.allocator.containers.host_files import ContainerUnready, DriverFiles, Root, dev_root, driver_root, find
+from topoalign.allocator.containers.host_files import (
+    ContainerUnready,
+    DriverFiles,
+    HostRoot,
+    dev_root,
+    driver_root,
+    find_driver_files,
+)
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -38,18 +45,18 @@ NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 GPUS = "gpu"
 CHANNELS = "imex-channel"
 ALL = "all"
-"""The one device of a class that has no parts."""
+"""The one device of a class that has no further devices."""
 
 HOOKS = ("/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook")
 """Of the host. The first is the default of k8s-device-plugin."""
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class SpecSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Base of every mapping in a CDI specification: JSON keys in camelCase, and no key for a field at its default."""
 
 
-class DeviceNode(Section, frozen=True, kw_only=True):
+class DeviceNode(SpecSection, frozen=True, kw_only=True):
     """A device node that a container gets: `deviceNodes` of the CDI specification."""
 
     path: str
@@ -58,7 +65,7 @@ class DeviceNode(Section, frozen=True, kw_only=True):
     permissions: str = ""
 
 
-class Mount(Section, frozen=True, kw_only=True):
+class Mount(SpecSection, frozen=True, kw_only=True):
     """A bind mount of a file of the host into a container: `mounts` of the CDI specification."""
 
     host_path: str
@@ -66,7 +73,7 @@ class Mount(Section, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()
 
 
-class Hook(Section, frozen=True, kw_only=True):
+class Hook(SpecSection, frozen=True, kw_only=True):
     """A program that the runtime starts while it creates a container: `hooks` of the CDI specification."""
 
     hook_name: str
@@ -74,7 +81,7 @@ class Hook(Section, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
 
 
-class Edits(Section, frozen=True, kw_only=True):
+class Edits(SpecSection, frozen=True, kw_only=True):
     """What the runtime changes in a container: `containerEdits` of the CDI specification."""
 
     env: tuple[str, ...] = ()
@@ -86,25 +93,25 @@ class Edits(Section, frozen=True, kw_only=True):
 NOTHING = Edits()
 
 
-class Device(Section, frozen=True, kw_only=True):
+class SpecDevice(SpecSection, frozen=True, kw_only=True):
     """One device that a container can name, and what the container gets with it: `devices` of the CDI specification."""
 
     name: str
     container_edits: Edits
 
 
-class Specification(Section, frozen=True, kw_only=True):
+class Specification(SpecSection, frozen=True, kw_only=True):
     """One CDI specification file: all devices of one kind (`vendor/class`)."""
 
     cdi_version: str
     kind: str
-    devices: tuple[Device, ...]
+    devices: tuple[SpecDevice, ...]
     container_edits: Edits = NOTHING
-    """Done once, however many of the devices a container has."""
+    """Made once, for any number of the devices in a container."""
 
 
 class Extra(NamedTuple):
-    """What a container may have beside its GPUs: the nodes and the other paths of the host that make it up."""
+    """A device class that a container may have in addition to its GPUs: device nodes and other paths of the host."""
 
     nodes: tuple[str, ...]
     """The last part of each may have `*` in it."""
@@ -118,17 +125,17 @@ EXTRAS = {
 }
 
 
-def qualified(kind: str, name: str) -> str:
+def qualified_cdi_name(kind: str, name: str) -> str:
     """The qualified name of a device: `k8s.device-plugin.nvidia.com/gpu=GPU-1` for kind `gpu` and name `GPU-1`."""
     return f"{VENDOR}/{kind}={name}"
 
 
-def annotation(prefix: str, devices: Sequence[str]) -> dict[str, str]:
+def cdi_annotation(prefix: str, devices: Sequence[str]) -> dict[str, str]:
     """
-    The annotation by which a container names its CDI devices (qualified names) to the runtime: one key and one value.
+    Returns the annotation by which a container names its CDI devices (qualified names) to the runtime.
 
-    The kubelet keeps one value per key, over all resources of a container: other devices have another key, and the same
-    devices always the same.
+    The kubelet keeps one value per key over all resources of a container. So different devices have different keys, and the
+    same devices always have the same key.
     """
     value = ",".join(devices)
     digest = hashlib.sha256(value.encode()).hexdigest()[:32]
@@ -142,7 +149,7 @@ def specifications(
     minors: Mapping[host_files.Instance, int],
 ) -> dict[str, Specification]:
     """
-    Makes the CDI specifications of a node, by class; none for a node without GPUs.
+    Builds the CDI specifications of a node, by class; none for a node without GPUs.
 
     `channels` are the numbers of the IMEX channels, `minors` those of the capabilities of MIG instances. Raises
     ContainerUnready if containers would start with less than they need.
@@ -156,11 +163,11 @@ def specifications(
     found = {GPUS: specification(GPUS, devices, driver_edits(configuration, dev))}
     if channels:
         nodes = {str(channel): (host_files.of_channel(channel),) for channel in channels}
-        found[CHANNELS] = specification(CHANNELS, devices_of(nodes, dev))
+        found[CHANNELS] = specification(CHANNELS, cdi_devices(nodes, dev))
     for name in extras(configuration):
-        edits = extra_edits(EXTRAS[name], dev, driver_root(configuration.flags))
+        edits = edits_of_extra(EXTRAS[name], dev, driver_root(configuration.flags))
         if edits.device_nodes:
-            found[name] = specification(name, [Device(name=ALL, container_edits=edits)])
+            found[name] = specification(name, [SpecDevice(name=ALL, container_edits=edits)])
     return found
 
 
@@ -171,28 +178,28 @@ def extras(configuration: Configuration) -> list[str]:
     return [name for name, wanted in asked.items() if wanted]
 
 
-def specification(kind: str, devices: Sequence[Device], edits: Edits = NOTHING) -> Specification:
+def specification(kind: str, devices: Sequence[SpecDevice], edits: Edits = NOTHING) -> Specification:
     """The specification of one class of devices; `edits` are made once in each container that has any of them."""
     return Specification(cdi_version=VERSION, kind=f"{VENDOR}/{kind}", devices=tuple(devices), container_edits=edits)
 
 
-def gpu_devices(topology: Topology, dev: Root, minors: Mapping[host_files.Instance, int]) -> list[Device]:
+def gpu_devices(topology: Topology, dev: HostRoot, minors: Mapping[host_files.Instance, int]) -> list[SpecDevice]:
     """
-    The CDI devices of all GPUs and MIG instances, first by uuid and then by index. One without known nodes, or with a
-    name that no runtime takes, is left out: it would spoil the others.
+    Returns the CDI devices of all GPUs and MIG instances, first by uuid and then by index. A device without known nodes, or
+    with an invalid name, is left out, because it would make the whole specification invalid.
     """
     by_uuid: dict[str, tuple[str, ...]] = {}
     by_index: dict[str, tuple[str, ...]] = {}
     for gpu in topology.gpus:
         for instance in (None, *(gpu.mig or ())):
             try:
-                nodes = host_files.of_part(gpu, instance, minors)
+                nodes = host_files.device_node_paths(gpu, instance, minors)
             except ContainerUnready:
                 continue
             by_uuid[gpu.id if instance is None else instance.uuid] = nodes
             if (index := index_of(gpu, instance)) is not None:
                 by_index[index] = nodes
-    return devices_of({name: nodes for name, nodes in (by_uuid | by_index).items() if NAME.fullmatch(name)}, dev)
+    return cdi_devices({name: nodes for name, nodes in (by_uuid | by_index).items() if NAME.fullmatch(name)}, dev)
 
 
 def index_of(gpu: Gpu, instance: MigDevice | None) -> str | None:
@@ -202,30 +209,29 @@ def index_of(gpu: Gpu, instance: MigDevice | None) -> str | None:
     return None if instance.index is None else f"{gpu.index}:{instance.index}"
 
 
-def devices_of(nodes: Mapping[str, Iterable[str]], dev: Root) -> list[Device]:
+def cdi_devices(nodes: Mapping[str, Iterable[str]], dev: HostRoot) -> list[SpecDevice]:
     """One CDI device per name, with the device nodes at these paths; `dev` is the root that they have on the host."""
     return [
-        Device(name=name, container_edits=Edits(device_nodes=edits_of(paths, dev))) for name, paths in nodes.items()
+        SpecDevice(name=name, container_edits=Edits(device_nodes=edits_of(paths, dev))) for name, paths in nodes.items()
     ]
 
 
-def edits_of(paths: Iterable[str], dev: Root) -> tuple[DeviceNode, ...]:
-    """The device nodes at these paths, readable and writable, each with its path on the host where that differs."""
+def edits_of(paths: Iterable[str], dev: HostRoot) -> tuple[DeviceNode, ...]:
+    """The device nodes at these paths, readable and writable, each with its path on the host if that differs."""
     hosts = ((path, dev.on_host(path)) for path in paths)
     return tuple(
         DeviceNode(path=path, host_path="" if host == path else host, permissions="rw") for path, host in hosts
     )
 
 
-def driver_edits(configuration: Configuration, dev: Root) -> Edits:
+def driver_edits(configuration: Configuration, dev: HostRoot) -> Edits:
     """
     What every container with a GPU gets: shared device nodes, driver libraries and hooks. Raises ContainerUnready.
 
-    NVIDIA_VISIBLE_DEVICES is made void, because images set it to `all`, which
-    NVIDIA's runtime would obey on top of this.
+    NVIDIA_VISIBLE_DEVICES is set to `void`, because images set it to `all`, and NVIDIA's runtime would add all GPUs.
     """
     root = driver_root(configuration.flags)
-    driver = find(root)
+    driver = find_driver_files(root)
     return Edits(
         env=("NVIDIA_VISIBLE_DEVICES=void",),
         device_nodes=edits_of(host_files.present(dev, host_files.SHARED), dev),
@@ -234,13 +240,12 @@ def driver_edits(configuration: Configuration, dev: Root) -> Edits:
     )
 
 
-def hook_path(configuration: Configuration, root: Root) -> str:
+def hook_path(configuration: Configuration, root: HostRoot) -> str:
     """
     The path on the host of the program that NVIDIA's hooks run.
 
-    Raises ContainerUnready where it can be seen that nothing is there: no container would start.
-
-    The root of a driver container is not where the host's programs are: then nothing can be seen.
+    Raises ContainerUnready if the program does not exist, because no container would start. This is not checked for the root
+    of a driver container, in which the host's programs are not visible.
     """
     named = configuration.flags.plugin.nvidia_cdi_hook_path
     candidates = (named,) if named else HOOKS
@@ -272,8 +277,8 @@ def hooks(path: str, driver: DriverFiles) -> tuple[Hook, ...]:
     )
 
 
-def extra_edits(extra: Extra, dev: Root, root: Root) -> Edits:
-    """The device nodes and mounts of an extra that are on this node; without any node where it is not there."""
+def edits_of_extra(extra: Extra, dev: HostRoot, root: HostRoot) -> Edits:
+    """The device nodes and mounts of an extra that are on this node; no device nodes if the extra is not on this node."""
     nodes = [path for pattern in extra.nodes for path in matching(dev, pattern)]
     return Edits(
         device_nodes=edits_of(nodes, dev),
@@ -281,32 +286,29 @@ def extra_edits(extra: Extra, dev: Root, root: Root) -> Edits:
     )
 
 
-def matching(dev: Root, pattern: str) -> list[str]:
+def matching(dev: HostRoot, pattern: str) -> list[str]:
     """The device nodes that match a pattern (`*` in its last part), sorted, by their paths in a container."""
     directory, _, last = pattern.rpartition("/")
     return sorted(f"{directory}/{name}" for name in glob(last, root_dir=dev.below(directory)))
 
 
-def mounts(paths: Iterable[str], root: Root) -> tuple[Mount, ...]:
+def mounts(paths: Iterable[str], root: HostRoot) -> tuple[Mount, ...]:
     """A read-only bind mount for each path below the driver's root, at the same path in the container."""
     return tuple(Mount(host_path=root.on_host(path), container_path=path, options=READ_ONLY) for path in paths)
 
 
-# Puts CDI specifications where the container runtime reads them.
+# A specification file is replaced in one step, so that a runtime never reads an incomplete one. It is not synced, because it
+# is written again at the next start. Files are never removed, because running containers refer to them when they restart.
 #
-# A file is replaced in one step, so that a runtime never reads half of one; it is not synced, because it is written
-# anew at the next start. Nothing is ever removed: containers that run refer to what is there, and are started again by
-# it.
-#
-# The directory must be there. If it were made here, then in a container that lacks the mount it would be made inside of
-# it, where no runtime reads.
+# The directory must exist. If this process created it and ran in a container without the mount, it would be created inside
+# the container, where no runtime reads it.
 
 
 READABLE = 0o644
 """Runtimes may run as another user than we do."""
 
 Stamp = tuple[int, int, int, int]
-"""Tells a file from what was put in its place: device, inode, time of change in nanoseconds, size."""
+"""Identifies a version of a file: device, inode, time of change in nanoseconds, size."""
 
 
 class SpecificationFiles:
@@ -327,13 +329,13 @@ class SpecificationFiles:
             path = self.directory / f"{VENDOR}-{kind}.json"
             content = msgspec.json.format(msgspec.json.encode(specification), indent=2) + b"\n"
             try:
-                if not is_there(path, content):
+                if not has_content(path, content):
                     replace(path, content)
                     changed = True
                 self._written[path] = stamp(path)
             except OSError as error:
                 raise StateFault(
-                    f"cannot write the CDI specification {clean(str(path), 200)}: {error.strerror}", remedy(error)
+                    f"cannot write the CDI specification {clean(str(path), 200)}: {error.strerror}", write_remedy(error)
                 ) from error
         return changed
 
@@ -345,8 +347,8 @@ class SpecificationFiles:
             return False
 
 
-def is_there(path: Path, content: bytes) -> bool:
-    """Whether a file of this content stands there, readable for all."""
+def has_content(path: Path, content: bytes) -> bool:
+    """Whether the file exists with this content, readable for all."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -364,7 +366,7 @@ def replace(path: Path, content: bytes) -> None:
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(unfinished, flags, READABLE), "wb") as file:
-        os.fchmod(file.fileno(), READABLE)  # whatever the umask says
+        os.fchmod(file.fileno(), READABLE)  # independent of the umask
         file.write(content)
     unfinished.replace(path)
 
@@ -375,8 +377,8 @@ def stamp(path: Path) -> Stamp:
     return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
 
 
-def remedy(error: OSError) -> str:
+def write_remedy(error: OSError) -> str:
     """What an operator can do about a specification that cannot be written."""
     if isinstance(error, FileNotFoundError):
-        return "make the directory on the node; in a container, mount the host's at the same path"
+        return "create the directory on the node; in a container, mount the host's at the same path"
     return "see whether the directory is writable and its disk not full, or set TOPOALIGN_CDI_DIR to another one"

@@ -1,9 +1,9 @@
 """
-Keeps the node ready to tell containers of their devices, as configuration and hardware come and go.
+Prepares the host for passing devices to containers, when the configuration or the hardware changes.
 
-Most ways of telling need nothing. Under the CDI strategies a container only gets names, and the specification that they
-refer to must be in place before: so an Allocate is refused for as long as it cannot be. It is checked every few
-seconds, too, so that what is missing is known before a pod fails.
+Most device list strategies need no preparation. With the CDI strategies a container gets only names, and the specification
+that they refer to must exist before. An Allocate is refused as long as it cannot be written. This is also checked every few
+seconds, so that an error is known before a pod fails.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -37,7 +37,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Specified(NamedTuple):
-    """What the CDI specifications in place were made of, and what they are about."""
+    """The inputs and the classes of the current CDI specifications."""
 
     configuration: Configuration
     topology: Topology
@@ -64,34 +64,36 @@ class Containers:
         self._cgroups = cgroups
         self._files = SpecificationFiles(cdi_dir)
         self._specified: Specified | None = None
-        """None: nothing is in place, or the next call is to check it."""
+        """None: no specifications are written, or the next call has to check them."""
         self._minors: Mapping[host_files.Instance, int] | None = None
         """Read from four thousand lines of /proc. None: not read since the last poll."""
         self._reason: str | None = None
 
     def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
         """
-        Returns what answers one Allocate call: all its containers by the same configuration and the same hardware.
+        Returns the writer for one Allocate call, so that all its containers use the same configuration and hardware.
 
-        Raises ContainerUnready or StateFault if containers could not use what they are told: nothing is to be allocated.
+        Raises ContainerUnready or StateFault if containers could not use their devices. Then nothing may be allocated.
         """
         if not has_gpus(topology, resource):
             return ResponseWriter()
         writer = self._writer(topology)
         limiter = limiter_of(topology, resource)
         if limiter == "hami-core":
-            from topoalign.allocator.containers.hami_core.answers import hami_core_teller  # most nodes have no limiter
+            from topoalign.allocator.containers.hami_core.slot_edits import (
+                hami_core_edits,  # most nodes have no limiter
+            )
 
-            return writer._replace(hami_core=hami_core_teller(writer.configuration.flags))
+            return writer._replace(hami_core=hami_core_edits(writer.configuration.flags))
         if limiter == "vcuda":
-            from topoalign.allocator.containers.vcuda.answers import vcuda_teller
+            from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
 
-            return writer._replace(vcuda=vcuda_teller(writer.configuration.flags, self._proc, self._cgroups))
+            return writer._replace(vcuda=vcuda_edits(writer.configuration.flags, self._proc, self._cgroups))
         if not is_shared_by_mps(topology, resource):
             return writer
-        from topoalign.allocator.containers.mps import mps_teller  # most nodes share nothing by MPS
+        from topoalign.allocator.containers.mps import mps_edits  # most nodes share nothing by MPS
 
-        return writer._replace(mps=mps_teller(writer.configuration.flags.mps_root, topology, resource))
+        return writer._replace(mps=mps_edits(writer.configuration.flags.mps_root, topology, resource))
 
     async def run(self, allocator: AllocatorPort, clock: Clock) -> None:
         """Polls every `POLL_SECONDS` and when the hardware changes, until cancelled; logs each change of the result once."""
@@ -101,9 +103,9 @@ class Containers:
             if reason != self._reason:
                 self._reason = reason
                 if reason is None:
-                    log.info("containers can be told of their devices")
+                    log.info("devices can be passed to containers")
                 else:
-                    log.warning("containers cannot be told of their devices", reason=reason)
+                    log.warning("devices cannot be passed to containers", reason=reason)
             await wait_for_first(
                 partial(clock.sleep, until_tick(clock, POLL_SECONDS)), partial(wait_for_hardware, allocator, topology)
             )
@@ -121,13 +123,13 @@ class Containers:
                     return reason
             limiters = {limiter_of(topology, resource) for resource in topology.offers_of}
             if "vcuda" in limiters:
-                from topoalign.allocator.containers.vcuda.answers import vcuda_teller
+                from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
 
-                vcuda_teller(self._configuration().flags, self._proc, self._cgroups)
+                vcuda_edits(self._configuration().flags, self._proc, self._cgroups)
             if "hami-core" in limiters:
-                from topoalign.allocator.containers.hami_core.answers import hami_core_teller
+                from topoalign.allocator.containers.hami_core.slot_edits import hami_core_edits
 
-                hami_core_teller(self._configuration().flags)
+                hami_core_edits(self._configuration().flags)
         except Unavailable as error:
             return f"{error.finding}; {error.remedy}"
         return None
@@ -158,7 +160,7 @@ class Containers:
         return writer._replace(extras=extras)
 
     def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
-        """Has the specifications in place, and gives their classes."""
+        """Writes the specifications if they have changed, and returns their classes."""
         specified = self._specified
         if (
             specified is None
@@ -181,7 +183,7 @@ async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> Non
 
 
 def is_shared_by_mps(topology: Topology, resource: ResourceName) -> bool:
-    """Whether a resource offers shares that are kept apart by MPS."""
+    """Whether a resource offers shares that MPS separates."""
     return any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ()))
 
 

@@ -1,9 +1,9 @@
 """
-Where the host's files are, as the host names them and as this process sees them.
+Finds files of the host: the driver's libraries, and device nodes.
 
-The driver may be installed on the host itself or by a container of its own, and this process may run in a container, too:
-so a path has two roots. What is told to the kubelet is the host's name of a file; whether the file is there is looked up
-where it is mounted for us.
+The driver may be installed on the host or by a container of its own, and this process may run in a container, too. So a path
+has two roots. The kubelet gets the host's path of a file. Whether the file exists is checked at the path where this process
+sees it.
 """
 
 import os
@@ -22,13 +22,13 @@ from topoalign.plugin_config.configuration import Flags, Imex
 
 class ContainerUnready(Unavailable):
     """
-    Raised where a container that got devices now would lack device nodes, driver files or hooks: so it gets none.
+    Raised if a container that got devices now would lack device nodes, driver files or hooks, so that it gets none.
     """
 
     code = "ContainerUnready"
 
 
-class Root(NamedTuple):
+class HostRoot(NamedTuple):
     """A root directory on the host, and where this process sees it. Paths below it are given as if it were `/`."""
 
     host: str
@@ -47,13 +47,13 @@ class Root(NamedTuple):
         return os.path.exists(self.below(path))
 
 
-def driver_root(flags: Flags) -> Root:
+def driver_root(flags: Flags) -> HostRoot:
     """The root of the driver's libraries: `nvidiaDriverRoot`, seen at `containerDriverRoot` where that is there."""
     mounted = Path(flags.plugin.container_driver_root)
-    return Root(flags.nvidia_driver_root, mounted if os.path.isdir(mounted) else Path(flags.nvidia_driver_root))
+    return HostRoot(flags.nvidia_driver_root, mounted if os.path.isdir(mounted) else Path(flags.nvidia_driver_root))
 
 
-def dev_root(flags: Flags) -> Root:
+def dev_root(flags: Flags) -> HostRoot:
     """
     The root of /dev/nvidia*: `nvidiaDevRoot`, else the driver's.
 
@@ -64,11 +64,10 @@ def dev_root(flags: Flags) -> Root:
     places = [Path(host), Path("/")]
     if host == flags.nvidia_driver_root:
         places.insert(0, Path(flags.plugin.container_driver_root))
-    return Root(host, next((place for place in places if os.path.isdir(place / "dev")), Path("/")))
+    return HostRoot(host, next((place for place in places if os.path.isdir(place / "dev")), Path("/")))
 
 
-# What a container needs of the driver beside device nodes: its user-space libraries, in the version of the kernel
-# module.
+# In addition to device nodes a container needs the driver's user-space libraries, in the version of the kernel module.
 #
 # They are found as NVIDIA's own tools find them: the directory that has a file `libcuda.so.<version>`, and in it
 # whatever bears that version at the end of its name. Only regular files count. A link could lead to a path of another
@@ -109,7 +108,7 @@ class DriverFiles(NamedTuple):
     programs: tuple[str, ...]
 
 
-def find(root: Root) -> DriverFiles:
+def find_driver_files(root: HostRoot) -> DriverFiles:
     """Finds the files of the one driver below the root. Raises ContainerUnready if there is none, or more than one."""
     for directory in LIBRARIES:
         here = root.below(directory)
@@ -153,7 +152,7 @@ def is_regular(path: Path) -> bool:
         return False
 
 
-# The device nodes of GPUs, of MIG instances and of what stands beside them, by their paths in a container.
+# Device nodes of GPUs and MIG instances, and the nodes that they share.
 #
 # A GPU is /dev/nvidia<minor>, which is not always its index. A MIG instance is its GPU's node and two capabilities, one
 # for the GPU instance and one for the compute instance; the driver numbers these in a file of /proc. All of them are of
@@ -163,7 +162,7 @@ def is_regular(path: Path) -> bool:
 
 
 SHARED = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""What every container with a GPU is told of, as far as it is there."""
+"""The device nodes that every container with a GPU gets, if they exist."""
 
 MINORS = "driver/nvidia-caps/mig-minors"
 _MINOR = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)")
@@ -174,12 +173,12 @@ Instance = tuple[int, int, int | None]
 """GPU minor, GPU instance, compute instance; None for the GPU instance itself."""
 
 
-def present(root: Root, paths: Iterable[str]) -> tuple[str, ...]:
-    """Those of the paths that are there below the root."""
+def present(root: HostRoot, paths: Iterable[str]) -> tuple[str, ...]:
+    """Returns the paths that exist below the root."""
     return tuple(path for path in paths if root.has(path))
 
 
-def part_of(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
+def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
     """
     The GPU, or GPU and MIG instance, that a device id without its share (`base`) names; None for any other device.
     """
@@ -189,15 +188,16 @@ def part_of(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] 
     return next((gpu, instance) for instance in gpu.mig or () if instance.uuid == base)
 
 
-def of_part(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]) -> tuple[str, ...]:
+def device_node_paths(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]) -> tuple[str, ...]:
     """
     The paths of the device nodes of a GPU, or of one MIG instance: the GPU's, and those of two capabilities.
 
-    `minors` numbers the capabilities. Raises ContainerUnready where the driver does not tell a number.
+    `minors` numbers the capabilities. Raises ContainerUnready if the driver does not report a number.
     """
     if gpu.minor is None:
         raise ContainerUnready(
-            f"the driver does not tell the device node of {gpu.id}", "leave out passDeviceSpecs and the CDI strategies"
+            f"the driver does not report the device node of {gpu.id}",
+            "leave out passDeviceSpecs and the CDI strategies",
         )
     node = f"/dev/nvidia{gpu.minor}"
     if instance is None:
@@ -236,8 +236,8 @@ def of_channel(channel: int) -> str:
     return f"/dev/nvidia-caps-imex-channels/channel{channel}"
 
 
-def channels(root: Root, imex: Imex) -> tuple[int, ...]:
-    """The configured IMEX channels that are there. Raises ContainerUnready if one is missing that must be there."""
+def channels(root: HostRoot, imex: Imex) -> tuple[int, ...]:
+    """Returns the configured IMEX channels that exist. Raises ContainerUnready if one is missing that must be there."""
     found = tuple(channel for channel in imex.channel_ids if root.has(of_channel(channel)))
     missing = [channel for channel in imex.channel_ids if channel not in found]
     if missing and imex.required:

@@ -1,9 +1,9 @@
 """
-Files and directories that limiters keep for containers, below a root that is this process' user's alone.
+Manages the files and directories of limiters, below a root that only this process' user can access.
 
-Directories are named after what was allocated. Files are replaced as a whole. A container may write in its directory: so
-nothing there is opened but files and directories, no link is followed, and a directory that goes loses its name at once and
-what is in it in short steps.
+Directories are named after the allocated devices. Files are replaced as a whole. A container may write in its directory. So
+only regular files and directories are opened there, and no link is followed. A directory is removed in two steps: it is
+renamed at once, and its content is removed in small batches.
 """
 
 import errno
@@ -24,78 +24,76 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 
-# What a container holds by a slot, for the limiters that tell it so (`mps`, `hami_core.answers`).
-
 
 def amount_of_slot(slot: DeviceID, gpu: DeviceID, amounts: Mapping[DeviceID, Amount], hardware: Topology) -> Amount:
     """
-    The amount that is recorded for the slot, or else an equal part of `gpu`, which it is of. Raises ContainerUnready for a
-    GPU that is not in slots any more. `amounts`: slot -> what is recorded.
+    Returns the recorded amount of a slot, else an equal part of its `gpu`. Raises ContainerUnready for a GPU that is no
+    longer in slots. `amounts`: slot -> recorded amount.
     """
     if gpu not in offered_in_slots(hardware):
-        raise ContainerUnready(f"{gpu} is not in slots any more", "let the pod be made anew")
+        raise ContainerUnready(f"{gpu} is not in slots any more", "let the pod be created again")
     return amounts.get(slot) or equal_part(hardware, gpu)
 
 
 MODE = 0o755
 CLOSED = 0o700
-"""Of the root. Containers need no right to it, because what they see is mounted."""
+"""Mode of the root. Containers need no access to it, because their directories are mounted."""
 GONE = re.compile(r"\.gone-[0-9a-f]{16}")
-"""The name of a directory that is being removed, whoever made it."""
+"""The name of a directory that is being removed."""
 MOST_LISTED = 16_384
-"""Entries of the root that are looked at."""
+"""Entries of the root that are read."""
 MOST_REMOVED = 512
-"""Entries that are removed in one go, of all directories that go together: milliseconds."""
+"""Entries that are removed in one batch, of all directories together; this takes milliseconds."""
 LEAST_REMOVED = 2
-"""Of each directory in its turn: a directory in it, and one entry of that."""
+"""Entries of each directory in a batch: a directory in it, and one entry of that."""
 LARGEST = 1 << 16
 """Bytes of a file that are read: a whole one has 8,240 at most."""
 
 
 def digest_of(resource: ResourceName, devices: Collection[DeviceID]) -> str:
-    """32 digits for these devices of a resource, in whatever order they are."""
+    """Returns 32 hexadecimal digits for these devices of a resource, in any order."""
     text = "\0".join((resource, *sorted(devices)))
     return hashlib.blake2s(text.encode(), digest_size=16).hexdigest()
 
 
 def make_root(root: Path) -> None:
-    """Has the root, for this process' user alone. Raises OSError."""
+    """Creates the root, if needed, with access for this process' user alone. Raises OSError."""
     root.mkdir(mode=CLOSED, parents=True, exist_ok=True)
-    with opened(root) as at:
+    with open_directory(root) as at:
         if (found := os.fstat(at)).st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != CLOSED:
             os.fchmod(at, CLOSED)
 
 
-def listed(root: Path, name: re.Pattern[str]) -> list[str]:
-    """The directories of ours below the root that have such a name; none where there is no root. Raises OSError."""
+def list_own_directories(root: Path, name: re.Pattern[str]) -> list[str]:
+    """Lists the own directories below the root with such a name; empty without a root. Raises OSError."""
     try:
-        with opened(root) as at:
-            return [each for each in entries(at) if name.fullmatch(each) and is_ours(at, each)]
+        with open_directory(root) as at:
+            return [each for each in list_entries(at) if name.fullmatch(each) and is_own_entry(at, each)]
     except FileNotFoundError:
         return []
 
 
-def remove(root: Path, name: str) -> None:
-    """Takes a directory of ours away: its name is free then, and `remove_leftovers` does the rest. Raises OSError."""
-    with suppress(FileNotFoundError), opened(root) as at:
+def remove_own_directory(root: Path, name: str) -> None:
+    """Renames an own directory, so that its name is free; `remove_leftovers` removes its content. Raises OSError."""
+    with suppress(FileNotFoundError), open_directory(root) as at:
         discard(at, name)
 
 
 def remove_leftovers(root: Path) -> None:
     """
-    Goes on removing directories that were taken away, also by a former process: `MOST_REMOVED` entries of all of them, of
-    each an equal part. Raises OSError, once all have had their turn, where some are not gone yet.
+    Removes the content of renamed directories, also those of a former process: `MOST_REMOVED` entries in all, divided
+    equally among the directories. Raises OSError at the end if some could not be removed.
     """
     failure: OSError | None = None
-    with suppress(FileNotFoundError), opened(root) as at:
-        names = [each for each in entries(at) if GONE.fullmatch(each)]
+    with suppress(FileNotFoundError), open_directory(root) as at:
+        names = [each for each in list_entries(at) if GONE.fullmatch(each)]
         left = MOST_REMOVED
         for place, each in enumerate(names):
             part = max(LEAST_REMOVED, left // (len(names) - place))
             try:
                 left -= remove_tree(at, each, part)
             except PermissionError as error:
-                failure = error  # what is protected takes no other one's turn
+                failure = error  # a protected directory takes nothing from the others' batch
             except OSError as error:
                 failure = error
                 left = left - part
@@ -107,22 +105,22 @@ def remove_leftovers(root: Path) -> None:
 
 def discard(at: int, name: str) -> str:
     """
-    Takes a directory of ours below this one away, and returns what it is called now; empty where there is none. Raises
-    OSError for one that is not ours.
+    Renames an own directory below this one, and returns its new name; empty if there is none. Raises OSError for a directory
+    of another user.
     """
     try:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
         return ""
     if not is_own_directory(found):
-        raise FileExistsError(17, "something that is not ours is in the way", name)
+        raise FileExistsError(17, "a file or a directory of another user has this name", name)
     return put_aside(at, name, at)
 
 
 def put_aside(directory: int, name: str, at: int) -> str:
     """
-    Moves a directory out of the way, to `at`, whatever is in it, and returns what it is called there: how long removing that
-    takes is the container's to say, and nobody waits for it. Raises OSError.
+    Moves a directory to `at` and returns its name there. A container decides how long the removal takes, so nobody waits for
+    it. Raises OSError.
     """
     gone = f".gone-{token_hex(8)}"
     os.rename(name, gone, src_dir_fd=directory, dst_dir_fd=at)
@@ -131,17 +129,17 @@ def put_aside(directory: int, name: str, at: int) -> str:
 
 def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
     """
-    Removes a directory with what is in it, so many entries at most, and returns how many they were. A directory in one of
-    its directories is moved up: so two are open, however deep the tree is. Raises OSError where it is not gone afterwards.
+    Removes a directory with at most `most` entries, and returns their number. Directories on the second level are moved up,
+    so that only two are open for any depth. Raises OSError if the directory is not empty afterwards.
     """
     left = most
     names = (f"{token_hex(8)}-{number}" for number in range(most))
     unlock(at, name)
-    with opened(name, at) as top:
-        while left > 0 and (found := entries(top, left)):
+    with open_directory(name, at) as top:
+        while left > 0 and (found := list_entries(top, left)):
             for each in found:
                 left -= 1
-                if is_directory(top, each):
+                if is_real_directory(top, each):
                     left -= remove_level(top, each, names, left)
                 else:
                     os.unlink(each, dir_fd=top)
@@ -151,14 +149,14 @@ def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
 
 def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
     """
-    Removes a directory with so many of its entries, where these are all; directories in it are moved up, to the next of the
-    names. Returns how many they were. Raises OSError.
+    Removes at most `most` entries of a directory, and the directory if these are all. Directories in it are moved up, under
+    the next of the names. Returns the number of entries. Raises OSError.
     """
     unlock(top, name)
-    with opened(name, top) as directory:
-        found = entries(directory, max(0, most))
+    with open_directory(name, top) as directory:
+        found = list_entries(directory, max(0, most))
         for each in found:
-            if is_directory(directory, each):
+            if is_real_directory(directory, each):
                 unlock(directory, each)
                 os.rename(each, next(names), src_dir_fd=directory, dst_dir_fd=top)
             else:
@@ -170,8 +168,8 @@ def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
 
 def unlock(at: int, name: str) -> None:
     """
-    Gives this process' user the rights to a directory of its own: a container's root has the same number, and without
-    capabilities an agent could not enter what that has closed. Raises OSError.
+    Gives this process' user all rights to an own directory. Root in a container has the same user id and may have closed the
+    directory, and an agent without capabilities could not enter it. Raises OSError.
     """
     directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
@@ -182,7 +180,7 @@ def unlock(at: int, name: str) -> None:
         os.close(directory)
 
 
-def is_ours(at: int, name: str) -> bool:
+def is_own_entry(at: int, name: str) -> bool:
     """Whether this is a directory of this process' user."""
     try:
         return is_own_directory(os.stat(name, dir_fd=at, follow_symlinks=False))
@@ -195,7 +193,7 @@ def is_own_directory(found: os.stat_result) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def is_directory(directory: int, name: str) -> bool:
+def is_real_directory(directory: int, name: str) -> bool:
     """Whether this is a directory, and no link to one. Raises OSError."""
     return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
 
@@ -206,8 +204,8 @@ def is_socket(directory: int, name: str) -> bool:
 
 
 @contextmanager
-def opened(path: Path | str, at: int | None = None) -> Iterator[int]:
-    """The descriptor of a directory; below another one no link is followed. Raises OSError."""
+def open_directory(path: Path | str, at: int | None = None) -> Iterator[int]:
+    """Opens a directory and yields its descriptor. Below another directory no link is followed. Raises OSError."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if at is not None else 0)
     directory = os.open(path, flags, dir_fd=at)
     try:
@@ -216,16 +214,16 @@ def opened(path: Path | str, at: int | None = None) -> Iterator[int]:
         os.close(directory)
 
 
-def entries(directory: int, most: int = MOST_LISTED) -> list[str]:
-    """The names in it, so many at most. Raises OSError."""
+def list_entries(directory: int, most: int = MOST_LISTED) -> list[str]:
+    """Returns at most `most` names in a directory. Raises OSError."""
     with os.scandir(directory) as found:
         return [entry.name for entry in islice(found, most)]
 
 
 def open_regular(directory: int, name: str, flags: int = os.O_RDONLY) -> int:
     """
-    The descriptor of a regular file. Raises OSError, also where something else has the name: nothing else is opened, because
-    a device could do something then, and a pipe wait. No lease is waited for.
+    Opens a regular file and returns its descriptor. Raises OSError, also for anything else with the name: opening a device
+    could have effects, and opening a pipe could block. Does not wait for a lease.
     """
     found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
     try:
@@ -237,7 +235,7 @@ def open_regular(directory: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(directory: int, name: str) -> bytes:
-    """The content of a file; empty where there is none, and where something else has the name."""
+    """Returns the content of a file; empty if there is no regular file of this name."""
     try:
         file = open_regular(directory, name)
     except OSError:
@@ -250,15 +248,15 @@ def read_file(directory: int, name: str) -> bytes:
 
 def write_file(directory: int, name: str, content: bytes, *, durable: bool = False) -> None:
     """
-    Replaces a file as a whole: who opens it has the former content or this one. It is locked until it has its name, as its
-    reader does; no lock of a reader is waited for, as a container could keep it for ever, and nothing that is there is
-    written to. `durable`: it is on the disk then. Raises OSError, and leaves the former one.
+    Replaces a file as a whole: a reader sees the former content or this one. The new file is locked until it has its name,
+    because readers lock it as well. Locks of readers are not waited for, because a container could hold one for ever.
+    `durable`: the file is synced to disk. Raises OSError, and then leaves the former file.
     """
-    draft = f".{name}.new"
+    temporary = f".{name}.new"
     with suppress(FileNotFoundError):
-        os.unlink(draft, dir_fd=directory)
+        os.unlink(temporary, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    file = os.open(draft, flags, 0o644, dir_fd=directory)
+    file = os.open(temporary, flags, 0o644, dir_fd=directory)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(file, 0o644)
@@ -267,10 +265,10 @@ def write_file(directory: int, name: str, content: bytes, *, durable: bool = Fal
             written += os.write(file, content[written:])
         if durable:
             os.fsync(file)
-        os.replace(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
         with suppress(OSError):
-            os.unlink(draft, dir_fd=directory)
+            os.unlink(temporary, dir_fd=directory)
         raise
     finally:
         os.close(file)

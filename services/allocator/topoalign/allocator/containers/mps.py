@@ -1,16 +1,15 @@
 """
-What a container gets of GPUs that are shared by MPS: the pipes of their control daemon and its shared memory.
+Adds to Allocate's answers what a container needs for GPUs shared by MPS: pipes of the control daemon, and its shared memory.
 
-Nothing is given out while the daemon is away, because a CUDA program that finds no daemon goes on without one, and without
-limits.
+Nothing is allocated while the daemon does not serve, because a CUDA program that finds no daemon runs without limits.
 
-- Of shares (`sharing.mps`) the limits are the daemon's defaults; a variable in the container could only lower them, or be
-  removed by the pod.
-- Of units and slots (`sharing.limiter: mps`) a container has limits of its own, in variables that a pod can change. Of units
-  each of the two answers says its half: computing time the threads, memory the memory. The kubelet gives the container both,
-  and pipes and mounts are the same in both, because one daemon serves both resources. Example: 20 cores and 16 blocks are 20
-  per cent of the threads and `0=4096M`.
-- Threads are not limited for who has no cores, or all of a GPU's.
+- Shares (`sharing.mps`) have the daemon's default limits. A variable in the container could only lower them, and the pod
+  could remove it.
+- A container with vcuda units or vGPU slots (`sharing.limiter: mps`) has limits of its own, in variables that a pod can
+  change. For units each of the two answers sets its half: computing time limits the threads, memory limits the memory. The
+  kubelet passes on both. Pipes and mounts are the same in both, because one daemon serves both resources. Example: 20 cores
+  and 16 blocks are 20 per cent of the threads and `0=4096M`.
+- Threads are not limited for a container without cores, or with all cores of a GPU.
 
 Sources: k8s-device-plugin v0.20.0, internal/plugin/mps.go; NVIDIA's Multi-Process Service, "Environment Variables".
 """
@@ -35,11 +34,11 @@ MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 MIB = 1024 * 1024
 
 
-class MpsTeller(NamedTuple):
+class MpsEdits(NamedTuple):
     """Adds what one resource needs of MPS to answers to Allocate."""
 
     daemon: ResourceName
-    """The resource after which the daemon is called."""
+    """The resource after which the daemon is named."""
     host_root: str
     serves: Serves | None
     """None: no daemon is ready."""
@@ -59,7 +58,7 @@ class MpsTeller(NamedTuple):
         }
         if not shared:
             return
-        remedy = "see that topoalign mps runs on this node, and what its /readyz says"
+        remedy = "see that topoalign mps runs on this node, and read its /readyz"
         if self.serves is None:
             raise ContainerUnready(f"the MPS daemon of {self.daemon} is not ready", remedy)
         if not self.serves.devices.issuperset(shared) or {*shared.values()} != {self.serves.replicas}:
@@ -72,7 +71,7 @@ class MpsTeller(NamedTuple):
             v1beta1.Mount(container_path=CONTAINER_SHM, host_path=f"{self.host_root}/{SHM}"),
         ]
 
-    def tell_limits(
+    def limit_clients(
         self,
         response: v1beta1.ContainerAllocateResponse,
         resource: ResourceName,
@@ -84,14 +83,16 @@ class MpsTeller(NamedTuple):
         ContainerUnready for a GPU that is not in slots any more.
         """
         if PIPE_VARIABLE in response.envs:
-            limits = limits_of(allocation.from_kubelet[resource], allocation.slots, hardware)
+            limits = client_limits(allocation.from_kubelet[resource], allocation.slots, hardware)
             response.envs = dict(sorted({**response.envs, **limits}.items()))
 
 
-def limits_of(devices: Sequence[DeviceID], amounts: Mapping[DeviceID, Amount], hardware: Topology) -> Mapping[str, str]:
+def client_limits(
+    devices: Sequence[DeviceID], amounts: Mapping[DeviceID, Amount], hardware: Topology
+) -> Mapping[str, str]:
     """
-    The variables that limit a container with these units of one kind, or these slots, of which some amounts are known;
-    nothing for shares. GPUs are counted as the container is told of them.
+    Returns the variables that limit a container with these units of one kind, or these slots, some of which have recorded
+    amounts; empty for shares. GPUs are numbered in the order that the container sees.
     """
     units = Counter(map(base_of, devices))
     match unit_kind(devices[0]) if devices else None:
@@ -109,7 +110,7 @@ def limits_of(devices: Sequence[DeviceID], amounts: Mapping[DeviceID, Amount], h
 
 
 def thread_limit(cores: Iterable[int]) -> Mapping[str, str]:
-    """The limit for these hundredths of each GPU: one value holds for all, so the smallest where they are not alike."""
+    """Returns the limit for these hundredths of each GPU. One value applies to all, so the smallest is used."""
     limited = [each for each in cores if 0 < each < CORES]
     return {THREAD_LIMIT: str(min(limited))} if limited else {}
 
@@ -119,21 +120,21 @@ def memory_limit(memory: Iterable[int]) -> Mapping[str, str]:
     return {MEMORY_LIMIT: ",".join(f"{place}={max(1, each // MIB)}M" for place, each in enumerate(memory))}
 
 
-def mps_teller(root: str, topology: Topology, resource: ResourceName) -> MpsTeller:
-    """What is to be told of a resource now. `root`: `flags.mpsRoot`."""
+def mps_edits(root: str, topology: Topology, resource: ResourceName) -> MpsEdits:
+    """Returns the current edits of a resource. `root`: `flags.mpsRoot`."""
     daemon = daemon_of(topology, resource)
-    return MpsTeller(daemon, root.rstrip("/"), read_served(root_here(root), daemon))
+    return MpsEdits(daemon, root.rstrip("/"), read_served(root_here(root), daemon))
 
 
 def daemon_of(topology: Topology, resource: ResourceName) -> ResourceName:
-    """After which resource the daemon is called that serves one: for memory of GPUs in units their computing time."""
+    """Returns the resource after which the daemon of a resource is named: for memory units, that of computing time."""
     in_blocks = (offer.devices[0] for offer in topology.offers_of.get(resource, ()) if offer.unit == "memory")
-    beside = (each for base in in_blocks for each in topology.offers_by_base[base])
-    return next((each.resource for each in beside if each.unit == "cores"), resource)
+    same_gpu = (each for base in in_blocks for each in topology.offers_by_base[base])
+    return next((each.resource for each in same_gpu if each.unit == "cores"), resource)
 
 
 def unserved(root: str, topology: Topology) -> str | None:
-    """Why shares by MPS cannot be given out now; None: they can."""
+    """Returns why shares by MPS cannot be allocated now; None: they can."""
     here = root_here(root)
     for resource, offers in topology.offers_of.items():
         shared = [offer for offer in offers if offer.sharing == "mps"]

@@ -1,11 +1,11 @@
 """
-The node's place in the kubelet: one device plugin per resource, for as long as the node has anything of it.
+Runs one device plugin per resource for as long as the node has devices of it.
 
-Which resources there are is the configuration's say, and may change while this runs. One that is offered anew gets its
-plugin at once. One that is offered no more keeps it for as long as a container holds something of it: the kubelet looks for
-the plugin whenever such a container restarts, and refuses the restart where it knows none of the resource. What is
-held is then all that is listed, as unhealthy, so that nothing more of it is handed out; when the last container has gone,
-an empty list is said and the plugin ends.
+The configuration decides which resources there are, and this may change while the allocator runs. A newly offered resource
+gets its plugin at once. A resource that is no longer offered keeps its plugin for as long as a container holds a device of
+it: the kubelet looks for the plugin whenever such a container restarts, and refuses the restart if it knows none for the
+resource. Then only the held devices are listed, as unhealthy, so that no further device is allocated; when the last
+container has gone, an empty list is sent and the plugin ends.
 
 Source: kubelet v1.36.3, devicemanager `callPreStartContainerIfNeeded`, `GetCapacity`.
 """
@@ -39,11 +39,11 @@ from topoalign.kubelet.grpc.transport import Load
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 
-# Asks the kubelet whether it has what it was told.
+# Asks the kubelet whether it has the devices that were listed to it.
 #
-# A plugin that runs, has its stream open and has all its devices in nobody's books is the failure that is noticed last:
-# pods wait, and every part says that it is well. The kubelet's own list of what can be allocated tells. A kubelet that
-# does not serve that list is not asked again; one that does not answer now says nothing about us.
+# A plugin that runs and has its stream open, but whose devices the kubelet does not know, is the failure that is noticed
+# last: pods wait, and every component reports to be healthy. The kubelet's own list of allocatable devices shows it. A
+# kubelet that does not serve that list is not asked again; one that does not answer now proves nothing about the plugin.
 #
 # Source: PodResources v1 `GetAllocatableResources` of kubelet v1.36.3: the healthy devices of all plugins, held or not.
 
@@ -68,7 +68,7 @@ class Guard:
         self._clock = clock
         self._plugins = plugins
         self._unserved: unix_sockets.Identity | None = None
-        """The kubelet that has said that it does not serve the list."""
+        """The kubelet that answered that it does not serve the list."""
 
     async def run(self) -> None:
         """Polls the kubelet every `GUARD_SECONDS`, until cancelled."""
@@ -78,7 +78,7 @@ class Guard:
 
     async def poll(self) -> None:
         """
-        Asks the kubelet once, and has every plugin compare. A kubelet that is away, or does not answer within
+        Asks the kubelet once, and has every plugin compare. A kubelet that is not running, or does not answer within
         `ANSWER_SECONDS`, changes nothing; one that does not serve the list is not asked again.
         """
         kubelet = unix_sockets.identity(self._channel.path)
@@ -100,8 +100,8 @@ class Guard:
 
     async def _compare(self, answer: bytes) -> None:
         """
-        Has every plugin compare. One device that a plugin lists is enough to know that the kubelet shows it, so the answer
-        is read to its end only where devices are missing. Raises GRPCError for what is no answer.
+        Has every plugin compare. One device of a plugin is enough to know that the kubelet shows it, so the answer
+        is read to its end only where devices are missing. Raises GRPCError for an invalid answer.
         """
         missing = {plugin.resource: plugin for plugin in self._plugins()}
         for number, (resource, devices) in enumerate(allocatable_devices(answer), 1):
@@ -149,7 +149,7 @@ class KubeletFront:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers are told; None: by the
+        `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers get; None: by the
         defaults of the configuration. `pod_resources`: to the kubelet's PodResources, where it is asked whether it has
         our devices; None: it is not asked. `drain_seconds`: how long calls that have begun may go on when this is stopped.
         `jitter` spreads the retries of many nodes. `changes` tells of changes in the directory; None: nobody does.
@@ -186,7 +186,7 @@ class KubeletFront:
             task_status.started()
             while True:
                 version = self._allocator.version
-                wanted = resources(self._allocator.state)
+                wanted = resources_to_serve(self._allocator.state)
                 for resource, plugin in self.plugins.items():
                     if plugin.wanted != (resource in wanted):
                         plugin.wanted = not plugin.wanted
@@ -208,11 +208,11 @@ class KubeletFront:
         return next((plugin.reason for plugin in self.plugins.values() if plugin.reason is not None), None)
 
 
-def resources(state: NodeState) -> set[ResourceName]:
+def resources_to_serve(state: NodeState) -> set[ResourceName]:
     """
     The resources to serve: those that are offered, and those that containers hold although they are offered no more.
 
-    Empty before the hardware is known: it cannot be told then what is offered beside what is held.
+    Empty before the hardware is known: until then it is not known what is offered apart from what is held.
     """
     if state.topology is None:
         return set()

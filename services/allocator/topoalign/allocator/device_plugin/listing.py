@@ -1,11 +1,10 @@
 """
-What ListAndWatch says of one resource: all its devices, each with its health and its NUMA nodes, as bytes.
+The ListAndWatch response of one resource: all its devices, each with its health and its NUMA nodes, as bytes.
 
-A GPU that is shared a few thousand ways is a few thousand devices to the kubelet, and a codec needs half a second for
-17,500 of them, in which nothing else in this process gets its turn. But all shares of a device have its NUMA nodes and its
-health, so they differ by a number only, and their bytes are made together from one template. They are kept, 70 bytes a
-share, until the topology or the health of the device changes; a grant makes none anew. They are joined only when they are
-sent.
+A GPU with a few thousand shares is a few thousand devices to the kubelet, and a codec needs half a second for 17,500 of
+them, in which no other task of this process runs. But all shares of a device have its NUMA nodes and its health, so they
+differ by a number only, and their bytes are created together from one template. They are kept, 70 bytes per share, until the
+topology or the health of the device changes; a grant does not change them. They are joined only when they are sent.
 
 Sources: the device plugin API v1beta1 (messages Device, TopologyInfo, NUMANode) and protobuf's wire format.
 """
@@ -26,14 +25,14 @@ from topoalign.kubelet.grpc.decoding import field, number_field
 from topoalign.kubelet.grpc.plugin_api import HEALTHY, UNHEALTHY
 
 SLICE = 500
-"""Devices that are judged and shares that are encoded before others get their turn: a millisecond or two of work."""
+"""Devices that are checked and shares that are encoded before other tasks run: a millisecond or two of work."""
 
 
-class Listing:
-    """Makes the ListAndWatch responses of a resource; it is the same object again while nothing has changed."""
+class DeviceListing:
+    """Creates the ListAndWatch responses of a resource; the same object is returned while nothing has changed."""
 
     def __init__(self, resource: ResourceName, faults: Callable[[], Mapping[DeviceID, str]] = dict) -> None:
-        """`faults`: the devices of which nothing can be given now, whatever their health is."""
+        """`faults`: the devices of which nothing can be allocated now, whatever their health is."""
         self.resource = resource
         self._faults = faults
         self.response = EncodedDevices(())
@@ -57,7 +56,7 @@ class Listing:
         done = 0
         for offer in state.hardware.offers_of.get(self.resource, ()):
             for base in offer.devices:
-                health = UNHEALTHY if base in faults else health_of(state, base)
+                health = UNHEALTHY if base in faults else api_health(state, base)
                 had = known.get(base)
                 done += 1
                 if base in differing and base not in faults:
@@ -72,7 +71,7 @@ class Listing:
                 if done >= SLICE:
                     await checkpoint()
                     done = 0
-        parts += [encoded(device, UNHEALTHY, None) for device in left_over(state, self.resource)]
+        parts += [encode_device(device, UNHEALTHY, None) for device in withdrawn_devices(state, self.resource)]
         if parts != self.response.parts:
             self.response = EncodedDevices(parts)
         self.response.parts = parts
@@ -96,10 +95,10 @@ class EncodedDevices(v1beta1.ListAndWatchResponse):
         return b"".join(self.parts)
 
 
-def health_of(state: NodeState, device: DeviceID) -> str:
+def api_health(state: NodeState, device: DeviceID) -> str:
     """
-    The health of a device in the words of the API. What a container has beside its GPUs, without the kubelet's knowledge, is
-    listed as unhealthy, so that the kubelet gives it to nobody else.
+    The health of a device as the API names it. Devices that a container has in addition to its GPUs, without the kubelet's
+    knowledge, are listed as unhealthy, so that the kubelet allocates them to no other container.
     """
     co_allocated = state.ownership.co_allocated
     if co_allocated and base_of(device) in co_allocated:
@@ -110,18 +109,18 @@ def health_of(state: NodeState, device: DeviceID) -> str:
 def shares_one_by_one(state: NodeState, offer: Offer, base: DeviceID) -> list[bytes]:
     """The encoded shares of a device, where the health of single shares is known and may differ."""
     listed = state.hardware.devices[offer.resource]
-    return [encoded(share, health_of(state, share), listed[share]) for share in offer.handed_out(base)]
+    return [encode_device(share, api_health(state, share), listed[share]) for share in offer.handed_out(base)]
 
 
-def left_over(state: NodeState, resource: ResourceName) -> list[DeviceID]:
+def withdrawn_devices(state: NodeState, resource: ResourceName) -> list[DeviceID]:
     """
-    The ids that containers hold of a resource although they are offered no more: listed as unhealthy until it is
-    released, so that the kubelet counts it and gives it to nobody else.
+    The ids of a resource that containers hold although they are no longer offered: listed as unhealthy until they are
+    released, so that the kubelet counts them and allocates them to no other container.
     """
     return state.ownership.unlisted(resource)
 
 
-def encoded(device: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
+def encode_device(device: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
     """
     Encodes a device. One whose NUMA node is unknown (None) is listed without a topology, because unknown is not node 0.
     """
@@ -129,9 +128,9 @@ def encoded(device: DeviceID, health: str, nodes: tuple[int, ...] | None) -> byt
 
 
 def encoded_by(offer: Offer, base: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
-    """Encodes a device of an offer, whole or as all its shares; otherwise as `encoded`."""
+    """Encodes a device of an offer, whole or as all its shares; otherwise as `encode_device`."""
     if not offer.shared:
-        return encoded(base, health, nodes)
+        return encode_device(base, health, nodes)
     after = health_and_nodes(health, nodes)
     shares = []
     for length, names in groupby((share.encode() for share in offer.handed_out(base)), key=len):

@@ -1,12 +1,12 @@
 """
-One resource's place in the kubelet: its socket, its registration, and the stream that the kubelet listens to.
+Serves one resource to the kubelet: its socket, its registration, and its ListAndWatch stream.
 
-The kubelet forgets its plugins when it restarts, and tells nobody. It may come up long after us, may sweep its directory
-with our socket in it, may accept a registration and never listen. So nothing here waits for an event that might not come:
-twice a second a plugin polls what is there, and mends what is not as it should be. It also polls after each change in the
-directory of which the kernel tells (`runtime.directory_changes`): then a plugin to which the kubelet listens polls
-otherwise every `QUIET_SECONDS` only. Nothing that the kubelet does ends this process. What it does with the registration is
-an event of `registration_states`, whose tables say what follows.
+The kubelet forgets its plugins when it restarts, without a notification. It may start long after the allocator, may clear
+its directory together with the plugin's socket, or may accept a registration and never open a stream. So nothing here waits
+for an event that might not come: twice a second a plugin polls the actual state and repairs what is missing. It also polls
+after each change in the directory that the kernel reports (`runtime.directory_changes`); with such reports, a plugin with
+an open stream otherwise polls every `QUIET_SECONDS` only. Nothing that the kubelet does ends this process. Its treatment of
+the registration is an event of `registration_states`, whose tables define what follows.
 
 The order matters in one place: a stream to the kubelet is ended before a new registration, because the kubelet drops its
 newest client when an old stream ends late (kubelet v1.36.3, devicemanager runClient).
@@ -19,20 +19,20 @@ from random import SystemRandom
 import structlog
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.device_plugin.listing import health_of
+from topoalign.allocator.device_plugin.listing import api_health
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.device_plugin.registration_states import (
     POLL_SECONDS,
     QUIET_SECONDS,
     SETTLE_SECONDS,
-    Event,
     Jitter,
     Registration,
+    RegistrationEvent,
+    RegistrationState,
     Sign,
-    State,
     register,
     socket_path,
 )
-from topoalign.allocator.device_plugin.server import DevicePlugin
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -67,13 +67,13 @@ class Plugin:
         load: Load | None = None,
         changes: DirectoryChanges | None = None,
     ) -> None:
-        """`changes` tells of changes in `directory`; None: nobody does."""
+        """`changes` reports changes in `directory`; None: no reports."""
         self.resource = resource
         self.path = socket_path(directory, resource)
         self.service = DevicePlugin(resource, allocator, containers)
         self.reason: str | None = f"{resource} is not served yet"
         self.wanted = True
-        """False: nothing of the resource is offered or held any more, and `run` ends at its next poll."""
+        """False: no device of the resource is offered or held any more, and `run` ends at its next poll."""
         self._allocator = allocator
         self._kubelet = directory / KUBELET_SOCKET
         self._clock = clock
@@ -86,19 +86,19 @@ class Plugin:
         self._former = self.service.watch
         """The stream from before the registration."""
         self._judges_starts: bool | None = None
-        """Whether the kubelet was told, when it was registered with, to ask before a container starts."""
+        """Whether the registration asked the kubelet to call PreStartContainer."""
         self._hidden = 0
-        """How many healthy devices the kubelet was told of and did not show."""
+        """How many healthy devices were listed to the kubelet and not shown by it."""
 
     async def run(self) -> None:
-        """Polls again and again until cancelled or no longer `wanted`, then closes the socket."""
+        """Polls repeatedly until cancelled or no longer `wanted`, then closes the socket."""
         try:
             while self.wanted:
                 change = self._changes.next_change
-                is_told = self._changes.watch(self.path.parent)
+                is_watched = self._changes.watch(self.path.parent)
                 self.settle(await self.poll() or self.missing_devices())
-                if is_told:
-                    period = QUIET_SECONDS if self._registration.state is State.LISTENING else POLL_SECONDS
+                if is_watched:
+                    period = QUIET_SECONDS if self._registration.state is RegistrationState.LISTENING else POLL_SECONDS
                     await self._changes.wait(change, self._clock, until_tick(self._clock, period))
                     if change.is_set():
                         await self._clock.sleep(SETTLE_SECONDS)
@@ -108,11 +108,11 @@ class Plugin:
             await self.stop()
 
     async def poll(self) -> str | None:
-        """Makes the socket if it is missing and registers if that is due; returns what is still missing, None: nothing."""
+        """Creates the socket if it is missing and registers if that is due; returns what is still missing, None: nothing."""
         if self._server is not None and not self._server.in_place:
             log.info("the socket has gone, made anew", socket=self.path.name)
             await self.stop()
-            self._registration.apply(Event.SOCKET_LOST, self._clock.monotonic())
+            self._registration.apply(RegistrationEvent.SOCKET_LOST, self._clock.monotonic())
         if self._server is None:
             server = GrpcServer(self.service, self.path, FIELD, self._load)
             try:
@@ -127,12 +127,12 @@ class Plugin:
         kubelet = unix_sockets.identity(self._kubelet)
         now = self._clock.monotonic()
         if kubelet is None:
-            self._registration.apply(Event.KUBELET_AWAY, now)
+            self._registration.apply(RegistrationEvent.KUBELET_AWAY, now)
             there = f"no {KUBELET_SOCKET} in {self._kubelet.parent}"
             return f"the kubelet has {there}; see that it runs, and that {FIELD} is right"
         if self._registration.is_registered and self._judges_starts is not self.service.by_amounts:
-            log.info("to be registered anew, its devices are shared in another way", resource=self.resource)
-            self._registration.apply(Event.LOST, now)
+            log.info("registering again because the sharing of its devices has changed", resource=self.resource)
+            self._registration.apply(RegistrationEvent.LOST, now)
         if not self._registration.meet(kubelet, now):
             if self._registration.is_registered:
                 return self.listen(now)
@@ -145,7 +145,7 @@ class Plugin:
         await self.service.watches.end()
         if self.service.watches.open:
             await self.stop()
-            self._registration.apply(Event.SOCKET_LOST, self._clock.monotonic())
+            self._registration.apply(RegistrationEvent.SOCKET_LOST, self._clock.monotonic())
             return "the old stream to the kubelet does not end; its connection was closed"
         self._former = self.service.watch
         listener = unix_sockets.server_of(self._kubelet)
@@ -154,14 +154,14 @@ class Plugin:
             with self.service.watches.registering(listener.pid if listener is not None else 0):
                 await register(self.path, self.resource, self._clock, by_amounts=self._judges_starts)
         except KubeletAway as away:
-            self._registration.apply(Event.REFUSED, self._clock.monotonic())
+            self._registration.apply(RegistrationEvent.REFUSED, self._clock.monotonic())
             return f"{away.finding}; {away.remedy}"
-        self._registration.apply(Event.ACCEPTED, self._clock.monotonic())
+        self._registration.apply(RegistrationEvent.ACCEPTED, self._clock.monotonic())
         return None
 
     def listen(self, now: float) -> str | None:
         """
-        Judges the kubelet's stream after a registration; returns what is missing, None: nothing. `now`: monotonic seconds.
+        Checks the kubelet's stream after a registration; returns what is missing, None: nothing. `now`: monotonic seconds.
 
         A kubelet that ends its stream, or never opens one, has dropped the resource and will not dial again: only a new
         registration brings it back.
@@ -171,13 +171,13 @@ class Plugin:
         match self._registration.listen(is_open=watch.open, has_ended=has_ended, now=now):
             case None:
                 return self.reason
-            case Event.UNWATCHED:
+            case RegistrationEvent.UNWATCHED:
                 return f"the kubelet does not listen to {self.resource}"
             case _:
                 return None
 
     def missing_devices(self) -> str | None:
-        """Why a kubelet that listens is taken to have lost the devices; None: it shows them."""
+        """Why a kubelet with an open stream is assumed to have lost the devices; None: it shows them."""
         if not self._registration.visibility.is_lost:
             return None
         return f"the kubelet listens to {self.resource}, and shows none of its {self._hidden} healthy devices"
@@ -189,9 +189,9 @@ class Plugin:
 
     def compare(self, shown: Collection[DeviceID]) -> None:
         """
-        Judges the devices of this resource that the kubelet shows as allocatable. One that listens, was told of healthy
-        devices and shows none of them has lost them: only a new registration helps, and not at once if the last one did
-        not.
+        Checks the devices of this resource that the kubelet shows as allocatable. A kubelet that has the stream open,
+        was sent healthy devices and shows none of them has lost them: only a new registration helps, and not at once if
+        the last one did not.
         """
         visibility = self._registration.visibility
         now = self._clock.monotonic()
@@ -200,7 +200,7 @@ class Plugin:
             return
         state = self._allocator.state
         listed = () if self.lists(shown) else state.hardware.devices.get(self.resource, ())
-        told = [device for device in listed if health_of(state, device) == HEALTHY]
+        told = [device for device in listed if api_health(state, device) == HEALTHY]
         if not told:
             if visibility.is_lost:
                 log.info("the kubelet shows our devices again", resource=self.resource)
@@ -211,8 +211,8 @@ class Plugin:
         sign = visibility.hidden(now)
         visibility.apply(sign, now)
         if sign is Sign.HIDDEN_AGAIN:
-            log.error("the kubelet has lost our devices: registering anew", resource=self.resource, devices=len(told))
-            self._registration.apply(Event.LOST, now)
+            log.error("the kubelet has lost the devices: registering again", resource=self.resource, devices=len(told))
+            self._registration.apply(RegistrationEvent.LOST, now)
             self._changes.wake()
 
     def settle(self, reason: str | None) -> None:
@@ -225,9 +225,9 @@ class Plugin:
                 log.warning("not registered with the kubelet", resource=self.resource, reason=reason)
 
     async def stop(self) -> None:
-        """Lets calls that have begun end, then closes and removes the socket."""
+        """Lets the calls in progress end, then closes and removes the socket."""
         server = self._server
         self._server = None
-        self._registration.apply(Event.STOPPED, self._clock.monotonic())
+        self._registration.apply(RegistrationEvent.STOPPED, self._clock.monotonic())
         if server is not None:
             await server.stop(self._drain_seconds)

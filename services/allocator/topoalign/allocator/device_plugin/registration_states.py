@@ -1,14 +1,14 @@
 """
-Where one resource stands with the kubelet, as a state with a table of transitions. It does no I/O: the time is an argument.
+The registration of one resource with the kubelet, as a state with a table of transitions. No I/O: the time is an argument.
 
-The rule: whatever happens to the registration is an `Event`, and `TRANSITIONS` says what follows from it in each state. An
-event that is not in the table of a state cannot happen there. What an event does to the counters and deadlines depends on
-the event alone (`Registration.apply`).
+The rule: whatever happens to the registration is a `RegistrationEvent`, and `TRANSITIONS` has the next state for it in
+each state. An event that is not in the table of a state cannot happen there. What an event does to the counters and
+deadlines depends on the event alone (`Registration.apply`).
 
-A kubelet that listens may have lost the devices all the same. That is judged apart from the registration, by what the
-kubelet shows as allocatable (`DeviceVisibility`): no device at one poll may be the moment before it has read a list, none
+A kubelet with an open stream may still have lost the devices. This is checked independently of the registration, by what
+the kubelet shows as allocatable (`DeviceVisibility`): no device at one poll may mean that it has not read a list yet, none
 at two polls in a row is a loss. Each loss leads to a new registration, at once, then at least 10, 20, 40 ... 640 s after
-the one before.
+the previous one.
 """
 
 import os
@@ -25,24 +25,24 @@ from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH, Identity
 from topoalign.runtime.clock import backoff_seconds
 
-# Tells the kubelet that a resource is served here.
+# Registers a resource with the kubelet.
 #
-# Within Register the kubelet dials back and asks for the plugin's options, so the plugin must be serving already, and
-# on the same event loop nothing may block.
+# Within Register the kubelet connects to the plugin and asks for its options, so the plugin must be serving already, and
+# nothing may block the event loop.
 #
 # Source: the device plugin handshake of kubelet v1.36.3 (cm/devicemanager/plugin/v1beta1).
 
 
 REGISTER_SECONDS = 12.0
-"""The kubelet allows itself ten seconds for dialling back."""
+"""The kubelet allows ten seconds for its connection to the plugin."""
 
 
 def socket_path(directory: Path, resource: ResourceName) -> Path:
     """
-    Where a resource is served: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory.
+    The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory.
 
     No two resources share a name: the part before the slash is a domain and has no `_`. Where the name would make the path
-    too long for a socket, a digest stands in for it.
+    too long for a socket, a digest replaces it.
     """
     plain = directory / f"topoalign-{resource.replace('/', '_')}.sock"
     return plain if len(os.fsencode(plain)) <= LONGEST_PATH else directory / digest_name(resource)
@@ -53,24 +53,24 @@ def digest_name(resource: str) -> str:
     return f"topoalign-{sha256(resource.encode()).hexdigest()[:12]}.sock"
 
 
-def options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
+def plugin_options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
     """
-    What the kubelet asks of a plugin. PreStartContainer only for units and slots of GPUs: whether both halves of a share are
-    of one GPU, and whether a container has the amounts that are reserved for it, can be told when the container is known.
-    Nothing else in a container depends on its owner, which is learned after Allocate.
+    The options of a plugin. PreStartContainer is called only for units and slots of GPUs: whether cores and memory of a
+    share are of one GPU, and whether a container has the amounts that are reserved for it, is known once the container is.
+    Nothing else in a container depends on its owner, which becomes known after Allocate.
     """
     return v1beta1.DevicePluginOptions(pre_start_required=by_amounts, get_preferred_allocation_available=True)
 
 
 async def register(path: Path, resource: ResourceName, clock: Clock, *, by_amounts: bool = False) -> None:
     """
-    Registers the plugin that serves at `path`, beside the kubelet's own socket. `by_amounts`: whether the resource is of
-    units or slots.
+    Registers the plugin that serves at `path`, in the directory of the kubelet's own socket. `by_amounts`: whether the
+    resource is of units or slots.
 
     Raises KubeletAway, after `REGISTER_SECONDS` at most.
     """
     request = v1beta1.RegisterRequest(
-        version=API_VERSION, endpoint=path.name, resource_name=resource, options=options(by_amounts=by_amounts)
+        version=API_VERSION, endpoint=path.name, resource_name=resource, options=plugin_options(by_amounts=by_amounts)
     )
     await call_once(
         path.parent / KUBELET_SOCKET,
@@ -84,27 +84,27 @@ POLL_SECONDS = 0.5
 """Between two polls of the sockets. A kubelet that restarts has its resources back within a second."""
 
 QUIET_SECONDS = 10.0
-"""The same while the kubelet listens, in a directory whose changes are told."""
+"""The same while the kubelet's stream is open, in a directory whose changes are reported."""
 
 SETTLE_SECONDS = 0.02
 """After a change in the directory, before it is polled: changes come together, and a socket is made before it is served."""
 
 LISTEN_SECONDS = 5.0
-"""How long a kubelet that has registered us may go without a ListAndWatch stream before we register anew."""
+"""How long a kubelet may have no ListAndWatch stream after a registration before the plugin registers again."""
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 16.0
-"""Between two registrations with a kubelet that refuses, or that does not go on listening; doubled each time."""
+"""Between two registrations with a kubelet that refuses, or that ends its stream early; doubled each time."""
 
 FIRST_LOSS_SECONDS = 10.0
 LAST_LOSS_SECONDS = 640.0
-"""Between two registrations with a kubelet that listens and shows nothing; doubled each time."""
+"""Between two registrations with a kubelet whose stream is open and that shows no device; doubled each time."""
 
 Jitter = Callable[[], float]
 """A number from 0 to 1."""
 
 
-class State(Enum):
+class RegistrationState(Enum):
     """What the kubelet knows of the resource."""
 
     UNREGISTERED = auto()
@@ -115,7 +115,7 @@ class State(Enum):
     """Its stream was open at the last poll."""
 
 
-class Event(Enum):
+class RegistrationEvent(Enum):
     """What may happen to the registration."""
 
     KUBELET_AWAY = auto()
@@ -131,18 +131,18 @@ class Event(Enum):
     STILL_WATCHED = auto()
     """Its stream is open `LISTEN_SECONDS` after the registration: only then was that a success."""
     UNWATCHED = auto()
-    """Its stream has ended, or did not come in time: it will not dial again by itself."""
+    """Its stream has ended, or was not opened in time: it will not connect again by itself."""
     LOST = auto()
-    """It listens and has lost the devices, or was told what does not hold any more."""
+    """Its stream is open and it has lost the devices, or the options that it received are outdated."""
     SOCKET_LOST = auto()
-    """Our own socket was gone and is closed: the kubelet must see its stream end before it hears from us again."""
+    """The plugin's socket was missing and is closed: the kubelet must see its stream end before a new registration."""
     STOPPED = auto()
-    """Our own socket was closed."""
+    """The plugin's socket was closed."""
 
 
-S = State
-E = Event
-TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+S = RegistrationState
+E = RegistrationEvent
+TRANSITIONS: Mapping[RegistrationState, Mapping[RegistrationEvent, RegistrationState]] = {
     S.UNREGISTERED: {
         E.KUBELET_AWAY: S.UNREGISTERED,
         E.KUBELET_CHANGED: S.UNREGISTERED,
@@ -173,29 +173,29 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
 
 
 class Visibility(Enum):
-    """Whether a kubelet that listens has the devices, judged by what it shows as allocatable."""
+    """Whether a kubelet with an open stream has the devices, according to what it shows as allocatable."""
 
     VISIBLE = auto()
     """It has them, as far as is known."""
     UNSEEN = auto()
     """It showed none of them at the last poll, which is not yet a loss."""
     LOST = auto()
-    """It has lost them, and was registered with anew since."""
+    """It has lost them, and the plugin has registered again since."""
     LOST_UNSEEN = auto()
     """It has lost them, and showed none of them at the last poll either."""
 
 
 class Sign(Enum):
-    """What one poll of the kubelet's allocatable devices says."""
+    """The result of one poll of the kubelet's allocatable devices."""
 
     SHOWN = auto()
     """It shows some of them, or none of them is healthy."""
     HIDDEN = auto()
-    """It shows none, and no loss is to be told from that yet."""
+    """It shows none, which does not prove a loss yet."""
     HIDDEN_AGAIN = auto()
-    """It shows none for the second time in a row, and may be registered with anew."""
+    """It shows none for the second time in a row, and the plugin may register again."""
     NOT_LISTENING = auto()
-    """It does not listen: what it shows means nothing."""
+    """Its stream is not open: what it shows proves nothing."""
     CHANGED = auto()
     """It is another kubelet."""
 
@@ -233,18 +233,18 @@ VISIBILITY_TRANSITIONS: Mapping[Visibility, Mapping[Sign, Visibility]] = {
 
 
 class DeviceVisibility:
-    """Judges by what the kubelet shows as allocatable whether it still has the devices of the resource."""
+    """Decides from what the kubelet shows as allocatable whether it still has the devices of the resource."""
 
     def __init__(self) -> None:
         self.current = Visibility.VISIBLE
         self.losses = 0
         """In a row, since the kubelet last showed a device."""
         self.again_at = 0.0
-        """Monotonic seconds before which a loss is no reason to register anew."""
+        """Monotonic seconds before which a loss is no reason to register again."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the kubelet is taken to have lost the devices."""
+        """Whether the kubelet is assumed to have lost the devices."""
         return self.current in (Visibility.LOST, Visibility.LOST_UNSEEN)
 
     @property
@@ -277,7 +277,7 @@ class Registration:
     """Tracks the registration of one resource: its state, its failures, and when the kubelet is asked next."""
 
     def __init__(self, jitter: Jitter) -> None:
-        self.state = State.UNREGISTERED
+        self.state = RegistrationState.UNREGISTERED
         self.kubelet: Identity | None = None
         """The one that was asked last."""
         self.visibility = DeviceVisibility()
@@ -293,28 +293,28 @@ class Registration:
     @property
     def is_registered(self) -> bool:
         """Whether the kubelet has accepted the registration and has not been seen to drop it."""
-        return self.state is not State.UNREGISTERED
+        return self.state is not RegistrationState.UNREGISTERED
 
     def meet(self, kubelet: Identity, now: float) -> bool:
-        """Takes note of the kubelet that serves the socket. Returns whether it is another one than before."""
+        """Notes the kubelet that serves the socket. Returns whether it is another one than before."""
         if kubelet == self.kubelet:
             return False
         self.kubelet = kubelet
-        self.apply(Event.KUBELET_CHANGED, now)
+        self.apply(RegistrationEvent.KUBELET_CHANGED, now)
         return True
 
-    def listen(self, *, is_open: bool, has_ended: bool, now: float) -> Event | None:
+    def listen(self, *, is_open: bool, has_ended: bool, now: float) -> RegistrationEvent | None:
         """What follows from the kubelet's stream as it is now; None: it is still waited for."""
         if is_open:
-            event = Event.STILL_WATCHED if now >= self._success_at else Event.WATCHED
+            event = RegistrationEvent.STILL_WATCHED if now >= self._success_at else RegistrationEvent.WATCHED
         elif has_ended or now >= self.listen_by:
-            event = Event.UNWATCHED
+            event = RegistrationEvent.UNWATCHED
         else:
             return None
         self.apply(event, now)
         return event
 
-    def apply(self, event: Event, now: float) -> None:
+    def apply(self, event: RegistrationEvent, now: float) -> None:
         """
         Moves to the state that follows from an event at monotonic second `now`, and sets counters and deadlines.
 
@@ -322,19 +322,19 @@ class Registration:
         """
         self.state = TRANSITIONS[self.state][event]
         match event:
-            case Event.KUBELET_CHANGED:
+            case RegistrationEvent.KUBELET_CHANGED:
                 self.failures = 0
                 self.visibility.apply(Sign.CHANGED, now)
-            case Event.ACCEPTED:
+            case RegistrationEvent.ACCEPTED:
                 self._success_at = self.listen_by = now + LISTEN_SECONDS
-            case Event.REFUSED | Event.UNWATCHED:
+            case RegistrationEvent.REFUSED | RegistrationEvent.UNWATCHED:
                 self.failures += 1
                 wait = backoff_seconds(self.failures, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS)
                 self.ask_at = now + wait * (0.5 + self._jitter() / 2)
-            case Event.WATCHED | Event.STILL_WATCHED:
+            case RegistrationEvent.WATCHED | RegistrationEvent.STILL_WATCHED:
                 self.listen_by = now + LISTEN_SECONDS
-                self.failures = 0 if event is Event.STILL_WATCHED else self.failures
-            case Event.LOST:
+                self.failures = 0 if event is RegistrationEvent.STILL_WATCHED else self.failures
+            case RegistrationEvent.LOST:
                 self.ask_at = now
-            case Event.SOCKET_LOST:
+            case RegistrationEvent.SOCKET_LOST:
                 self.ask_at = now + POLL_SECONDS

@@ -1,11 +1,11 @@
 """
-The record of a node's allocations on disk, and one in memory with the same promises.
+Keeps the record of a node's allocations on disk.
 
 The state directory holds `lock`, held by the one process that may write; `journal`, written as `record` says; `published`,
-how far the bus has received; and journals that were damaged. A damaged journal does not stop the node: it is set aside as
-`journal.corrupt-N`, for inspection, and what can be trusted of it goes on in a new one. Where something may be
-missing, the header of the new one says why (`Header.doubt`), and the record is unconfirmed until somebody confirms it.
-What is set aside is never written again; the newest few are kept.
+the newest fact that the bus has; and damaged journals. A damaged journal does not stop the node: it is set aside as
+`journal.corrupt-N`, for inspection, and a new one starts with what can be trusted of it. If something may be
+missing, the header of the new one has the reason (`JournalHeader.unconfirmed`), and the record is unconfirmed until it is
+confirmed. Journals set aside are never written again; the newest few are kept.
 """
 
 import errno
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import structlog
 
-from topoalign.allocator.ledger import record
-from topoalign.allocator.ledger.record import VERSION, Header, encoded
+from topoalign.allocator.ledger import journal_format
+from topoalign.allocator.ledger.journal_format import VERSION, JournalHeader, encode_line
 from topoalign.allocator.ledger.state_dir import (
     check_file,
     faults,
@@ -32,7 +32,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Entry
 
 KEPT = 5
-"""Journals set aside, the newest: each tells of a fault of its own."""
+"""Newest journals set aside that are kept."""
 
 MARK = 40
 """Characters of the file `published`: two numbers of 64 bits."""
@@ -87,7 +87,7 @@ class FileJournal:
                 self.cut(self._size - self.dropped)
         return [line.entry for line in found.lines]
 
-    def read(self) -> tuple[bytes | None, record.Record]:
+    def read(self) -> tuple[bytes | None, journal_format.JournalContent]:
         """The bytes of the file, None if there is none, and the record in them. Raises StateFault if it may not be read."""
         published = self.published()
         try:
@@ -95,15 +95,17 @@ class FileJournal:
                 content = file.read()
         except FileNotFoundError:
             used = os.path.lexists(self.directory / "published")  # which is made after the journal
-            return None, record.lost("it is missing from a directory that was used") if used else record.Record()
+            return None, journal_format.lost_journal(
+                "it is missing from a directory that was used"
+            ) if used else journal_format.JournalContent()
         except OSError as error:
             if error.errno == errno.EIO:
-                return b"", record.lost("the disk cannot read it")
+                return b"", journal_format.lost_journal("the disk cannot read it")
             with faults(self.path, "read the journal"):
                 raise
-        return content, record.read(content, self.node, published)
+        return content, journal_format.read_journal(content, self.node, published)
 
-    def recover(self, found: record.Record, there: bool) -> None:
+    def recover(self, found: journal_format.JournalContent, there: bool) -> None:
         """Sets a damaged file aside (`there`: there is one), begins a new one with what can be trusted, and logs that."""
         with faults(self.path, "set the damaged journal aside"):
             kept = self.put_aside() if there else None
@@ -142,7 +144,7 @@ class FileJournal:
 
     def append(self, entry: Entry) -> None:
         """Writes one entry and syncs it. Raises StateFault, and then the entry is not in the journal."""
-        line = encoded(entry)
+        line = encode_line(entry)
         with faults(self.path, "write the journal"):
             if self._suspect or not self.in_place:
                 self.replace(self._lines)
@@ -158,7 +160,7 @@ class FileJournal:
 
     def rewrite(self, entries: Sequence[Entry]) -> None:
         """Replaces all entries by these, at once or not at all. Raises StateFault."""
-        lines = [encoded(entry) for entry in entries]
+        lines = [encode_line(entry) for entry in entries]
         with faults(self.path, "rewrite the journal"):
             self.replace(lines)
         self._lines = lines
@@ -210,14 +212,15 @@ class FileJournal:
 
     def replace(self, lines: Sequence[bytes]) -> None:
         """
-        Writes a new file beside the old one and renames it over that: at any moment one of the two is whole. Raises OSError.
-        Where the new one cannot be written the old one stays in use: a disk without room for both may have some for one
-        more line. Where a later step fails, the next append repeats this, because the open file may be the replaced one.
+        Writes a new file next to the old one and renames it over that: at any moment one of the two is complete. Raises
+        OSError. Where the new one cannot be written the old one stays in use: a disk without room for both may have some
+        for one more line. Where a later step fails, the next append repeats this, because the open file may be the
+        replaced one.
         """
-        header = encoded(Header(version=VERSION, node=self.node, doubt=self._unconfirmed or ""))
-        beside = self.directory / "journal.new"
+        header = encode_line(JournalHeader(version=VERSION, node=self.node, unconfirmed=self._unconfirmed or ""))
+        new_file = self.directory / "journal.new"
         try:
-            target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            target = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 write_whole(target, b"".join([header, *lines]))
                 os.fsync(target)
@@ -226,10 +229,10 @@ class FileJournal:
                 os.close(target)
         except OSError:
             with suppress(OSError):
-                beside.unlink(missing_ok=True)  # it takes the room that a line would need
+                new_file.unlink(missing_ok=True)  # it takes the space that a line would need
             raise
         self._suspect = True
-        os.replace(beside, self.path)
+        os.replace(new_file, self.path)
         self.close()
         sync_directory(self.directory)
         self.open()

@@ -1,17 +1,17 @@
 """
-The allocations of this node, and the only place that changes them.
+Keeps the allocations of this node. It is the only place that changes them.
 
-Every change goes the same way and without a pause: the facts are drafted, folded into the next state, appended to the
-journal and synced; only then do they count, and only then may anybody be answered. So after a crash at any point the
-ledger is as it was before the change or as it was after. Changes of several callers may be made one (`together`). What the
-bus has not received yet waits in `pending`, in order.
+Every change takes the same steps without a pause: facts are created, folded into the next state, appended to the journal and
+synced. Only then do they count, and only then may a call be answered. So after a crash the ledger has the state before the
+change or after it. Changes of several callers can be joined (`transaction`). Facts that the bus has not received yet wait in
+`pending`, in order.
 
-The journal is kept short: after `compact_after` facts it is written anew as one snapshot of what is live, preceded by
-nothing but the facts that are still to be published. Should those become more than `pending_limit` because the bus has
-been away for long, they are dropped in favour of the snapshot, which makes every listener whole again.
+The journal is kept short: after `compact_after` facts it is rewritten as one snapshot of the live allocations, preceded only
+by the facts that are still to be published. If these become more than `pending_limit` because the bus is disconnected for
+long, they are dropped. Then the snapshot brings every subscriber up to date.
 
-A journal that was damaged leaves the record unconfirmed: something may be held that is not in it. The ledger only says so;
-who hands out devices asks the kubelet first, or refuses, until the record is confirmed.
+A damaged journal leaves the record unconfirmed: allocations may be missing. The ledger only reports this. The callers poll
+the kubelet first, or refuse, until the record is confirmed.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.endings import Endings
-from topoalign.allocator.ledger.record import unpublished
+from topoalign.allocator.ledger.journal_format import unpublished
+from topoalign.allocator.ledger.release_log import ReleaseLog
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.errors import NotFound, StateFault
 from topoalign.core.model.events import (
@@ -51,10 +51,8 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.ports import Clock, Entry, Journal
 from topoalign.core.state.fold import NodeState, replay
 
-# What the ledger is given to record: facts that lack their place in the journal.
 
-
-class Draft(Protocol):
+class UnsequencedFact(Protocol):
     """A fact without its place in the journal: called with node, epoch and seq, it returns the event."""
 
     def __call__(self, *, node: NodeName, epoch: int, seq: int) -> LedgerEvent: ...
@@ -94,19 +92,21 @@ def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) 
     return had if now == had else msgspec.structs.replace(now, revision=had.revision + 1)
 
 
-def deviation(allocation: Allocation, preferred: Sequence[DeviceID]) -> Draft:
-    """The draft of `AllocationDeviated`: the kubelet took the devices of this allocation instead of the `preferred` ones."""
+def deviation(allocation: Allocation, preferred: Sequence[DeviceID]) -> UnsequencedFact:
+    """Returns `AllocationDeviated`: the kubelet took the devices of this allocation instead of the `preferred` ones."""
     allocated = tuple(device for devices in allocation.devices.values() for device in devices)
     return partial(AllocationDeviated, allocation=allocation.id, preferred=tuple(preferred), allocated=allocated)
 
 
-def releases(allocations: Iterable[AllocationID], reasons: Mapping[AllocationID, str], otherwise: str) -> list[Draft]:
-    """The drafts of `AllocationReleased` for these allocations, each for its reason or, without one, for `otherwise`."""
+def releases(
+    allocations: Iterable[AllocationID], reasons: Mapping[AllocationID, str], otherwise: str
+) -> list[UnsequencedFact]:
+    """Returns `AllocationReleased` for these allocations, each for its reason or, without one, for `otherwise`."""
     return [partial(AllocationReleased, allocation=name, reason=reasons.get(name, otherwise)) for name in allocations]
 
 
-def refused(pod: PodRequest, refusal: Refusal) -> Draft:
-    """The draft of `AllocationRefused` for this pod."""
+def refusal_fact(pod: PodRequest, refusal: Refusal) -> UnsequencedFact:
+    """Returns `AllocationRefused` for this pod."""
     return partial(
         AllocationRefused,
         namespace=pod.namespace,
@@ -119,14 +119,14 @@ def refused(pod: PodRequest, refusal: Refusal) -> Draft:
     )
 
 
-def snapshot(state: NodeState) -> Draft:
-    """The draft of `AllocationsSnapshot` of all that is live in this state."""
+def snapshot(state: NodeState) -> UnsequencedFact:
+    """Returns `AllocationsSnapshot` of all that is live in this state."""
     live = tuple(state.allocations.values())
     return partial(AllocationsSnapshot, allocations=live, memory=dict(state.memory), digest=state.digest)
 
 
-SAID_SECONDS = 1.0
-"""For so long a snapshot after which nothing happened answers further requests for one."""
+PUBLISHED_SECONDS = 1.0
+"""How long a snapshot answers further requests for one, if nothing has changed since."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.ledger")
 
@@ -149,20 +149,20 @@ class Ledger:
         self.dropped = 0
         """Facts that were never published because too many were waiting; a snapshot stands in for them."""
         self.faults = DiskFaults()
-        self.endings = Endings()
+        self.release_log = ReleaseLog()
         """How allocations ended since this process started."""
         self._journal = journal
         self._clock = clock
         self._changed = anyio.Event()
         self._announced: tuple[int, int, float] | None = None
-        """(epoch, seq) of the newest snapshot, and the monotonic seconds at which it was said."""
+        """(epoch, seq) of the newest snapshot, and the monotonic seconds of its record."""
         self.version = 0
         entries = journal.load()
         events = [(event, entry.time) for entry in entries for event in entry.events]
         newest = max((at for at, (event, _) in enumerate(events) if isinstance(event, AllocationsSnapshot)), default=0)
         self.pending = deque(unpublished(events, journal.published(), newest))
         self.state = replay(node, (event for event, _ in events[newest:]))
-        self._group: list[LedgerEvent] | None = None  # the facts of a `together` that is under way
+        self._group: list[LedgerEvent] | None = None  # the facts of a `transaction` that is under way
         self._facts = len(events)  # in the journal
         self._compact_at = self._facts + compact_after
         self._begin()
@@ -171,8 +171,8 @@ class Ledger:
         """
         Every start is an epoch of its own, so that a record restored from an old copy repeats no number.
 
-        A journal that was lost does not know its last epoch, which may have begun in this very millisecond. What was
-        published does, but for one fact perhaps, which may have begun the epoch after it.
+        A lost journal does not have its last epoch, which may have begun in the same millisecond. The published mark may lag
+        by one fact, which may have begun the next epoch. So after a loss the epoch is one more than both allow.
         """
         published, _ = self._journal.published() or (0, 0)
         lost = self.unconfirmed is not None
@@ -182,7 +182,7 @@ class Ledger:
             self.announce()
         except StateFault:
             if not self.state.epoch or self.unconfirmed is not None:
-                raise  # numbers of what was lost may have been received already
+                raise  # subscribers may have received numbers of lost facts
             # What is on disk was read, so the node can go on in its old epoch; each new fact will try the disk again.
             self._epoch = self.state.epoch
 
@@ -198,29 +198,29 @@ class Ledger:
 
     @property
     def boot(self) -> str:
-        """The boot of the node that discovery tells of; empty: not known yet."""
+        """The boot of the node as discovery reports it; empty: not known yet."""
         return self.state.topology.boot_id if self.state.topology is not None else ""
 
     @property
     def machine(self) -> str:
-        """Which described machine the node plays; empty: real hardware, or not known yet."""
+        """The described machine that the node simulates; empty: real hardware, or not known yet."""
         return self.state.topology.machine if self.state.topology is not None else ""
 
-    def hear(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
-        """Takes in a reading of hardware, health or usage. It is read anew at every start, and therefore not journaled."""
+    def take_reading(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
+        """Applies a reading of hardware, health or usage. It is read again after every start, so it is not journaled."""
         had = self.state
         state = self.state.apply(event)
         if state.topology is not had.topology or state.health is not had.health or state.usage is not had.usage:
             self.move(state)
 
     def observe(self, **seen: Unpack[Observed]) -> None:
-        """Takes in what the kubelet has given away without asking us, or what it decides by, where that has changed."""
+        """Records what the kubelet has allocated without this allocator, or its rules, if they have changed."""
         had = self.state.usage or unobserved(self.node, self._begun)
         if (now := observed(had, seen, self.state.allocations)) != had:
-            self.hear(now)
+            self.take_reading(now)
 
     def confirm(self, by: str) -> None:
-        """Confirms the record: all that is held is in it, says whoever `by` names. Raises StateFault."""
+        """Confirms that the record is complete, by the authority that `by` names. Raises StateFault."""
         unconfirmed = self.unconfirmed
         if unconfirmed is None:
             return
@@ -230,7 +230,7 @@ class Ledger:
         self.move(self.state)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """
         Makes one entry of the journal, with one sync, of all that is recorded in this block, which must not pause. In the
         block `state` has it already. Raises StateFault at its end; then, and when the block raises, nothing has changed.
@@ -291,14 +291,14 @@ class Ledger:
 
     def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
         """Records that a pod was refused, and why. Raises StateFault."""
-        self._record(refused(pod, refusal))
+        self._record(refusal_fact(pod, refusal))
 
     def announce(self) -> tuple[int, int]:
         """
         Records a snapshot of all live allocations, shortens the journal to it, and returns its (epoch, seq). Raises
-        StateFault. Many may ask at once, as when the bus comes back: one of `SAID_SECONDS` ago is not repeated.
+        StateFault. Many may ask at once, as when the bus comes back: one of `PUBLISHED_SECONDS` ago is not repeated.
         """
-        just_now = self._clock.monotonic() - SAID_SECONDS
+        just_now = self._clock.monotonic() - PUBLISHED_SECONDS
         if self._announced is None or self._announced[:2] != self._place or self._announced[2] <= just_now:
             self._record(self._snapshot())
             self._announced = (*self._place, self._clock.monotonic())
@@ -320,16 +320,16 @@ class Ledger:
     def _place(self) -> tuple[int, int]:
         return self.state.epoch, self.state.seq
 
-    def _snapshot(self) -> Draft:
+    def _snapshot(self) -> UnsequencedFact:
         return snapshot(self.state)
 
-    def _record(self, *drafts: Draft) -> None:
-        """Drafts become facts: on disk first, then in the state. Raises StateFault, and then nothing has changed."""
+    def _record(self, *facts: UnsequencedFact) -> None:
+        """Records facts: on disk first, then in the state. Raises StateFault, and then nothing has changed."""
         events: list[LedgerEvent] = []
         state = self.state
-        for draft in drafts:
+        for fact in facts:
             seq = state.seq + 1 if state.epoch == self._epoch else 1
-            events.append(draft(node=self.node, epoch=self._epoch, seq=seq))
+            events.append(fact(node=self.node, epoch=self._epoch, seq=seq))
             state = state.apply(events[-1])
         if self._group is not None:
             self._group += events
@@ -343,7 +343,7 @@ class Ledger:
         with self.faults.noted():
             self._journal.append(entry)
         self._facts += len(events)
-        self.endings.note(self.state.allocations, events)
+        self.release_log.note(self.state.allocations, events)
         self.pending.extend((event, entry.time) for event in events)
         self.move(state)
         if self._facts >= self._compact_at and not isinstance(events[-1], AllocationsSnapshot):
@@ -357,7 +357,7 @@ class Ledger:
             self._compact_at = self._facts + self.compact_after
 
     def _compact(self) -> None:
-        """The journal becomes what is still to be published, and the snapshot that was said last."""
+        """Rewrites the journal as the facts still to be published and the last snapshot."""
         if len(self.pending) > self.pending_limit:
             self.dropped += len(self.pending) - 1
             self.pending = deque([self.pending[-1]])
@@ -367,22 +367,19 @@ class Ledger:
         self._compact_at = self._facts + self.compact_after
 
     def move(self, state: NodeState) -> None:
-        """Becomes this state, and wakes those who show it: also where only what they show beside it has changed."""
+        """Takes this state and wakes all waiting tasks. Also called if only data derived from the state has changed."""
         self.state = state
         self.version += 1
         self._changed.set()
         self._changed = anyio.Event()
 
 
-# What the disk complains of when the journal is written: shown in readiness, logged when it begins and when it is over.
-
-
 class DiskFaults:
-    """Notes what the writes of one journal complain of."""
+    """Notes failed writes of the journal, for readiness, and logs when they begin and end."""
 
     def __init__(self) -> None:
         self.newest: str | None = None
-        """What the disk complained of last, and the remedy; None since it took a fact again."""
+        """The last failure and its remedy; None after a write that succeeded."""
 
     @contextmanager
     def noted(self) -> Iterator[None]:

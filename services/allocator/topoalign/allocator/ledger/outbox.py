@@ -1,16 +1,15 @@
 """
-Publishes what the journal has and the bus has not, in the journal's order and for as long as it takes.
+Publishes the facts of the journal that the bus does not have yet, in the journal's order.
 
-Nothing waits for this: the kubelet has its answer before the first try. Up to `MOST_FACTS` are under way at once; what the
-bus confirms of them is taken from the ledger, and marked in its directory, once for all.
+Nothing waits for this: the kubelet is answered before the first attempt. Up to `MOST_FACTS` are in flight at once. Confirmed
+facts are removed from the ledger and marked in its directory.
 
-The stream has the facts in the journal's order. If the bus stores a later fact of those under way and not an earlier one,
-the earlier one follows it; listeners have noticed the gap by then and wait for a snapshot. The positions that the bus
-confirms tell that (they go back), and everything live is announced anew.
+The stream has the facts in the journal's order. If the bus stores a later fact in flight before an earlier one, subscribers
+notice the gap and wait for a snapshot. The confirmed positions then go back, and a snapshot is published.
 
-Where the stream has another message under the id of a fact, the fact goes out under another id: behind those that were under
-way with it, which the snapshot makes good in the same way. Where none was, everything live is announced anew soon afterwards
-all the same (`watch`): listeners may have believed that message.
+If the stream has another message under the id of a fact, the fact is published under another id, after those in flight with
+it, and a snapshot follows in the same way. If none was in flight, a snapshot is published soon afterwards (`watch`), because
+subscribers may have accepted that message.
 """
 
 from collections.abc import Sequence
@@ -28,11 +27,11 @@ from topoalign.runtime.fact_publisher import FactPublisher
 from topoalign.runtime.publisher import Confirmed, Publisher
 
 POLL_SECONDS = 60.0
-"""Between two checks whether the stream still has what was said."""
+"""Between two checks whether the stream still has the published facts."""
 
 MOST_FACTS = 256
 MOST_BYTES = 4 * 1024 * 1024
-"""Under way at once: so many, or so large together. One fact may be larger."""
+"""Facts in flight at once, and their size in all. A single fact may be larger."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.outbox")
 
@@ -56,8 +55,8 @@ class Outbox:
 
     async def watch(self) -> None:
         """
-        Checks every `POLL_SECONDS` whether the stream still has what was said: an idle node would not notice otherwise.
-        Announces everything anew where somebody else published under ids of this node since the last check.
+        Checks every `POLL_SECONDS` whether the stream still has the published facts: an idle node would not notice
+        otherwise. Publishes a snapshot if another client published under ids of this node since the last check.
         """
         subject = wire.allocation_subjects(self._ledger.node)
         taken = 0
@@ -103,7 +102,7 @@ class Outbox:
             await self._ledger.wait_past(self._ledger.version)
 
     def notice(self, position: int) -> None:
-        """Takes note of a stream position. One below the last has lost what it held: everything live is announced anew."""
+        """Notes a stream position. If it is below the last one, the stream has lost facts, and a snapshot is published."""
         if position < self._position:
             log.warning("the allocation stream went back", had=self._position, got=position)
             self._position = position
@@ -112,5 +111,5 @@ class Outbox:
 
     def announce(self) -> None:
         """Publishes a snapshot of all live allocations; nothing where the disk refuses it."""
-        with suppress(StateFault):  # the ledger has said so; the next fact that is lost brings this here again
+        with suppress(StateFault):  # the ledger has logged it; the next lost fact repeats this
             self._ledger.announce()

@@ -1,5 +1,5 @@
 """
-The directory in which a node's record is kept: whose it is, who may use it now, and what its failures mean.
+Checks and locks the directory of a node's record, and explains its failures.
 
 It belongs to the user that the allocator runs as, or to root, and to one process at a time, which holds its lock. A link in
 the place of the directory or of a file in it is refused: who could put it there could have the allocator write elsewhere.
@@ -29,7 +29,7 @@ REMEDIES = {
 }
 
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.EISDIR, errno.ENOTDIR})
-"""Errors that come of how a directory or file is set up: they do not pass by themselves."""
+"""Errors of a wrong setup of a directory or file. They do not pass by themselves."""
 
 
 PID = 20
@@ -52,17 +52,17 @@ def locked(directory: Path) -> Iterator[None]:
     with usable():
         with faults(directory, "use the state directory"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check(directory)
+        check_state_dir(directory)
         with faults(directory, "use the state directory"):
             lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        take_lock(lock, directory)
+        take_state_lock(lock, directory)
         yield
     finally:
         os.close(lock)
 
 
-def check(directory: Path) -> None:
+def check_state_dir(directory: Path) -> None:
     """Raises StateFault for a directory in which others may write, or in which this process may not."""
     with faults(directory, "use the state directory"):
         found = directory.lstat()
@@ -82,7 +82,7 @@ def check(directory: Path) -> None:
         )
 
 
-def take_lock(lock: int, directory: Path) -> None:
+def take_state_lock(lock: int, directory: Path) -> None:
     """Takes the lock on an open lock file and writes this pid into it. Raises StateInUse with the pid of the holder."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +144,7 @@ def write_whole(file: int, data: bytes) -> None:
 
 @contextmanager
 def faults(path: Path, deed: str) -> Iterator[None]:
-    """Turns an OSError into a StateFault that says what could not be done, why, and what helps."""
+    """Turns an OSError into a StateFault with the failed action, the reason and the remedy."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """
 The display of gpu-manager (Gaia), for its clients and dashboards: the tree of GPUs, who uses them, and the version.
 
-It is served as gRPC `display.GPUDisplay` on a socket of its own, and as pages of the process beside /metrics: /graph, /usage
+It is served as gRPC `display.GPUDisplay` on its own socket, and as pages next to /metrics: /graph, /usage
 and /version in the JSON of Gaia's gateway, /metric with its series. Each answer is measured for itself; where nothing can
 be measured, that is the answer. The socket is made again if it is removed.
 
@@ -70,7 +70,9 @@ class Display(Servicer, display.GpuDisplayBase):
 
         async def metric() -> HttpAnswer:
             shares = await self._shares()
-            return HttpAnswer(use_families.text(use_families.gaia(shares, self._state().hardware)), PROMETHEUS)
+            return HttpAnswer(
+                use_families.render_families(use_families.gaia(shares, self._state().hardware)), PROMETHEUS
+            )
 
         return {"/graph": graph, "/usage": usage, "/version": version, "/metric": metric}
 
@@ -120,7 +122,7 @@ def pod_message(pod: gaia_display.ContainerStat) -> display.ContainerStat:
 
 
 def device_message(device: gaia_display.DeviceInfo) -> display.DeviceInfo:
-    """A card of a container as its message."""
+    """The message of one GPU of a container."""
     return display.DeviceInfo(
         id=device.id,
         card_idx=device.card_idx,

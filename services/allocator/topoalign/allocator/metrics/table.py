@@ -1,4 +1,4 @@
-"""What Prometheus is told of the allocator: one table, read when it is asked for."""
+"""The allocator's metrics for Prometheus: one table, read at each scrape."""
 
 from collections.abc import Callable
 from functools import partial
@@ -58,7 +58,7 @@ TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
     (
         "counter",
         "topoalign_allocator_forged_readings",
-        "Readings of the hardware that were received and that discovery had not said.",
+        "Readings of the hardware that were received and that discovery had not published.",
         lambda allocator: allocator.hardware_watch.forged,
     ),
     (

@@ -32,7 +32,7 @@ class Family(NamedTuple):
     samples: Iterable[Sample]
 
 
-def text(families: Iterable[Family]) -> bytes:
+def render_families(families: Iterable[Family]) -> bytes:
     """The families in the form that Prometheus reads; nothing of those without samples."""
     return b"".join(chunk for family in families for chunk in lines(family))
 
@@ -55,7 +55,7 @@ def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[
     """Under our names: `gpu_uuid` is the GPU, `mig_uuid` the instance on it, or empty."""
 
     def each(value: Callable[[HolderUse], float | None]) -> list[Sample]:
-        return [({**device_labels(row), **owned}, value(holder)) for row, holder, owned in held(shares)]
+        return [({**device_labels(row), **owned}, value(holder)) for row, holder, owned in known_holders(shares)]
 
     above = {(each.device, each.holder.allocations) for each in lasting}
     rows = [(row, device_labels(row)) for row in shares.devices]
@@ -78,7 +78,7 @@ def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[
         "1 for a container that used more GPU memory than it was given in three measurements in a row.",
         [
             ({**device_labels(row), **owned}, 1.0)
-            for row, holder, owned in held(shares)
+            for row, holder, owned in known_holders(shares)
             if (row.device, holder.allocations) in above
         ],
     )
@@ -106,22 +106,22 @@ def own_library(each: Callable[[Callable[[HolderUse], float | None]], list[Sampl
     name = "topoalign_container_gpu_library_"
     yield Family(
         f"{name}memory_bytes",
-        "GPU memory that the library which limits a container counts, as the container says.",
+        "GPU memory that the library which limits a container counts, as the container reports it.",
         each(lambda h: None if h.library is None else h.library.memory),
     )
     yield Family(
         f"{name}time_ratio",
-        "Part of the last second in which kernels of a container ran, as the library in it says.",
+        "Part of the last second in which kernels of a container ran, as the library in it reports it.",
         each(lambda h: None if h.library is None else part(h.library.utilization)),
     )
 
 
 def gaia(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
-    """Under gpu-manager's names: percent, MiB, and cards; each container also in total."""
+    """Under gpu-manager's names: percent, MiB, and GPUs; each container also in total."""
 
     def each(label: str, value: Callable[[HolderUse], float | None], *, total: bool = False) -> list[Sample]:
         found: list[Sample] = []
-        for row, holder, of in held(shares):
+        for row, holder, of in known_holders(shares):
             labels = {
                 "pod_name": of["pod"],
                 "namespace": of["namespace"],
@@ -154,7 +154,7 @@ def hami_use_families(shares: NodeShares, hardware: Topology) -> Iterator[Family
     yield from hami_hosts(shares, hardware)
     seen: dict[tuple[str, ...], int] = {}
     containers: list[tuple[dict[str, str], DeviceShares, HolderUse]] = []
-    for row, holder, owned in held(shares):
+    for row, holder, owned in known_holders(shares):
         key = tuple(owned.values())
         index = seen[key] = seen.get(key, -1) + 1
         containers.append(({**owned, "vdevice_index": str(index), "device_uuid": row.device}, row, holder))
@@ -210,7 +210,7 @@ def hami_hosts(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
 
 
 def instance_labels(instance: MigDevice) -> dict[str, str]:
-    """The labels by which HAMi's monitor tells a MIG instance."""
+    """The labels by which HAMi's monitor identifies a MIG instance."""
     return {
         "mig_uuid": instance.uuid,
         "profile": instance.profile,
@@ -220,7 +220,7 @@ def instance_labels(instance: MigDevice) -> dict[str, str]:
 
 
 def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCount]]) -> Iterator[Family]:
-    """What only the files of HAMi-core tell, as HAMi's monitor reads them. `now`: wall seconds."""
+    """The series that only the files of HAMi-core contain, as HAMi's monitor reads them. `now`: wall seconds."""
     name = "hami_vgpu_memory_"
     yield Family(f"{name}context_bytes", "GPU memory of CUDA contexts", [(at, each.context) for at, each in counts])
     yield Family(f"{name}module_bytes", "GPU memory of programs", [(at, each.modules) for at, each in counts])
@@ -232,7 +232,7 @@ def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCo
     )
 
 
-def held(shares: NodeShares) -> Iterator[tuple[DeviceShares, HolderUse, dict[str, str]]]:
+def known_holders(shares: NodeShares) -> Iterator[tuple[DeviceShares, HolderUse, dict[str, str]]]:
     """Each container that is known with each device that it holds, and the labels that name it."""
     for row in shares.devices:
         for holder in row.holders:
@@ -279,7 +279,7 @@ class Amounts(NamedTuple):
     """Slots, time slices or shares by MPS."""
 
 
-class Row(NamedTuple):
+class GpuUsage(NamedTuple):
     """One GPU."""
 
     gpu: Gpu
@@ -292,22 +292,22 @@ class Row(NamedTuple):
     """What may be handed out now."""
 
 
-def rows_of(divided: Mapping[DeviceID, Division], hardware: Topology) -> list[Row]:
+def gpu_usages(divided: Mapping[DeviceID, Division], hardware: Topology) -> list[GpuUsage]:
     """All GPUs of a node."""
     return [
-        Row(
+        GpuUsage(
             gpu=gpu,
-            containers=holders_of(division),
-            offered=amounts(gpu, division, [division.offered]),
-            asked=asked_of(gpu, division),
-            left=amounts(gpu, division, [division.left]),
+            containers=count_holders(division),
+            offered=sum_parts(gpu, division, [division.offered]),
+            asked=sum_granted(gpu, division),
+            left=sum_parts(gpu, division, [division.left]),
         )
         for gpu in hardware.gpus
         if (division := divided.get(gpu.id)) is not None
     ]
 
 
-def holders_of(division: Division) -> int:
+def count_holders(division: Division) -> int:
     """
     How many containers hold some of a GPU. An init container from which later ones have taken over all holds nothing. One
     whose units a kubelet gave to another pod counts: both may be running.
@@ -315,24 +315,24 @@ def holders_of(division: Division) -> int:
     return sum(any(each.alone) or not each.taken_over for each in division.held)
 
 
-def asked_of(gpu: Gpu, division: Division) -> Amounts:
+def sum_granted(gpu: Gpu, division: Division) -> Amounts:
     """
     What containers were given. Whoever was given all units of computing time was given all memory, and nobody else gets any
     until its record ends: also an init container of which a later one has taken over some. Two containers with half of the
     time each were given their blocks.
     """
-    found = amounts(gpu, division, [each.alone for each in division.held])
+    found = sum_parts(gpu, division, [each.alone for each in division.held])
     if found.memory is None or not any(has_all_time(each.parts) for each in division.held):
         return found
     return found._replace(memory=None if gpu.memory is None else max(found.memory, gpu.memory))
 
 
 def has_all_time(parts: Parts) -> bool:
-    """Whether these are all units of computing time of a GPU. By slots that says nothing of memory."""
+    """Whether these are all units of computing time of a GPU. With slots this does not depend on memory."""
     return parts.cores >= WHOLE_DEVICE and not parts.slots
 
 
-def amounts(gpu: Gpu, division: Division, parts: Iterable[Parts]) -> Amounts:
+def sum_parts(gpu: Gpu, division: Division, parts: Iterable[Parts]) -> Amounts:
     """These parts of a GPU together."""
     found = list(parts)
     held = [each.parts for each in division.held]
@@ -341,7 +341,7 @@ def amounts(gpu: Gpu, division: Division, parts: Iterable[Parts]) -> Amounts:
     slots = sum(each.slots + each.slices for each in found) if slotted else None
     if sliced:
         return Amounts(None, None, slots)
-    sizes = [gpu.memory if has_all_time(each) and not slotted else memory_of(gpu, each) for each in found]
+    sizes = [gpu.memory if has_all_time(each) and not slotted else memory_of_parts(gpu, each) for each in found]
     known = [size for size in sizes if size is not None]
     memory = None if len(known) < len(sizes) else sum(known)
     if not slotted and memory is not None and gpu.memory is not None:
@@ -350,7 +350,7 @@ def amounts(gpu: Gpu, division: Division, parts: Iterable[Parts]) -> Amounts:
     return Amounts(None if gpu.mig is not None else cores, memory, slots)
 
 
-def memory_of(gpu: Gpu, parts: Parts) -> int | None:
+def memory_of_parts(gpu: Gpu, parts: Parts) -> int | None:
     """Bytes of one GPU. None: not known."""
     if parts.whole:
         return gpu.memory
@@ -360,11 +360,11 @@ def memory_of(gpu: Gpu, parts: Parts) -> int | None:
     return None if len(known) < len(instances) else parts.memory + sum(known)
 
 
-def own_partition_families(rows: Iterable[Row]) -> Iterator[Family]:
+def own_partition_families(rows: Iterable[GpuUsage]) -> Iterator[Family]:
     """Under our names: `gpu_uuid` is the GPU, with all of its instances."""
     found = list(rows)
 
-    def each(value: Callable[[Row], float | None]) -> list[Sample]:
+    def each(value: Callable[[GpuUsage], float | None]) -> list[Sample]:
         """The value of each GPU."""
         return [({"gpu_uuid": row.gpu.id, "mig_uuid": ""}, value(row)) for row in found]
 
@@ -394,7 +394,7 @@ def own_partition_families(rows: Iterable[Row]) -> Iterator[Family]:
     )
 
 
-def hami_partition_families(rows: Iterable[Row], node: NodeName) -> Iterator[Family]:
+def hami_partition_families(rows: Iterable[GpuUsage], node: NodeName) -> Iterator[Family]:
     """Under the names of HAMi's scheduler: bytes and percent of what is offered."""
     at = [
         (
@@ -431,7 +431,7 @@ def hami_partition_families(rows: Iterable[Row], node: NodeName) -> Iterator[Fam
     )
 
 
-def core_percent(row: Row) -> float | None:
+def core_percent(row: GpuUsage) -> float | None:
     """Cores that are given as percent of those that are offered, rounded up as HAMi does."""
     if row.asked.cores is None or not row.offered.cores:
         return None

@@ -1,5 +1,6 @@
 """
-Writes for /metrics which container uses how much of which GPU of this node, and tells who is above its memory.
+Writes for /metrics which container uses how much of which GPU of this node, and reports which containers exceed their
+memory.
 
 Discovery measures when it is asked. A scrape asks. While a container holds an amount of memory, as with units and slots, the
 allocator asks by itself as well, since nobody may scrape; else nothing is measured unless somebody does. The number of
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.release_log import container_title
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import MemoryExcess
@@ -24,13 +25,13 @@ from topoalign.runtime.clock import until_tick
 from topoalign.runtime.metrics import format_header, format_sample
 
 if TYPE_CHECKING:  # nobody scrapes at the start
-    from topoalign.allocator.metrics.use_families import Row
+    from topoalign.allocator.metrics.use_families import GpuUsage
     from topoalign.core.model.processes import LibraryReading
     from topoalign.core.state.fold import NodeState
     from topoalign.core.usage.attribution import Excess, ExcessWatch, NodeShares
 
 ANSWER_SECONDS = 5.0
-"""For a measurement: half of what Prometheus gives a scrape unless it was told otherwise."""
+"""For a measurement: half of the default scrape timeout of Prometheus."""
 SAMPLE_SECONDS = 15.0
 """Between two measurements that the allocator makes by itself: as often as many a Prometheus scrapes."""
 
@@ -51,7 +52,8 @@ class UseSeries:
     ) -> None:
         """
         `also`: under whose names the same is written, `gaia` and `hami`. `library`: reads what libraries that limit
-        containers count; None: there are none. `announces`: whether `UsageObserved` is to tell who is above its memory.
+        containers count; None: there are none. `announces`: whether `UsageObserved` reports the containers above their
+        memory.
         """
         self._ledger = ledger
         self._bus = bus
@@ -63,7 +65,7 @@ class UseSeries:
         """Device and allocations -> as it was when it began: so it is announced once."""
         self._failing = False
         """Whether the newest measurement of our own failed."""
-        self._rows: tuple[NodeState, Sequence[Row]] | None = None
+        self._rows: tuple[NodeState, Sequence[GpuUsage]] | None = None
         """How GPUs were divided when that was counted last, and of which state that is."""
 
     async def keep_watch(self, clock: Clock) -> None:
@@ -95,9 +97,9 @@ class UseSeries:
         from topoalign.allocator.metrics import use_families  # as above
 
         rows = self._divided()
-        yield use_families.text(use_families.own_partition_families(rows))
+        yield use_families.render_families(use_families.own_partition_families(rows))
         if "hami" in self._also:
-            yield use_families.text(use_families.hami_partition_families(rows, self._ledger.node))
+            yield use_families.render_families(use_families.hami_partition_families(rows, self._ledger.node))
         try:
             shares = await self.shares()
         except TopoalignError:
@@ -108,26 +110,26 @@ class UseSeries:
         yield format_sample("topoalign_gpu_use_measured", shares is not None)
         if shares is None:
             return
-        yield use_families.text(use_families.own_use_families(shares, self._lasting(shares)))
+        yield use_families.render_families(use_families.own_use_families(shares, self._lasting(shares)))
         hardware = self._ledger.state.hardware
         there = tuple(each for each in shares.devices if each.card in hardware.gpu_by_id)  # one may have gone meanwhile
         shares = msgspec.structs.replace(shares, devices=there)
         if "gaia" in self._also:
-            yield use_families.text(use_families.gaia(shares, hardware))
+            yield use_families.render_families(use_families.gaia(shares, hardware))
         if "hami" in self._also:
-            yield use_families.text(use_families.hami_use_families(shares, hardware))
+            yield use_families.render_families(use_families.hami_use_families(shares, hardware))
 
-    def _divided(self) -> "Sequence[Row]":
+    def _divided(self) -> "Sequence[GpuUsage]":
         """
         How each GPU is divided. Counted anew when what is there, held or healthy has changed, and nothing else of the state:
         a node may hold 20,000 units.
         """
-        from topoalign.allocator.metrics.use_families import rows_of
+        from topoalign.allocator.metrics.use_families import gpu_usages
         from topoalign.core.state.divisions import divisions
 
         state = self._ledger.state
         if self._rows is None or not has_same_devices(self._rows[0], state):
-            self._rows = state, rows_of(divisions(state), state.hardware)
+            self._rows = state, gpu_usages(divisions(state), state.hardware)
         return self._rows[1]
 
     async def shares(self) -> "NodeShares":
@@ -153,13 +155,13 @@ class UseSeries:
 
         self._watch = (self._watch or ExcessWatch()).after(shares)
         lasting = {(each.device, each.holder.allocations): each for each in self._watch.lasting}
-        self._exceeding = {key: self._exceeding.get(key) or said(each) for key, each in lasting.items()}
+        self._exceeding = {key: self._exceeding.get(key) or excess_fact(each) for key, each in lasting.items()}
         if self._announces and self._ledger.state.usage is not None:
             self._ledger.observe(exceeding=tuple(self._exceeding.values()))
         for excess in self._watch.begun:
             log.warning(
                 "a container uses more memory of a GPU than it was given",
-                container=titled(excess.holder.owner),
+                container=container_title(excess.holder.owner),
                 device=excess.device,
                 given=excess.holder.memory,
                 used=excess.holder.use.memory,
@@ -172,7 +174,7 @@ def has_same_devices(had: "NodeState", state: "NodeState") -> bool:
     return had.hardware is state.hardware and had.allocations is state.allocations and had.told is state.told
 
 
-def said(excess: "Excess") -> MemoryExcess:
+def excess_fact(excess: "Excess") -> MemoryExcess:
     """As it is announced."""
     holder = excess.holder
     assert holder.memory is not None and holder.use.memory is not None, "they were compared"

@@ -1,4 +1,4 @@
 """
-MIG instances that this node makes for containers, and destroys after them: the port to the driver, what is known of the
-instances of ours, and the steps in between. Which profile a container gets, and where, is decided in the core.
+Creates MIG instances for containers and destroys them afterwards: the port to the driver, the log of own instances, and the
+steps between them. The core decides which profile a container gets, and where.
 """

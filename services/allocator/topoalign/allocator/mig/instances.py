@@ -1,25 +1,25 @@
 """
-The MIG instances that containers get: made before an Allocate is answered, destroyed when its allocation has ended.
+Creates MIG instances before an Allocate is answered, and destroys them when the allocation has ended.
 
 The steps, and what a start does if the process ended after one of them:
 
-    1  the intent is in the book        nothing is there: the intent goes
-    2  the GPU instance is made         it is at the place of the intent, and was not there before: destroyed
-    3  its compute instance is made     the same
-    4  the book has id and uuid         no allocation has it: destroyed
+    1  the log has the intent           no instance exists: the intent is removed
+    2  the GPU instance is created      it is at the placement of the intent and did not exist before: destroyed
+    3  its compute instance is created  the same
+    4  the log has id and uuid          no allocation has it: destroyed
     5  the allocation is in the journal it stays
     6  the allocation has ended         as after 4
-    7  the instance is destroyed        nothing is there with this id, place and uuid: the entry goes
+    7  the instance is destroyed        nothing exists with this id, placement and uuid: the entry is removed
 
-So an instance is there for every allocation that has one, and for no other; those of others are never touched. While the
-driver does not answer, what is to be destroyed stays in the book, its place counts as taken, and it is tried again.
+So every allocation has its instance, and no other own instance exists. Instances of other users are never touched. While the
+driver does not answer, an instance to destroy stays in the log, its placement counts as taken, and the call is repeated.
 
-What is known to be gone is not ours again, whatever is made at its place, also while the book cannot be written; and what is
-doubted (`OwnInstance.doubted`) goes from the book without being destroyed. An instance of another profile, or that is
-divided, is not ours either.
+An instance that is known to be gone does not count as ours again, whatever is created at its placement, also while the log
+cannot be written. An unconfirmed one (`OwnInstance.unconfirmed`) is removed from the log without being destroyed. An
+instance of another profile, or with several compute instances, is not ours.
 
-A place is passed over where the driver has no room after all, and where it makes an instance with a uuid that another
-container was told: after a reboot a kubelet starts that container again, and asks nobody.
+A placement is skipped if the driver has no room there, and if it creates an instance with a uuid of another container:
+after a reboot the kubelet starts that container again without a call.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -30,7 +30,7 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.mig.instance_log import InstanceBook, OwnInstance
+from topoalign.allocator.mig.instance_log import InstanceLog, OwnInstance
 from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import DriverFault, NoFit, StateFault, TopoalignError, quoted
@@ -43,14 +43,12 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus
 from topoalign.core.state.share_amounts import gpus_by_instances
 
-# What is asked of the driver about the MIG instances of a GPU.
-
 
 class GpuInstance(NamedTuple):
-    """A GPU instance that is there, whoever made it."""
+    """An existing GPU instance, of any user."""
 
     id: int
-    """NVML's id of it on its GPU, which a later instance may have again."""
+    """NVML's id on its GPU. A later instance may get the same id."""
     profile: str
     """`1g.10gb`. Several profiles may have the same places: on an A100 3g.20gb and 4g.20gb at slice 0."""
     placement: MigPlacement
@@ -59,13 +57,13 @@ class GpuInstance(NamedTuple):
 
 
 class InstanceInUse(DriverFault):
-    """Raised where an instance is not destroyed because processes use it; the driver works."""
+    """Raised if an instance is not destroyed because processes use it; the driver works."""
 
     code = "InstanceInUse"
 
 
 class PlaceTaken(NoFit):
-    """Raised where the driver has no room for an instance at a place that seemed free: nothing was made, and it works."""
+    """Raised if the driver has no room at a placement that seemed free; nothing was created, and the driver works."""
 
     code = "PlaceTaken"
 
@@ -78,8 +76,8 @@ class PlaceTaken(NoFit):
 
 class InstanceMaker(Protocol):
     """
-    Makes and destroys MIG instances. Each call ends within a time limit: DriverFault says that it failed, or that nothing is
-    known of it because the driver does not answer. What such a call has done after all is seen by `there`.
+    Creates and destroys MIG instances. Each call has a time limit. DriverFault means that it failed, or that its result is
+    unknown because the driver does not answer; then `there` shows the result later.
     """
 
     async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
@@ -87,41 +85,31 @@ class InstanceMaker(Protocol):
 
     async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
         """
-        Makes a GPU instance of this profile at this place, and one compute instance of all of it. Raises DriverFault, and
-        PlaceTaken.
+        Creates a GPU instance of this profile at this placement, and one compute instance of all of it. Raises
+        DriverFault and PlaceTaken.
         """
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
         """Destroys the GPU instance with this id and all in it, if it is there. Raises DriverFault, InstanceInUse."""
 
 
-# Tells discovery of GPUs whose driver makes no MIG instances, so that their health says it: what the registry sends
-# pods by, and what people look at, is the health that discovery publishes.
-
-
 ASK_SECONDS = 5.0
 
 
 async def report_fault(bus: Bus, node: NodeName, gpu: DeviceID, why: str) -> None:
-    """Reports that MIG instances of a GPU cannot be changed. Where discovery does not answer, the kubelet alone knows it."""
+    """Reports to discovery that MIG instances of a GPU cannot be changed, so that it publishes the GPU as unhealthy."""
     request = DevicesRequest(node=node, devices=(gpu,), reason=f"its MIG instances cannot be changed: {why}")
-    with suppress(TopoalignError):  # a discovery of an earlier version does not know the word
+    with suppress(TopoalignError):  # a discovery of an earlier version does not know `report`
         answer = await bus.ask(wire.devices_subject(node, "report"), msgspec.json.encode(request), ASK_SECONDS)
         wire.answered(answer, dict[DeviceID, DeviceHealth])
 
 
-# The MIG instance of a slot.
-
-
-class Made(NamedTuple):
-    """The instance of a slot, which is there."""
+class CreatedInstance(NamedTuple):
+    """The existing instance of a slot."""
 
     uuid: DeviceID
     amount: Amount
-    """What the container holds of the GPU by it."""
-
-
-# What a node without a kubelet cannot give: instances are made when a kubelet calls Allocate.
+    """The container's amount of the GPU."""
 
 
 class InstancesNeedKubelet(NoFit):
@@ -131,7 +119,7 @@ class InstancesNeedKubelet(NoFit):
 
     def __init__(self, gpus: Iterable[str]) -> None:
         super().__init__(
-            f"slots of {quoted(sorted(gpus))} become MIG instances, which are made for a kubelet alone",
+            f"slots of {quoted(sorted(gpus))} become MIG instances, which are created only for a kubelet",
             "use migStrategy single or mixed on a node without a kubelet",
         )
 
@@ -150,7 +138,7 @@ log = structlog.get_logger("topoalign.allocator.mig")
 
 
 class NoPlace(NoFit):
-    """Raised where no profile with enough memory has a free place on a GPU."""
+    """Raised if no profile with enough memory has a free placement on a GPU."""
 
     code = "NoPlace"
 
@@ -163,33 +151,33 @@ class NoPlace(NoFit):
 
 
 class Instances:
-    """Makes and destroys the instances of one node. One thing at a time: the driver does not do more."""
+    """Creates and destroys the instances of one node, one at a time, because the driver does not do more."""
 
-    def __init__(self, book: InstanceBook, maker: InstanceMaker) -> None:
-        self._book = book
+    def __init__(self, instance_log: InstanceLog, maker: InstanceMaker) -> None:
+        self._log = instance_log
         self._maker = maker
         self.when_changed: Callable[[], None] = lambda: None
         """Called when `failing` has changed."""
         self._turn = anyio.Lock(fast_acquire=True)
         self._granting: set[DeviceID] = set()
-        """Made for an Allocate that is not recorded yet."""
+        """Uuids of instances for an Allocate that is not recorded yet."""
         self._over: set[OwnInstance] = set()
-        """Known to be gone, though the book still has them."""
+        """Known to be gone, although the log still has them."""
         self._used: set[OwnInstance] = set()
-        """To be destroyed when processes have left them, which the log has."""
+        """To be destroyed when no process uses them any more; logged once."""
         self.failing: dict[DeviceID, str] = {}
-        """GPU -> why instances of it cannot be made or destroyed: until that works again."""
+        """GPU -> why its instances cannot be created or destroyed, until that works again."""
 
     @property
     def own(self) -> Sequence[OwnInstance]:
-        """The instances that are ours, those included that are being made or are to be destroyed."""
-        return self._book.instances
+        """The own instances, including those in creation and those to be destroyed."""
+        return self._log.instances
 
     def note(self) -> str | None:
-        """What is to be said of instances, for /readyz: those that cannot be made, or may be left over. None: nothing."""
-        said = [f"{gpu}: {why}" for gpu, why in self.failing.items()]
-        said += [self._book.doubt] if self._book.doubt is not None else []
-        return f"MIG instances: {'; '.join(said)}" if said else None
+        """For /readyz: why instances cannot be created, or may be left over; None: neither."""
+        reasons = [f"{gpu}: {why}" for gpu, why in self.failing.items()]
+        reasons += [self._log.incomplete] if self._log.incomplete is not None else []
+        return f"MIG instances: {'; '.join(reasons)}" if reasons else None
 
     async def make(
         self,
@@ -197,19 +185,19 @@ class Instances:
         profiles: Sequence[MigProfile],
         memory: int,
         spared: Collection[MigPlacement] = (),
-        told: Collection[DeviceID] = (),
+        in_use: Collection[DeviceID] = (),
     ) -> MigDevice:
         """
-        Makes the smallest instance with so many bytes for a slot of a GPU; in a `spared` place only if there is no other,
-        and never with a uuid that other containers were `told`.
-        It is kept from `sweep` until `release`, which the caller owes whatever becomes of the Allocate. Raises
-        NoPlace, DriverFault and StateFault; then nothing is left over, or it is in the book.
+        Creates the smallest instance with this memory (bytes) for a slot of a GPU. Uses a `spared` placement only if
+        there is no other, and never a uuid that other containers have `in_use`. `destroy_unused` keeps it until
+        `release`, which the caller must call in any case. Raises NoPlace, DriverFault and StateFault; then nothing is
+        left over, or the log has it.
         """
         made: MigDevice | None = None
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 try:
-                    made = await self._made(slot, profiles, memory, spared, told)
+                    made = await self._create(slot, profiles, memory, spared, in_use)
                 except DriverFault as fault:
                     self._fails(base_of(slot), fault)
                     raise
@@ -218,13 +206,13 @@ class Instances:
         assert made is not None, "nobody leaves a shielded scope early"
         return made
 
-    async def _made(
+    async def _create(
         self,
         slot: DeviceID,
         profiles: Sequence[MigProfile],
         memory: int,
         spared: Collection[MigPlacement],
-        told: Collection[DeviceID],
+        in_use: Collection[DeviceID],
     ) -> MigDevice:
         gpu = base_of(slot)
         passed = set[MigPlacement]()
@@ -238,52 +226,57 @@ class Instances:
             profile, place = found
             before = tuple(sorted(each.id for each in there))
             intent = OwnInstance(slot=slot, profile=profile.name, placement=place, before=before)
-            made = await self._made_as(intent, told)
+            made = await self._create_as(intent, in_use)
             if made is not None:
                 return made
             passed.add(place)
 
-    async def _made_as(self, intent: OwnInstance, told: Collection[DeviceID]) -> MigDevice | None:
-        """The instance of an intent. None: it is not to be had at this place, and is not there."""
-        self._book.replace((), (intent,))
+    async def _create_as(self, intent: OwnInstance, in_use: Collection[DeviceID]) -> MigDevice | None:
+        """Creates the instance of an intent. None: it cannot be created at this placement, and does not exist."""
+        self._log.replace((), (intent,))
         try:
             made = await self._maker.make(intent.gpu, intent.profile, intent.placement)
-            if made.uuid not in told:
-                self._book.replace((intent,), (noted_as(intent, made),))
+            if made.uuid not in in_use:
+                self._log.replace((intent,), (noted_as(intent, made),))
                 return made
         except PlaceTaken as refusal:
-            log.warning("a MIG instance is not made where it was to be", slot=intent.slot, finding=refusal.finding)
-            self._over.add(intent)  # what is there now is somebody else's
+            log.warning("a MIG instance cannot be created at its placement", slot=intent.slot, finding=refusal.finding)
+            self._over.add(intent)  # an instance there is another user's
             self._forget(intent)
             return None
         except (DriverFault, StateFault):
             await self._undo_quietly(intent)
             raise
-        log.warning("a MIG instance is undone: another container was told its uuid", slot=intent.slot, uuid=made.uuid)
+        log.warning(
+            "a MIG instance is destroyed again: another container has its uuid", slot=intent.slot, uuid=made.uuid
+        )
         await self._undo_quietly(intent)
         return None
 
     def has(self, slot: DeviceID, uuid: DeviceID) -> bool:
-        """Whether this instance was made for this slot, in this boot of the node, and is not known to be gone."""
+        """Whether this instance was created for this slot, in this boot of the node, and is not known to be gone."""
         return any(each.slot == slot and each.uuid == uuid for each in self.own if each not in self._over)
 
     def keep(self, uuid: DeviceID) -> None:
-        """Keeps an instance that is there from `sweep`, whatever becomes of its record, until `release`."""
+        """Keeps an existing instance from `destroy_unused`, with or without a record, until `release`."""
         self._granting.add(uuid)
 
     def release(self, uuid: DeviceID) -> None:
-        """The next `sweep` destroys an instance that was made or kept, unless an allocation has it by then."""
+        """
+        Ends the protection of `make` or `keep`: the next `destroy_unused` destroys the instance if no allocation has
+        it.
+        """
         self._granting.discard(uuid)
 
-    async def sweep(
+    async def destroy_unused(
         self, live: Callable[[], Collection[DeviceID]], held: Callable[[], Collection[DeviceID]] = tuple
     ) -> None:
         """
-        Destroys the instances that are ours and that neither a `live` allocation has nor one that is about to be recorded;
-        of those that were never known to be made, what is there. What fails stays in the book for the next sweep.
+        Destroys the own instances that neither a `live` allocation nor one about to be recorded has, also those of intents.
+        After a failure an instance stays in the log for the next call.
 
-        `held`: slots that are held and of which no record has the instance, as after a lost journal. Their instances stay.
-        Both are asked for before each instance: others may be recorded while one is destroyed.
+        `held`: held slots without an instance in the record, as after a lost journal. Their instances stay. Both are called
+        before each instance, because others may be recorded while one is destroyed.
         """
 
         def is_wanted(own: OwnInstance) -> bool:
@@ -298,33 +291,35 @@ class Instances:
                         await self._undo_quietly(each)
 
     def trust(self, running: Collection[DeviceID]) -> None:
-        """Doubts no more that the instances with these uuids are ours: containers run with them. Raises StateFault."""
-        known = [each for each in self.own if each.doubted and each.uuid in running]
+        """Confirms instances as ours, because containers run with them. Raises StateFault."""
+        known = [each for each in self.own if each.unconfirmed and each.uuid in running]
         if known:
-            self._book.replace(known, [msgspec.structs.replace(each, doubted=False) for each in known])
+            self._log.replace(known, [msgspec.structs.replace(each, unconfirmed=False) for each in known])
 
     def stamp(self) -> None:
-        """Notes that somebody looks after what is in the book. Raises StateFault."""
+        """Writes the current time to the log, which shows that an agent runs. Raises StateFault."""
         if self.own:
-            self._book.replace(())
+            self._log.replace(())
 
     async def forget(self, missing: Collection[OwnInstance]) -> None:
         """
-        Forgets those of the instances that discovery is `missing` which the driver does not have either: somebody has
-        destroyed them, or the GPU was reset.
+        Forgets the `missing` instances that the driver does not have either: a user has destroyed them, or the GPU was
+        reset.
         """
         for own in missing:
-            with anyio.CancelScope(shield=True), suppress(DriverFault, StateFault):  # they are looked for again
+            with anyio.CancelScope(shield=True), suppress(DriverFault, StateFault):  # they are checked again later
                 async with self._turn:
                     if own not in self.own or own.uuid in self._granting:
                         continue
                     if not any(is_own(own, each) for each in await self._maker.there(own.gpu)):
-                        log.warning("a MIG instance of ours has gone", gpu=own.gpu, slot=own.slot, uuid=own.uuid)
+                        log.warning(
+                            "a MIG instance of this allocator is gone", gpu=own.gpu, slot=own.slot, uuid=own.uuid
+                        )
                         self._over.add(own)
                         self._forget(own)
 
     async def probe(self) -> None:
-        """Asks the driver about the GPUs whose instances it could not change: where it answers, they are tried again."""
+        """Calls the driver for the GPUs whose instances it could not change. If it answers, they are tried again."""
         for gpu in [*self.failing]:
             async with self._turn:
                 try:
@@ -346,25 +341,25 @@ class Instances:
         except InstanceInUse as fault:
             if own not in self._used:
                 log.warning("a MIG instance stays for now", slot=own.slot, finding=fault.finding, remedy=fault.remedy)
-            self._used.add(own)  # others of its GPU may fail, so whether the driver works is asked elsewhere (`probe`)
+            self._used.add(own)  # other calls for this GPU may fail, so `probe` checks the driver
         except (DriverFault, StateFault) as fault:
             self._fails(own.gpu, fault)
 
     async def _clear(self, own: OwnInstance, there: GpuInstance) -> None:
-        """Destroys what is there of an instance of ours, unless that may be somebody else's."""
-        if own.doubted:
+        """Destroys an existing instance of ours, unless it may be another user's."""
+        if own.unconfirmed:
             log.warning(
-                "a MIG instance at a place of ours is left alone: it may be somebody else's by now",
+                "a MIG instance at a placement of ours is not destroyed: it may be another user's by now",
                 gpu=own.gpu,
                 uuids=sorted(there.uuids),
-                remedy="destroy it with nvidia-smi mig if nobody needs it",
+                remedy="destroy it with nvidia-smi mig if no user needs it",
             )
         else:
             await self._maker.destroy(own.gpu, there.id)
 
     def _forget(self, own: OwnInstance) -> None:
-        """Takes an instance that is over out of the book. Raises StateFault."""
-        self._book.replace((own,))
+        """Removes an instance that is gone from the log. Raises StateFault."""
+        self._log.replace((own,))
         self._over.discard(own)
         self._used.discard(own)
 
@@ -381,14 +376,14 @@ class Instances:
 
 
 def noted_as(intent: OwnInstance, made: MigDevice) -> OwnInstance:
-    """The entry of an instance that was made."""
+    """Returns the log entry of a created instance."""
     return msgspec.structs.replace(intent, id=made.gpu_instance, uuid=made.uuid)
 
 
 def is_own(own: OwnInstance, there: GpuInstance) -> bool:
     """
-    Whether an instance that is there is this one of ours: of its profile, at its place, and with one MIG device at most.
-    With an id, that one, and it has our MIG device or none; without one, what was not there before.
+    Whether an existing instance is this own one. It must have its profile and placement, and at most one MIG device. If
+    our id is known, it must be the same, with our MIG device or none; else the instance must not have existed before.
     """
     if (there.profile, there.placement) != (own.profile, own.placement) or len(there.uuids) > 1:
         return False

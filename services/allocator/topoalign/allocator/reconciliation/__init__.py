@@ -1,5 +1,5 @@
 """
-The record against the kubelet's own: who holds what, what has ended, what was displaced, and what nobody recorded.
+Compares the record with the kubelet's own: owners, ended containers, displaced containers, and unrecorded ones.
 
-What is found is recorded by `ledger`; what the kubelet asks for is in `device_allocations`.
+`ledger` records the results. `allocate` answers the kubelet's calls.
 """

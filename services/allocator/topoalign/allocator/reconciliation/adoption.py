@@ -1,4 +1,4 @@
-"""Finds allocations that no record has: of containers that the kubelet shows, and of displaced ones that run on."""
+"""Adds allocations that the record lacks: of containers that the kubelet reports, and of displaced ones that still run."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -6,9 +6,9 @@ import msgspec
 
 from topoalign.allocator.hardware_watch import is_confirmed
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, Part
-from topoalign.allocator.reconciliation.liveness import is_before, places, shown_of, still_displaced
-from topoalign.allocator.reconciliation.usage import is_ours
+from topoalign.allocator.ports import KubeletListing, ResourceEntry
+from topoalign.allocator.reconciliation.liveness import is_before, kubelet_places, reported_places, still_displaced
+from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.holdings import HoldingSet
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -16,11 +16,12 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
-# Sorts devices in the hardware's order: a container sees them in it, in whatever order the kubelet named them.
 
-
-def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
-    """The devices in the order in which the resource offers them; those that it does not offer come last, by name."""
+def in_offered_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
+    """
+    Sorts devices in the order in which the resource offers them, which is the order that the container sees. Devices
+    that the resource does not offer come last, by name.
+    """
     offered = hardware.devices.get(resource, NO_DEVICES)
     if isinstance(devices, DeviceSet) and devices.devices is offered:
         return tuple(devices)
@@ -31,18 +32,18 @@ def in_order(hardware: Topology, resource: ResourceName, devices: Iterable[Devic
     return tuple(sorted(named, key=lambda device: (places.get(device, len(places)), device)))
 
 
-def unrecorded(
-    ledger: Ledger, listing: Listing, contradicted: Sequence[Allocation], late: Collection[str]
+def adopt_unrecorded(
+    ledger: Ledger, listing: KubeletListing, contradicted: Sequence[Allocation], late: Collection[str]
 ) -> list[Allocation]:
     """
-    Makes allocations for containers that the kubelet shows with devices of ours which no record holds: they were there
-    before this allocator, or were released too early.
+    Creates allocations for containers that the kubelet reports with devices of ours that no record holds. They ran before
+    this allocator, or were released too early.
 
-    Of contradicted records also what an init container may still have, which is shown nowhere: what
-    the kubelet's checkpoint has of them, or all where it cannot be read. Of the pods `late` (UIDs), what the
-    checkpoint has given to containers not shown; of all while the record is unconfirmed, once the hardware is confirmed.
+    Init containers are not reported, so the kubelet's checkpoint counts as well: for devices of `contradicted` records (all
+    of them if it cannot be read), for the pods `late` (UIDs), and for all pods while the record is unconfirmed, once the
+    hardware is confirmed.
     """
-    state = without(ledger.state, contradicted)
+    state = without_allocations(ledger.state, contradicted)
     found: list[Allocation] = []
     ownership = state.ownership
     taken = HoldingSet()
@@ -67,33 +68,33 @@ def unrecorded(
         taken.update(map(ownership.holding, devices))
 
     for holding in listing.holdings:
-        ours = ordered(state, holding.resource, holding.devices)
+        ours = recorded_in_order(state, holding.resource, holding.devices)
         if ours and all(map(is_free, ours)):
             take_in(holding.owner, holding.resource, ours, holding.pod_uid)
-    left = {place for each in contradicted for place in places(each)} - shown_of(listing)
-    unread = tuple(Part(resource, frozenset({device})) for resource, device in sorted(left))
-    is_doubted = ledger.unconfirmed is not None and is_confirmed(ledger.state.health)
+    left = {place for each in contradicted for place in kubelet_places(each)} - reported_places(listing)
+    unread = tuple(ResourceEntry(resource, frozenset({device})) for resource, device in sorted(left))
+    is_unconfirmed = ledger.unconfirmed is not None and is_confirmed(ledger.state.health)
     for part in listing.parts if listing.checkpoint is not None else unread:
-        whole = is_doubted or part.pod_uid in late
+        whole = is_unconfirmed or part.pod_uid in late
         held = frozenset(d for d in part.devices if whole or (part.resource, d) in left)
-        if ours := tuple(filter(is_free, ordered(state, part.resource, held))):
+        if ours := tuple(filter(is_free, recorded_in_order(state, part.resource, held))):
             take_in(None, part.resource, ours, part.pod_uid)
     return found
 
 
-def returned(
-    ledger: Ledger, ended: Sequence[Allocation], listing: Listing | None, granted: Sequence[Allocation] = ()
+def return_displaced(
+    ledger: Ledger, ended: Sequence[Allocation], listing: KubeletListing | None, granted: Sequence[Allocation] = ()
 ) -> list[Allocation]:
     """
-    Makes allocations for containers that the `ended` ones displaced and that run on, as far as nobody else has their
-    devices. They are to be granted in the place of the ended ones, after those that are `granted` there already. Of several
-    that had a device, the last one that did has it again, and has displaced the others, as before.
+    Creates allocations for containers that the `ended` ones displaced and that still run, for the devices that no other
+    container has. They replace the ended allocations, together with those that are `granted` already. If several containers
+    had a device, the last one gets it again and displaces the others, as before.
     """
     found: list[Allocation] = []
     now = [each for each in ended if each.displaced and not is_before(each, ledger.boot)]
     if not now:
         return found
-    state = without(ledger.state, ended)
+    state = without_allocations(ledger.state, ended)
     for each in granted:
         state = state.holding(each)
     formers = [former for each in now for former in still_displaced(each.displaced, listing)]
@@ -123,13 +124,13 @@ def returned(
 
 
 def others_of(state: NodeState, returning: Allocation, displaced: Sequence[Displaced]) -> tuple[Displaced, ...]:
-    """Those of the displaced that have some of the devices of one that has returned, each once, without itself."""
+    """Returns the displaced containers, each once, with devices of a returning one, without that one."""
     found = {(each.owner, each.pod_uid): each for each in of_devices(state, displaced, returning.device_ids)}
     return tuple(each for name, each in found.items() if name != (returning.owner, returning.pod_uid))
 
 
-def without(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
-    """The state as if these allocations were not live."""
+def without_allocations(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
+    """Returns the state as if these allocations were not live."""
     for each in allocations:
         state = state.without(each.id)
     return state
@@ -138,7 +139,7 @@ def without(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
 def of_devices(
     state: NodeState, displaced: Sequence[Displaced], devices: Collection[DeviceID]
 ) -> tuple[Displaced, ...]:
-    """Those of the displaced that have one of these devices, a part of one, or what one is a part of."""
+    """Returns the displaced containers with a device that overlaps one of these."""
     wanted = state.ownership.set_of(devices)
     holding = state.ownership.holding
     return tuple(
@@ -146,7 +147,9 @@ def of_devices(
     )
 
 
-def ordered(state: NodeState, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:
-    """Those of the devices that this allocator keeps the record of (`is_ours`), in the hardware's order."""
+def recorded_in_order(state: NodeState, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:
+    """Returns the devices that this allocator records (`is_recorded_here`), in the hardware's order."""
     hardware = state.hardware
-    return in_order(hardware, resource, (device for device in devices if is_ours(hardware, resource, device)))
+    return in_offered_order(
+        hardware, resource, (device for device in devices if is_recorded_here(hardware, resource, device))
+    )

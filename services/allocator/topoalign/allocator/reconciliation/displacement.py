@@ -1,6 +1,6 @@
 """
-Records that make way for what the kubelet gives anew: what is left of them, and whose containers may run on. The log names
-each container whose devices another one may use.
+Handles records that are released because the kubelet has allocated their devices again: what remains of them, and which
+containers may still run. The log names each container whose devices another one may use.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -8,19 +8,19 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import Listing, Place
+from topoalign.allocator.ledger.release_log import container_title
+from topoalign.allocator.ports import KubeletListing, Place
 from topoalign.allocator.reconciliation.adoption import of_devices
+from topoalign.allocator.reconciliation.evidence import Rest
 from topoalign.allocator.reconciliation.liveness import (
-    Liveness,
+    LivenessCheck,
     has_other_devices,
     is_before,
-    places,
-    shown_of,
+    kubelet_places,
+    reported_places,
     still_displaced,
 )
-from topoalign.allocator.reconciliation.memory import Rest
 from topoalign.core.model.events import Allocation, Displaced
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.state.ownership import Ownership
@@ -28,33 +28,35 @@ from topoalign.core.state.ownership import Ownership
 log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
 
 
-def touching(ownership: Ownership, record: Allocation, devices: Iterable[DeviceID]) -> list[Place]:
-    """The devices of a record that overlap these: the same ones, parts of them, or what they are parts of."""
+def overlapping_devices(ownership: Ownership, record: Allocation, devices: Iterable[DeviceID]) -> list[Place]:
+    """Returns the devices of a record that overlap these: the same ones, parts of them, or devices that contain them."""
     wanted = ownership.set_of(devices)
-    return [(resource, device) for resource, device in places(record) if wanted.overlaps(ownership.holding(device))]
+    return [
+        (resource, device) for resource, device in kubelet_places(record) if wanted.overlaps(ownership.holding(device))
+    ]
 
 
 def displaced_by(
-    liveness: Liveness,
+    liveness: LivenessCheck,
     ledger: Ledger,
     records: Sequence[Allocation],
     asked: Collection[DeviceID],
-    listing: Listing | None,
+    listing: KubeletListing | None,
 ) -> tuple[Displaced, ...]:
     """
-    The containers that may run on although the devices `asked` are given to another one: those of the `records` that make
-    way, and those that these records had displaced before.
+    Returns the containers that may still run although the devices `asked` are allocated to another one: those of the
+    released `records`, and those that these records had displaced.
     """
     found: list[Displaced] = []
     for record in records:
         if listing is not None and record.owner is not None and liveness.is_displaced(record, listing):
-            both = touching(ledger.state.ownership, record, asked)
+            both = overlapping_devices(ledger.state.ownership, record, asked)
             found.append(
                 Displaced(
                     allocation=record.id,
                     owner=record.owner,
                     pod_uid=record.pod_uid,
-                    devices=by_resource(both),
+                    devices=group_by_resource(both),
                     slots={device: record.slots[device] for _, device in both if device in record.slots},
                     instances={device: record.instances[device] for _, device in both if device in record.instances},
                 )
@@ -64,41 +66,41 @@ def displaced_by(
     return tuple(found)
 
 
-def tell_displaced(granted: Iterable[Allocation]) -> None:
-    """Logs each allocation that has devices of a container which may run on."""
+def log_displaced(granted: Iterable[Allocation]) -> None:
+    """Logs each allocation with devices of a container that may still run."""
     for each in granted:
         if each.displaced:
             log.error(
-                "the kubelet gives devices to a new container, and the one that has them was not seen to end",
+                "the kubelet allocates devices to a new container, and the one that has them was not seen to end",
                 allocation=each.id,
                 devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
-                held_by=[f"{titled(former.owner)} ({former.allocation})" for former in each.displaced],
+                held_by=[f"{container_title(former.owner)} ({former.allocation})" for former in each.displaced],
             )
 
 
-def tell_readmitted(gone: Iterable[Allocation], listing: Listing) -> None:
-    """Logs each container whose record goes because the kubelet has given it other devices."""
+def log_readmitted(gone: Iterable[Allocation], listing: KubeletListing) -> None:
+    """Logs each container whose record is released because the kubelet has allocated it other devices."""
     for each in gone:
         if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
             log.error(
                 "a container was admitted once more, with other devices: see that it does not use its former ones",
-                container=titled(each.owner),
+                container=container_title(each.owner),
                 devices=sorted(each.device_ids),
             )
 
 
-def tell_forgotten(forgotten: Iterable[Allocation]) -> None:
-    """Logs that the kubelet may give the devices of these containers to others, if there are any."""
+def log_forgotten(forgotten: Iterable[Allocation]) -> None:
+    """Logs that the kubelet may allocate the devices of these containers to others, if there are any."""
     if found := [*forgotten]:
         log.error(
-            "the kubelet has lost which devices these containers have, and may give them to others: drain the node",
-            containers=[titled(each.owner) for each in found],
+            "the kubelet has lost which devices these containers have, and may allocate them to others: drain the node",
+            containers=[container_title(each.owner) for each in found],
             devices=sorted(device for each in found for device in each.device_ids),
         )
 
 
 def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]:
-    """The devices of all containers that these records displaced: such a container may outlive the record."""
+    """Returns the devices of all containers that these records displaced. Such a container may outlive the record."""
     return frozenset(
         d for record in records for former in record.displaced for ids in former.devices.values() for d in ids
     )
@@ -108,38 +110,38 @@ def remainders(
     ledger: Ledger,
     replaced: Collection[Allocation],
     containers: Sequence[Collection[DeviceID]],
-    listing: Listing | None,
+    listing: KubeletListing | None,
     granted: Sequence[Allocation],
 ) -> list[Rest]:
     """
-    Makes an allocation of what is left of each replaced record, named with the record.
+    Creates an allocation of the remaining devices of each replaced record.
 
-    Of most that is what the kubelet still has given out: an app container takes over some devices of an init container,
-    and the others stay the init container's until the pod goes. Of those that were displaced it is all, for their
-    containers run on. Companions stay with what is left.
+    Usually these are the devices that the kubelet still has allocated: an app container reuses some devices of an init
+    container, and the init container keeps the others until the pod ends. A displaced record keeps all devices that were not
+    allocated again, because its container still runs. Co-allocated devices stay with the remaining devices.
     """
     asked = {device for devices in containers for device in devices}
-    held = shown_of(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
-    unread = listing is not None and listing.checkpoint is None  # then what is not shown may be held all the same
+    held = reported_places(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
+    unread = listing is not None and listing.checkpoint is None  # then unreported devices may be held as well
     displaced = {former.allocation for each in granted for former in each.displaced}
     new = {device for each in granted for device in each.co_allocated}
     rests: list[Rest] = []
     for record in replaced:
         whole = unread or record.id in displaced
-        given = touching(ledger.state.ownership, record, asked)
-        kept = [place for place in places(record) if (whole or place in held) and place not in given]
-        beside = [each for each in co_allocated_of(record) if each[1] not in new] if kept or whole else []
-        if kept or beside:
+        given = overlapping_devices(ledger.state.ownership, record, asked)
+        kept = [place for place in kubelet_places(record) if (whole or place in held) and place not in given]
+        co_allocated = [each for each in co_allocated_of(record) if each[1] not in new] if kept or whole else []
+        if kept or co_allocated:
             rest = msgspec.structs.replace(
                 record,
                 id=ledger.next_id(len(granted) + len(rests)),
-                devices=by_resource([*kept, *beside]),
+                devices=group_by_resource([*kept, *co_allocated]),
                 virtual_functions={
                     nic: some
                     for nic, some in record.virtual_functions.items()
-                    if any(nic == each for _, each in beside)
+                    if any(nic == each for _, each in co_allocated)
                 },
-                co_allocated=tuple(device for _, device in beside),
+                co_allocated=tuple(device for _, device in co_allocated),
                 displaced=of_devices(ledger.state, record.displaced, [device for _, device in kept]),
                 slots={device: record.slots[device] for _, device in kept if device in record.slots},
                 instances={device: record.instances[device] for _, device in kept if device in record.instances},
@@ -148,10 +150,10 @@ def remainders(
     return rests
 
 
-def tell_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
+def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
     """
-    Says of what is left of containers which are said to have ended that it has ended, too, before the files are read again:
-    else what the kubelet counts as free is listed as unhealthy where a GPU seems to have nothing left by it.
+    Marks the remainders of ended containers as ended, too, before the kubelet's files are read again. Else units and slots
+    that the kubelet counts as free would be listed as unhealthy on a GPU that seems to have nothing left.
     """
     kubelet = ledger.state.usage.kubelet if ledger.state.usage is not None else None
     if kubelet is None:
@@ -162,39 +164,43 @@ def tell_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
 
 
 def co_allocated_of(record: Allocation) -> list[Place]:
-    """Resource and device of what came together with the other devices of a record."""
+    """Returns resource and device of the co-allocated devices of a record."""
     return [(resource, each) for resource, ids in record.devices.items() for each in ids if each in record.co_allocated]
 
 
-def by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
-    """Resource -> its devices, in their order."""
+def group_by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    """Groups devices by resource, in their order."""
     held: dict[ResourceName, tuple[DeviceID, ...]] = {}
     for resource, device in devices:
         held[resource] = (*held.get(resource, ()), device)
     return held
 
 
-def denied_pod(
-    gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: Listing | None
+def displaced_pod_name(
+    gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: KubeletListing | None
 ) -> str:
     """
-    UID of the pod that took slots which were reserved for others, by an init container whose record makes way: a later
-    container of the pod takes some of them over. Empty: none did, as far as the kubelet's checkpoint tells.
+    Returns the UID of the pod whose init container, with a released record, has slots that were reserved for other pods: a
+    later container of the pod reuses some of them. Empty: there is none by the kubelet's checkpoint.
     """
     for each in gone if listing is not None else ():
         here = each.device_ids.intersection(slots) if each.reserved_for else ()
-        parts = [part for slot in here for part in listing.parts_by_place.get((resource, slot), ())] if listing else []
-        for part in parts:
-            if part.pod_uid and part.pod_uid not in each.reserved_for:
-                return part.pod_uid
+        entries = (
+            [each for slot in here for each in listing.parts_by_place.get((resource, slot), ())] if listing else []
+        )
+        for entry in entries:
+            if entry.pod_uid and entry.pod_uid not in each.reserved_for:
+                return entry.pod_uid
     return ""
 
 
-def kept_of(record: Allocation, listing: Listing) -> Allocation:
-    """What of a record stays when it makes way: what the kubelet has still given out (`remainders`)."""
+def kept_of(record: Allocation, listing: KubeletListing) -> Allocation:
+    """
+    Returns a record with the devices that remain after its release: those still in the kubelet's record (`remainders`).
+    """
     if listing.checkpoint is None:
         return record
-    held = shown_of(listing) | listing.checkpoint
+    held = reported_places(listing) | listing.checkpoint
     kept = {name: tuple(each for each in ids if (name, each) in held) for name, ids in record.devices.items()}
     left = {each for ids in kept.values() for each in ids}
     return msgspec.structs.replace(

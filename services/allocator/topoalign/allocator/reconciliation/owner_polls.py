@@ -1,20 +1,19 @@
 """
-Polls the kubelet for the owners of what was just granted, or is left of a former boot, without anybody waiting for it.
+Polls the kubelet, in the background, for the owners of new grants and of records from a former boot.
 
-Allocate does not say for whom, and PodResources lists the devices as soon as the kubelet has recorded the answer. So it is
-polled soon after a grant, and again at growing intervals until every grant has its owner. One poll serves all grants. The
-interval grows with each poll, and is short again once there was no grant for `LONGEST_SECONDS`: while grants keep coming
-there is one poll in that time, whether their owners are shown at once or late.
+Allocate does not name the container, and PodResources reports the devices as soon as the kubelet has recorded the answer. So
+PodResources is polled soon after a grant, and again at growing intervals until every grant has its owner. One poll
+serves all grants. The interval is short again after `LONGEST_SECONDS` without a grant, so a stream of grants causes one
+poll in that time.
 
-A kubelet that repeats its question is given the same allocation, which may have an owner: whether that is still who has the
-devices is looked up once more.
+If the kubelet repeats a call, it gets the same allocation. Then one more poll checks whether its owner is still the same.
 
-A grant without an owner after `GIVE_UP_SECONDS` is left to the regular polls: the kubelet never shows the devices of an init
-container that no later container takes over.
+A grant without an owner after `GIVE_UP_SECONDS` is left to the regular polls: the kubelet never reports the devices of an
+init container that no later container reuses.
 
-After a reboot the kubelet admits its pods with the devices that they had, and asks nobody. So records of a former boot are
-looked for, too, when the agent starts, and for as long. The time while the kubelet does not answer, or the hardware and with
-it the boot is not known, does not count.
+After a reboot the kubelet admits its pods with their former devices, without a call. So the owners of records from a former
+boot are polled for, too, when the agent starts. The time while the kubelet does not answer, or while the hardware and so the
+boot is not known, does not count.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -33,24 +32,24 @@ LONGEST_SECONDS = 0.8
 """Between two polls: each interval is twice the one before, up to this."""
 
 GIVE_UP_SECONDS = 5.0
-"""For so long a record is looked for while the kubelet answers; then the regular polls alone look for it."""
+"""How long the owner of a record is polled for while the kubelet answers; after that only the regular polls do."""
 
 
 class OwnerPolls:
-    """The records whose owners are looked for, and the polls for them."""
+    """Polls for the owners of records."""
 
     def __init__(self, clock: Clock, state: Callable[[], NodeState], poll: Callable[[], Awaitable[None]]) -> None:
         """
-        `poll` compares the record with PodResources; it raises Unavailable. What `state` has now is looked for at once, if
-        its owner is not known or it is from a former boot.
+        `poll` compares the record with PodResources; it raises Unavailable. The records of `state` without an owner, or from
+        a former boot, are polled for at once.
         """
         self._clock = clock
         self._state = state
         self._poll = poll
         self._waiting = dict.fromkeys(state().allocations, clock.monotonic() + GIVE_UP_SECONDS)
-        """Until when the owner of each is looked for, in monotonic seconds."""
+        """Allocation -> monotonic second until which its owner is polled for."""
         self._is_repeated = False
-        """Whether an allocation with an owner was given once more since the last poll."""
+        """Whether an allocation with an owner was granted again since the last poll."""
         self._expected = anyio.Event()
         self._expected.set()
         self._interval = FIRST_SECONDS
@@ -58,7 +57,7 @@ class OwnerPolls:
         """Seconds until the next poll, and the monotonic second of the last grant."""
 
     def expect(self, granted: Iterable[Allocation]) -> None:
-        """Has the owners looked for of these allocations, which were just given: new ones, or the same once more."""
+        """Starts polls for the owners of these allocations, which were just granted or repeated."""
         now = self._clock.monotonic()
         if not self._waiting and now >= self._granted + LONGEST_SECONDS:
             self._interval = FIRST_SECONDS
@@ -71,7 +70,7 @@ class OwnerPolls:
         self._expected.set()
 
     async def run(self) -> None:
-        """Polls whenever an owner is expected, until cancelled. A poll that fails is one that has not found it."""
+        """Polls whenever an owner is expected, until cancelled. A failed poll counts as one without a result."""
         while True:
             await self._expected.wait()
             self._expected = anyio.Event()
@@ -84,7 +83,7 @@ class OwnerPolls:
                         self._waiting = dict.fromkeys(self._waiting, self._clock.monotonic() + GIVE_UP_SECONDS)
 
     async def _is_answered(self) -> bool:
-        """Polls. False where that tells nothing: the kubelet does not answer, or the hardware is not known."""
+        """Polls. Returns False without a result: the kubelet does not answer, or the hardware is not known."""
         if self._state().topology is None:
             return False
         try:
@@ -94,7 +93,7 @@ class OwnerPolls:
         return True
 
     def _still_waiting(self) -> bool:
-        """Whether to poll. Drops the records that have ended, that were seen, or that were looked for long enough."""
+        """Whether to poll. Drops records that have ended, whose owner is known, or whose time is over."""
         now = self._clock.monotonic()
         state = self._state()
         unseen = {name for name, held in state.allocations.items() if held.owner is None}

@@ -1,9 +1,9 @@
 """
-Asks the kubelet who holds which devices.
+Reads from the kubelet which container has which devices.
 
 Source: PodResources v1 of kubelet v1.36.3. It lists a container's devices one by one, each with its NUMA nodes, its
-exclusive CPUs, and its memory where the Static memory manager gave it; it knows names but no UIDs. The checkpoint knows
-UIDs but no names; an entry of it is a container's if it has the same devices and is for a container of that name.
+exclusive CPUs, and its memory if the Static memory manager allocated it. It has names and no UIDs; the checkpoint has UIDs
+and no names of pods. An entry of the checkpoint belongs to a container with the same name and the same devices.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.allocator.ports import Listing, Part, Place, ShownDevices
+from topoalign.allocator.ports import KubeletListing, Place, ReportedDevices, ResourceEntry
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
@@ -44,41 +44,41 @@ T = TypeVar("T")
 log = structlog.get_logger("topoalign.allocator.podresources")
 
 
-class Given(NamedTuple):
-    """What a checkpoint has given away."""
+class CheckpointDevices(NamedTuple):
+    """The entries of a device checkpoint."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ResourceEntry, ...] = ()
     places: frozenset[Place] | None = None
     """The devices in them. None: there is no checkpoint, or it cannot be read."""
 
 
-UNREAD = Given()
+UNREAD = CheckpointDevices()
 
 
 class PodResourcesClient:
     """
-    Asks the kubelet's PodResources socket, over a connection that is kept until the end of an `async with`, and reads the
-    checkpoint and pod directories with it.
+    Polls the kubelet's PodResources socket, over a connection that is kept until the end of an `async with`, and reads the
+    checkpoint and the pod directories.
     """
 
     def __init__(self, socket: Path, checkpoint_dir: Path, clock: Clock | None = None) -> None:
         """
         `checkpoint_dir`: the device plugin directory, where the kubelet keeps `kubelet_internal_checkpoint`. It is in the
-        kubelet's root directory, and the directories of pods are beside it.
+        kubelet's root directory, next to the directories of pods.
         """
         self._socket = socket
         self._checkpoint_dir = checkpoint_dir
         self._clock = clock or SystemClock()
         self.channel = KeptChannel(socket, self._clock)
-        """Shared with whoever else asks this kubelet."""
-        self._checkpoint: tuple[tuple[int, ...], Given] = ((), UNREAD)
-        """Of which file (inode, time of change, size), and what it says: it is read, and its checksum made, once."""
-        self._checkpoints: Reader[Given] = Reader()
+        """Shared with the other callers of this kubelet."""
+        self._checkpoint: tuple[tuple[int, ...], CheckpointDevices] = ((), UNREAD)
+        """The version of the file (inode, time of change, size) and its content, which is read and verified once."""
+        self._checkpoints: Reader[CheckpointDevices] = Reader()
         self._directories: Reader[PodDirectories | None] = Reader()
         self._listed: tuple[Fields | None, Listed] = (None, {})
-        """The devices of all plugins as they were listed last, and the fields of that answer."""
+        """The fields of the last answer about the devices of all plugins, and these devices."""
         self._unknown: str | None = None
-        """Why the directories of pods tell nothing now."""
+        """Why the directories of pods cannot be used now."""
         self._complaints = Complaints(socket.name)
         self._is_logged = False
         """Whether `_unknown` is in the log, and not only counted."""
@@ -90,11 +90,11 @@ class PodResourcesClient:
         self.channel.close()
         self._complaints.end()
 
-    async def listing(self, seconds: float | None = None) -> Listing:
+    async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
-        Asks what every container holds, and reads the checkpoint and the pod directories. Raises KubeletAway, after so many
-        seconds at most, `LIST_SECONDS` where None. A checkpoint, or pod directories, that take longer than
-        `READ_SECONDS` count as such that cannot be read.
+        Polls the devices of all containers, and reads the checkpoint and the pod directories. Raises KubeletAway after at
+        most `seconds`, `LIST_SECONDS` if None. A checkpoint or pod directories that take longer than `READ_SECONDS` count as
+        unreadable.
         """
         kubelet = unix_sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
@@ -102,21 +102,23 @@ class PodResourcesClient:
         listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within, codec)
         shown = ((pod, container) for pod in listed.pod_resources for container in pod.containers)
         try:
-            usage = tuple(usage_of(*each, devices) for each, devices in zip(shown, codec.devices, strict=True))
+            usage = tuple(
+                read_container_usage(*each, devices) for each, devices in zip(shown, codec.devices, strict=True)
+            )
         except ValueError as error:
-            raise KubeletAway(f"PodResources says what cannot be: {clean(str(error), 200)}") from error
+            raise KubeletAway(f"PodResources reports invalid values: {clean(str(error), 200)}") from error
         holdings = tuple(
-            ShownDevices(owner=used.owner, resource=resource, devices=frozenset(devices))
+            ReportedDevices(owner=used.owner, resource=resource, devices=frozenset(devices))
             for used in usage
             for resource, devices in used.devices.items()
         )
-        written, given = await self._given_out()
+        written, given = await self._read_checkpoint()
         directories = await self._pod_directories(bool(listed.pod_resources))
-        return Listing(
+        return KubeletListing(
             kubelet=tuple(kubelet or ()),
             since=kubelet[-1] / 1e9 if kubelet else self._clock.wall(),
             pods=len(listed.pod_resources),
-            holdings=identified(holdings, given.parts, directories),
+            holdings=add_pod_uids(holdings, given.parts, directories),
             checkpoint=given.places,
             parts=given.parts,
             written=written,
@@ -127,8 +129,8 @@ class PodResourcesClient:
 
     async def devices(self, ours: Collection[ResourceName] = ()) -> Listed:
         """
-        The healthy devices of all plugins, in use or not; without those of the resources `ours`, which may be thousands of
-        shares. Raises KubeletAway, after `LIST_SECONDS` at most.
+        Reads the healthy devices of all plugins, in use or not. Leaves out the resources `ours`, which may have thousands of
+        shares. Raises KubeletAway after at most `LIST_SECONDS`.
         """
         known, listed = self._listed
         codec = ComparingCodec(known, tuple(field(1, resource.encode()) for resource in ours))
@@ -142,7 +144,7 @@ class PodResourcesClient:
         try:
             listed = listed_devices(response)
         except ValueError as error:
-            raise KubeletAway(f"PodResources says what cannot be: {clean(str(error), 200)}") from error
+            raise KubeletAway(f"PodResources reports invalid values: {clean(str(error), 200)}") from error
         self._listed = codec.fields, listed
         return listed
 
@@ -154,13 +156,13 @@ class PodResourcesClient:
             return ()
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    async def _given_out(self) -> tuple[tuple[int, ...], Given]:
+    async def _read_checkpoint(self) -> tuple[tuple[int, ...], CheckpointDevices]:
         file = self._checkpoint_dir / device_checkpoint.NAME
         version = self.written()
         if not version:
             return (), UNREAD
         if version != self._checkpoint[0]:
-            read = await self._checkpoints.read(lambda: given_out(file))
+            read = await self._checkpoints.read(lambda: read_checkpoint_devices(file))
             if read is None:
                 return version, UNREAD
             self._checkpoint = version, read[0]
@@ -168,9 +170,9 @@ class PodResourcesClient:
 
     async def _pod_directories(self, any_listed: bool) -> PodDirectories | None:
         """
-        Logs why they tell nothing and when they do again; changes from one to the other and back are counted. Where the
-        kubelet has `any_listed` pods, an empty directory is not its own: `pods/` is another file system there, which is not
-        mounted here.
+        Reads the pod directories. Logs why they cannot be used, and when they can again; frequent changes are counted.
+        If the kubelet has `any_listed` pods, an empty directory is not the kubelet's: then `pods/` is a file system of
+        its own that is not mounted here.
         """
         found = None
         unknown = "they could not be read in time"
@@ -185,17 +187,17 @@ class PodResourcesClient:
             unknown = str(fault)
         if found is not None and any_listed and not found.torn_down:
             found = None
-            unknown = f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty beside pods that run"
+            unknown = f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty although pods run"
         if found is not None and self._unknown is not None and self._is_logged:
             log.info("the directories of pods can be read again")
         if found is None and self._unknown != unknown:
-            self._is_logged = self._complaints.report("pods that are gone cannot be told by their directories", unknown)
+            self._is_logged = self._complaints.report("deleted pods cannot be recognized by their directories", unknown)
         self._unknown = None if found is not None else unknown
         return found
 
 
 class Reader(Generic[T]):
-    """Reads files in a thread, and waits for at most `READ_SECONDS`; while one read hangs, no other is begun."""
+    """Reads files in a thread, and waits for at most `READ_SECONDS`. While one read hangs, no other is started."""
 
     def __init__(self) -> None:
         self._turn = anyio.Lock()
@@ -224,7 +226,7 @@ ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
     """
-    Resource -> the healthy devices of its plugin, those with the same NUMA nodes together. A device with several nodes is
+    Returns resource -> the healthy devices of its plugin, grouped by NUMA nodes. A device with several nodes is
     listed once for each. Raises ValueError for NUMA nodes that cannot be, and for more than `MOST_OTHERS` devices.
     """
     found: dict[ResourceName, dict[DeviceID, set[int]]] = {}
@@ -236,34 +238,34 @@ def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
             found.setdefault(ResourceName(part.resource_name), {}).setdefault(DeviceID(device), set()).update(nodes)
     if (count := sum(map(len, found.values()))) > MOST_OTHERS:
         raise ValueError(f"{count} devices are more than {MOST_OTHERS}")
-    return {resource: by_nodes(devices) for resource, devices in sorted(found.items())}
+    return {resource: group_by_numa_nodes(devices) for resource, devices in sorted(found.items())}
 
 
-def by_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[ListedDevices, ...]:
-    """The devices with the same NUMA nodes together; those without NUMA nodes have `nodes` None."""
+def group_by_numa_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[ListedDevices, ...]:
+    """Groups devices by their NUMA nodes; devices without NUMA nodes have `nodes` None."""
     ids: dict[tuple[int, ...], list[DeviceID]] = {}
     for device in sorted(devices):
         ids.setdefault(tuple(sorted(devices[device])), []).append(device)
     return tuple(ListedDevices(nodes=nodes or None, ids=tuple(ids[nodes])) for nodes in sorted(ids))
 
 
-def usage_of(pod: v1.PodResources, container: v1.ContainerResources, devices: Devices) -> ContainerUsage:
+def read_container_usage(pod: v1.PodResources, container: v1.ContainerResources, devices: Devices) -> ContainerUsage:
     """
-    The CPUs, memory and `devices` that PodResources shows of a container; a device that is listed under several NUMA nodes
-    counts once. Raises ValueError for what cannot be.
+    Reads the CPUs, memory and `devices` that PodResources reports of a container. A device that is listed under several NUMA
+    nodes counts once. Raises ValueError for invalid values.
     """
     return ContainerUsage(
         owner=Owner(namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)),
         cpus=format_cpuset(container.cpu_ids),
-        memory=tuple(map(block, container.memory)),
+        memory=tuple(map(read_memory_block, container.memory)),
         devices={resource: tuple(sorted(ids)) for resource, ids in devices.items()},
     )
 
 
-def block(memory: v1.ContainerMemory) -> MemoryBlock:
+def read_memory_block(memory: v1.ContainerMemory) -> MemoryBlock:
     """
-    One block of memory of a container, `size` in bytes. How it is spread over its NUMA nodes is not shown: here all of it
-    counts on the first. Raises ValueError for NUMA nodes that cannot be.
+    Reads one block of memory of a container, `size` in bytes. Its distribution over its NUMA nodes is not reported, so
+    all of it counts on the first. Raises ValueError for invalid NUMA nodes.
     """
     listed = memory.topology.nodes if memory.topology is not None else []
     nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
@@ -271,15 +273,15 @@ def block(memory: v1.ContainerMemory) -> MemoryBlock:
     return MemoryBlock(resource=ResourceName(memory.memory_type), nodes=nodes, size=memory.size, taken=taken)
 
 
-def given_out(file: Path) -> Given:
-    """Reads the entries of the kubelet's device checkpoint; UNREAD where there is none, or none that can be trusted."""
+def read_checkpoint_devices(file: Path) -> CheckpointDevices:
+    """Reads the kubelet's device checkpoint; UNREAD if there is none, or if it is damaged."""
     try:
         content = checkpoint.read_checkpoint_file(file)
         entries = device_checkpoint.decode_device_checkpoint(content or b"").pod_device_entries
     except StateFault:
         return UNREAD
     parts = tuple(
-        Part(
+        ResourceEntry(
             ResourceName(entry.resource_name),
             frozenset(DeviceID(d) for ids in entry.device_ids.values() for d in ids),
             entry.pod_uid,
@@ -287,21 +289,21 @@ def given_out(file: Path) -> Given:
         )
         for entry in entries or ()
     )
-    return Given(parts, frozenset((part.resource, device) for part in parts for device in part.devices))
+    return CheckpointDevices(parts, frozenset((part.resource, device) for part in parts for device in part.devices))
 
 
-def identified(
-    holdings: Sequence[ShownDevices], given: Iterable[Part], directories: PodDirectories | None
-) -> tuple[ShownDevices, ...]:
+def add_pod_uids(
+    holdings: Sequence[ReportedDevices], given: Iterable[ResourceEntry], directories: PodDirectories | None
+) -> tuple[ReportedDevices, ...]:
     """
-    The holdings with the UIDs of their pods, where the checkpoint tells: of the one pod that has an entry for a container of
-    this name with these devices. Where two have, those that are gone do not count.
+    Adds the UIDs of their pods to the holdings, if exactly one pod has a checkpoint entry for a container of this name with
+    these devices. If several have, deleted pods do not count.
     """
     uids: dict[tuple[str, ResourceName, frozenset[DeviceID]], set[str]] = {}
     for part in given:
         uids.setdefault((part.container, part.resource, part.devices), set()).add(part.pod_uid)
 
-    def uid_of(holding: ShownDevices) -> str:
+    def uid_of(holding: ReportedDevices) -> str:
         found = uids.get((holding.owner.container, holding.resource, holding.devices), set())
         if len(found) > 1 and directories is not None:
             found = {uid for uid in found if not directories.is_gone(uid)}

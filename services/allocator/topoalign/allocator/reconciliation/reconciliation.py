@@ -1,27 +1,23 @@
 """
-The record against the kubelet's own: who holds what, what has ended, and what nobody recorded.
+Compares the record with each poll of the kubelet: binds owners, releases ended containers, adds unrecorded ones.
 
-A kubelet that has just started lists fewer pods than run, and one whose API server is away may do so for minutes. So what
-is missing is released late, later still after a restart of the kubelet, and a container that is shown with devices which
-nobody holds by our record is taken in: whatever was released too early, or was there before us, is in the record again.
-
-What ended while no allocator ran is an orphan. It goes at the first poll, if the kubelet has settled and its checkpoint does
-not know the devices either: two accounts of its own agree then.
-
-A pod that was refused after Allocate has entries in the checkpoint and no directory: it is released like one that is
-missing. Should its directory be made all the same, because it was only late, what it has is taken in again.
-
-A container of a pod with a mounted volume, which a new kubelet has not listed yet and whose devices its checkpoint keeps, is
-not missing.
-
-A container whose devices the kubelet has lost keeps its record as long as its pod is there. If the kubelet gave the devices
-to another container meanwhile (`Allocation.displaced`), the record returns when that one has ended. A record from before a
-reboot is kept so if a kubelet that has settled lists its container without devices (`Liveness.has_returned`).
-
-A record without an owner of whose devices the checkpoint has some, and nobody has the others, makes way for the former.
-
-An unconfirmed record, after a journal that was damaged, is made whole here once discovery has confirmed the hardware: what
-the checkpoint has given to containers that PodResources does not show is taken in, too, and then the record is confirmed.
+- A kubelet that has just started lists fewer pods than run, for minutes if its API server is unreachable. So a missing
+  container is released late, and still later after a restart of the kubelet. A container that is reported with devices of no
+  record is adopted; it was released too early, or is older than this allocator.
+- A container that ended while no allocator ran is an orphan. It is released at the first poll, if the kubelet has
+settled and
+  its checkpoint does not have the devices either.
+- A pod that was refused after Allocate has entries in the checkpoint and no directory. It is released like a missing one. If
+  its directory was only late, the devices are adopted again.
+- A container is not missing if a new kubelet has not listed its pod yet, a volume of the pod is mounted, and the checkpoint
+  keeps its devices.
+- A container whose devices the kubelet has lost keeps its record as long as its pod exists. If the kubelet has allocated the
+  devices to another container meanwhile (`Allocation.displaced`), the record returns when that one ends. A record from
+  before a reboot is kept in the same way if a settled kubelet lists its container without devices
+  (`LivenessCheck.has_returned`).
+- A record without an owner is replaced if the checkpoint has only some of its devices and no container has the others.
+- After a damaged journal the record is unconfirmed. Once discovery has confirmed the hardware, the devices of the checkpoint
+  that PodResources does not report are adopted, too, and then the record is confirmed.
 """
 
 from collections import defaultdict
@@ -30,20 +26,20 @@ from collections.abc import Sequence
 import structlog
 
 from topoalign.allocator.hardware_watch import is_confirmed
-from topoalign.allocator.ledger.endings import titled
 from topoalign.allocator.ledger.ledger import Binding, Ledger
-from topoalign.allocator.ports import Listing, Place, Poll, ShownDevices
-from topoalign.allocator.reconciliation.adoption import returned, unrecorded
-from topoalign.allocator.reconciliation.displacement import tell_forgotten, tell_readmitted
+from topoalign.allocator.ledger.release_log import container_title
+from topoalign.allocator.ports import KubeletListing, Place, Poll, ReportedDevices
+from topoalign.allocator.reconciliation.adoption import adopt_unrecorded, return_displaced
+from topoalign.allocator.reconciliation.displacement import log_forgotten, log_readmitted
+from topoalign.allocator.reconciliation.evidence import APART_SECONDS, PollFinding, Presence, Settling
 from topoalign.allocator.reconciliation.liveness import (
-    Liveness,
-    entries_of,
+    LivenessCheck,
+    checkpoint_entries_of,
     is_before,
-    places,
+    kubelet_places,
     still_displaced,
 )
-from topoalign.allocator.reconciliation.memory import APART_SECONDS, Finding, Presence, Settling
-from topoalign.allocator.reconciliation.usage import is_ours, usage_of_others
+from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here, usage_of_others
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock
@@ -60,12 +56,12 @@ class Reconciliation:
         self, ledger: Ledger, clock: Clock, *, gone_seconds: float, unbound_seconds: float, settle_seconds: float
     ) -> None:
         """
-        How long a container must be missing before its allocation is released, and at least for two polls:
-        `gone_seconds` in general; `unbound_seconds` if it was never shown and the kubelet's checkpoint does not know its
-        devices either (one that was never shown and whose checkpoint cannot be read is kept), `gone_seconds` if its pod is
-        known to be gone; `settle_seconds` while a kubelet that was seen to restart settles, or lists no pod at all.
+        The seconds are how long a container must be missing, for at least two polls, before its allocation is released:
+        `gone_seconds` in general; `unbound_seconds` if it was never reported and the checkpoint does not have its devices
+        either, unless its pod is known to be deleted; `settle_seconds` while a restarted kubelet settles, or lists no
+        pod. An allocation that was never reported is kept while the checkpoint cannot be read.
         """
-        self.liveness = Liveness()
+        self.liveness = LivenessCheck()
         self._ledger = ledger
         self._clock = clock
         self._gone_seconds = gone_seconds
@@ -83,8 +79,8 @@ class Reconciliation:
 
     def compare(self, poll: Poll) -> None:
         """
-        Binds, releases and takes in what this poll shows. Raises StateFault, with part of it recorded. Before the hardware
-        is known it only takes note of the kubelet: which devices are ours cannot be told then.
+        Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded. Before the hardware is known
+        it only notes the kubelet, because then it is not known which devices are ours.
         """
         self._settle(poll)
         self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
@@ -93,7 +89,7 @@ class Reconciliation:
             return
         bound: list[Binding] = []
         gone: list[Allocation] = []
-        findings: dict[AllocationID, Finding] = {}
+        findings: dict[AllocationID, PollFinding] = {}
         for allocation in self._ledger.state.allocations.values():
             if allocation.id not in poll.live:
                 continue
@@ -101,40 +97,40 @@ class Reconciliation:
             findings[allocation.id] = finding
             if binding is not None:
                 bound.append(binding)
-            if finding is Finding.FORGOTTEN:
+            if finding is PollFinding.FORGOTTEN:
                 self._presence[allocation.id] = self._presence[allocation.id].explain()
-            if finding is Finding.MISSING and self._is_gone(allocation, poll):
+            if finding is PollFinding.MISSING and self._is_gone(allocation, poll):
                 gone.append(allocation)
         self._ledger.bind(bound)
         self._release(gone, listing)
         forgotten = [
-            self._ledger.state.allocations[name] for name, found in findings.items() if found is Finding.FORGOTTEN
+            self._ledger.state.allocations[name] for name, found in findings.items() if found is PollFinding.FORGOTTEN
         ]
-        tell_forgotten(each for each in forgotten if self._presence[each.id].finding is not Finding.FORGOTTEN)
+        log_forgotten(each for each in forgotten if self._presence[each.id].finding is not PollFinding.FORGOTTEN)
         live = self._ledger.state.allocations
         if poll.live >= live.keys():  # else the answer is older than the record
-            apart = [live[name] for name, finding in sorted(findings.items()) if finding is Finding.APART]
+            apart = [live[name] for name, finding in sorted(findings.items()) if finding is PollFinding.APART]
             contradicted = [each for each in apart if self._is_contradicted(each, poll)]
             directories = listing.directories
             late = {uid for uid in self._early if directories is not None and not directories.is_gone(uid)}
-            found = unrecorded(self._ledger, listing, contradicted, late)
+            found = adopt_unrecorded(self._ledger, listing, contradicted, late)
             self._ledger.grant(found, instead_of=[record.id for record in contradicted])
             if found:
-                log.warning("containers with devices that were not in the record are taken in", containers=len(found))
+                log.warning("containers with unrecorded devices are added to the record", containers=len(found))
             self._confirm(poll)
         live = self._ledger.state.allocations
         for name in self._presence.keys() - live.keys():
             del self._presence[name]
         for name, presence in self._presence.items():
-            self._presence[name] = presence.find(findings.get(name, Finding.NOTHING), poll.at)
+            self._presence[name] = presence.find(findings.get(name, PollFinding.NOTHING), poll.at)
         self._early &= {part.pod_uid for part in listing.parts}
         self.liveness.forget_all_but(live.keys())
         self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
 
     def _settle(self, poll: Poll) -> None:
         """
-        Takes note of a new kubelet. Its age is told by the wall clock, which may have been set since; after a reboot it
-        has been, often enough, and then the kubelet counts as new whatever its age by the wall clock.
+        Notes a new kubelet. Its age comes from the wall clock, which is often set after a reboot; so after a reboot the
+        kubelet counts as new.
         """
         state = self._ledger.state
         before = self._settling
@@ -145,7 +141,7 @@ class Reconciliation:
         if settling is before:
             return
         for name, presence in self._presence.items():
-            self._presence[name] = presence.await_anew()
+            self._presence[name] = presence.restart_wait()
         if stale := state.stale:
             log.info(
                 "allocations from before the reboot are kept until the kubelet has settled", allocations=len(stale)
@@ -160,8 +156,8 @@ class Reconciliation:
 
     def note(self, poll: Poll) -> None:
         """
-        Notes what this poll shows, and what its kubelet has written. Every poll counts, also one that nothing is compared
-        with: the kubelet may drop what it has just shown before it is asked next. One older than those before is left out.
+        Notes what this poll reports and what its kubelet has written. Every poll counts, also without a comparison, because
+        the kubelet may drop a container before the next poll. A poll older than a noted one is ignored.
         """
         if poll.at < self._noted:
             return
@@ -169,18 +165,18 @@ class Reconciliation:
         listing = poll.listing
         known = [each for each in self._ledger.state.allocations.values() if each.id in poll.live]
         for each in known:
-            if not self.liveness.was_shown(each.id, listing.kubelet) and listing.shows(each):
+            if not self.liveness.was_reported(each.id, listing.kubelet) and listing.shows(each):
                 self.seen(each.id, listing)
         self.liveness.note_written(known, listing)
 
-    def seen(self, allocation: AllocationID, listing: Listing) -> None:
-        """Notes that the kubelet has just shown an allocation, or named it as held: an older answer does not change that."""
+    def seen(self, allocation: AllocationID, listing: KubeletListing) -> None:
+        """Notes that the kubelet has just reported an allocation. An older answer does not change that."""
         self._presence[allocation] = self._presence[allocation].show()
         self.liveness.shown(allocation, listing.kubelet)
 
-    def _find(self, allocation: Allocation, poll: Poll) -> tuple[Finding, Binding | None]:
-        """Where the kubelet shows an allocation, and what there is to record of its owner."""
-        held = places(allocation)
+    def _find(self, allocation: Allocation, poll: Poll) -> tuple[PollFinding, Binding | None]:
+        """Finds where the kubelet reports an allocation, and the binding to record."""
+        held = kubelet_places(allocation)
         listing = poll.listing
         boot = self._ledger.boot
         holdings = [listing.shown.get(place) for place in held]
@@ -189,18 +185,18 @@ class Reconciliation:
             owner = self._owner(held, holdings)
             uid = self.liveness.uid_of(allocation, holdings, listing)
             if owner is None or (uid and allocation.pod_uid not in ("", uid)):
-                return Finding.APART, None
-            return Finding.SHOWN, self._binding(allocation, owner, uid, listing)
+                return PollFinding.APART, None
+            return PollFinding.SHOWN, self._binding(allocation, owner, uid, listing)
         if self.liveness.is_forgotten(allocation, listing, boot):
-            return Finding.FORGOTTEN, None
+            return PollFinding.FORGOTTEN, None
         if self._is_settled(poll) and self.liveness.has_returned(allocation, listing):
             assert allocation.owner is not None
-            return Finding.FORGOTTEN, Binding(allocation.id, allocation.owner, allocation.pod_uid)
-        is_part = allocation.owner is None and self.liveness.is_kept_in_part(allocation, listing)
-        return Finding.APART if is_part else Finding.MISSING, None
+            return PollFinding.FORGOTTEN, Binding(allocation.id, allocation.owner, allocation.pod_uid)
+        is_partly_kept = allocation.owner is None and self.liveness.is_kept_in_part(allocation, listing)
+        return PollFinding.APART if is_partly_kept else PollFinding.MISSING, None
 
-    def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: Listing) -> Binding | None:
-        """What there is to say of an allocation that is shown with this owner; None: nothing new."""
+    def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: KubeletListing) -> Binding | None:
+        """Returns the binding to record for an allocation reported with this owner; None: nothing new."""
         known = allocation.pod_uid if owner == allocation.owner else ""
         before = is_before(allocation, self._ledger.boot)
         displaced = () if before else still_displaced(allocation.displaced, listing, owner, uid)
@@ -209,48 +205,53 @@ class Reconciliation:
             log.error(
                 "two containers have the same devices: delete one of the two pods",
                 devices=sorted(device for each in displaced for ids in each.devices.values() for device in ids),
-                owners=[titled(owner), *(titled(each.owner) for each in displaced)],
+                owners=[container_title(owner), *(container_title(each.owner) for each in displaced)],
             )
         boot = self._ledger.boot
-        said = Binding(allocation.id, allocation.owner or owner, allocation.pod_uid, allocation.displaced)
-        is_said = allocation.owner is not None and binding == said and (not boot or boot == allocation.boot)
-        return None if is_said else binding
+        recorded = Binding(allocation.id, allocation.owner or owner, allocation.pod_uid, allocation.displaced)
+        is_recorded = allocation.owner is not None and binding == recorded and (not boot or boot == allocation.boot)
+        return None if is_recorded else binding
 
-    def _release(self, gone: Sequence[Allocation], listing: Listing) -> None:
-        """Records that these have ended, and in the same entry of the journal what returns in their place."""
-        tell_readmitted(gone, listing)
-        for word, ended in (
+    def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
+        """
+        Records that these have ended and, in the same entry of the journal, the displaced containers that replace them.
+        """
+        log_readmitted(gone, listing)
+        for reason, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
             ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),
         ):
-            back = returned(self._ledger, ended, listing)
+            back = return_displaced(self._ledger, ended, listing)
             if back:
                 names = [each.id for each in ended]
-                self._ledger.grant(back, instead_of=names, reasons=dict.fromkeys(names, word))
-                log.warning("containers that were displaced have their devices to themselves", containers=len(back))
+                self._ledger.grant(back, instead_of=names, reasons=dict.fromkeys(names, reason))
+                log.warning("displaced containers have their devices back", containers=len(back))
             else:
-                self._ledger.release([each.id for each in ended], word)
+                self._ledger.release([each.id for each in ended], reason)
         if directories := listing.directories:
             without_owner = [each for each in gone if each.owner is None]
-            uids = {part.pod_uid for each in without_owner for part in entries_of(places(each), listing)}
+            uids = {
+                part.pod_uid for each in without_owner for part in checkpoint_entries_of(kubelet_places(each), listing)
+            }
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
 
-    def _owner(self, held: Sequence[Place], holdings: Sequence[ShownDevices | None]) -> Owner | None:
+    def _owner(self, held: Sequence[Place], holdings: Sequence[ReportedDevices | None]) -> Owner | None:
         """
-        Who is shown with just what a record has. None: several are, or one with a part of it, or one with more of ours,
-        which must not count as free.
+        Returns the container that is reported with exactly the devices of a record. None: there are several, or it has only
+        some of the devices, or more devices of ours, which must not count as free.
         """
         hardware = self._ledger.state.hardware
         each_once = {id(holding): holding for holding in holdings}.values()  # a share may be hundreds of units
         owners = {holding.owner if holding is not None else None for holding in each_once}
         shown = {(holding.resource, device) for holding in filter(None, each_once) for device in holding.devices}
-        has_more = any(is_ours(hardware, *place) for place in shown.difference(held))
+        has_more = any(is_recorded_here(hardware, *place) for place in shown.difference(held))
         return owners.pop() if len(owners) == 1 and not has_more else None
 
     def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
         """
-        Whether the kubelet has contradicted a record for long enough for it to make way: two polls at least, and
-        `APART_SECONDS` where it shows who has the devices. The checkpoint is written only once all resources are given.
+        Whether the kubelet has contradicted a record long enough to release it: for at least two polls, and
+        `APART_SECONDS` if it reports the owner of the devices. Otherwise longer, because the checkpoint is written only
+        once all resources are allocated.
         """
         patience = APART_SECONDS if poll.listing.shows(allocation) else self._unbound_seconds
         return self._presence[allocation.id].is_contradicted(poll.at, patience)
@@ -259,7 +260,7 @@ class Reconciliation:
         return poll.at >= self._settling.until and poll.listing.pods > 0
 
     def _is_gone(self, allocation: Allocation, poll: Poll) -> bool:
-        """Whether a container that is not shown has been missing for long enough."""
+        """Whether an unreported container has been missing long enough."""
         before = self._presence[allocation.id]
         presence = self._presence[allocation.id] = before.miss(poll.at)
         kept = self.liveness.is_kept(allocation, poll.listing)
@@ -283,13 +284,13 @@ class Reconciliation:
 
     def _confirm(self, poll: Poll) -> None:
         """
-        Confirms an unconfirmed record. A checkpoint knows all that its kubelet gave away; without one, a kubelet that
-        has settled shows all that run. Which of that is ours only hardware tells that discovery confirms.
+        Confirms an unconfirmed record. A checkpoint has everything that its kubelet allocated; without one, a settled
+        kubelet reports all running containers. Confirmed hardware is needed to know which devices are ours.
         """
         if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")
 
 
-def is_unread(listing: Listing) -> bool:
+def is_unread(listing: KubeletListing) -> bool:
     """Whether the checkpoint or the directories of pods could not be read."""
     return None in (listing.checkpoint, listing.directories)

@@ -1,5 +1,5 @@
 """
-The bus's way in: somebody asks for a pod, and `admit` decides.
+Requests for allocations over the bus: a client asks for a pod, and `admit` decides.
 
 Hints are asked from the hinting service, which answers from what the question carries. If it is silent, or what it says
 cannot be used, the same providers are asked in process for the rest of the decision, so that it waits for a neighbour once
@@ -72,7 +72,7 @@ from topoalign.runtime.replies import answer_with
 # What a pod holds already, and whether it asks for just that again: then it gets the same answer.
 
 
-def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
+def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
     """
     Whether these allocations are what the pod asks for: one for each container, with as many of each device, CPU and byte.
     Of NICs that are decided together there may be more (`core.deviceshare.nearest`).
@@ -158,7 +158,7 @@ class Deadlines:
 CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
 
 
-def allowed(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+def check_rule_changes(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
     """
     Returns the changes of rules in a request for an allocation, if all are in `CHOICES`.
 
@@ -197,8 +197,8 @@ class Admissions:
     ) -> None:
         """
         `kubelet`: reads what predictions for a node with a kubelet stand on; None: the node's own rules and record. `lists`
-        tells whether the kubelet lists a pod of this name, None where there is no kubelet to ask.
-        `ensure_fresh` is called before anything is given out, as by `DeviceAllocations`; `confirmed` is told of each pod
+        returns whether the kubelet lists a pod of this name, None where there is no kubelet to ask.
+        `ensure_fresh` is called before anything is allocated, as by `DeviceAllocations`; `confirmed` is called for each pod
         that is confirmed for a registry. `by_variable_alone`: as `Predictions`.
         """
         self._ledger = ledger
@@ -250,7 +250,7 @@ class Admissions:
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         pod = validate_pod(request.pod)
-        rules = overridden(self._rules, allowed(request.rules))
+        rules = overridden(self._rules, check_rule_changes(request.rules))
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         check_discovered(self._ledger)
@@ -261,7 +261,7 @@ class Admissions:
         async with self._turn:
             self.deadlines.check(request.deadline, f"the allocation for pod {name}")
             if held := held_by_pod(self._ledger.state, demand):
-                if not holds(held, demand, self._ledger.state):
+                if not has_requested(held, demand, self._ledger.state):
                     raise PodAlreadyAllocated(name)
                 return self._again(name, held)
             self._check_confirmed()
@@ -293,7 +293,7 @@ class Admissions:
         live = tuple(self._named(request.target))
         decision = self._decisions.get(request.target)
         state = self._ledger.state
-        notes = self._ledger.endings.told(request.target, state.allocations)
+        notes = self._ledger.release_log.explain(request.target, state.allocations)
         if not live and decision is None and not notes:
             notes = (absence(request.target, self._lists(request.target), by_kubelet=self._kubelet_owns_devices),)
         ailing = {device: health for held in live for device, health in state.ailing(held).items()}
@@ -317,7 +317,7 @@ class Admissions:
         return unconfirmed
 
     def _check_confirmed(self) -> None:
-        """No kubelet can tell here what else is held, so an operator has to confirm the record. Raises StateFault."""
+        """No kubelet shows here what else is held, so an operator has to confirm the record. Raises StateFault."""
         if self._ledger.unconfirmed is not None:
             raise StateFault(
                 doubted(self._ledger.unconfirmed),
@@ -333,9 +333,9 @@ class Admissions:
 
     async def _decide(self, demand: PodDemand) -> Decision:
         """
-        Decides with hints from the hinting service; anew and at once if the node changed while that took its time.
+        Decides with hints from the hinting service; again and at once if the node changed meanwhile.
 
-        A service that was silent or no use once is not asked again for this pod: others wait for the decision.
+        A service that once gave no answer or no usable one is not asked again for this pod: others wait for the decision.
         """
         state = self._ledger.state
         served = True
@@ -356,7 +356,7 @@ class Admissions:
         return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
     async def _hints(self, asked: HintRequest, pod: PodRequest) -> HintAnswer | None:
-        """What the hinting service says; None if it is silent or says what cannot be used."""
+        """The answer of the hinting service; None without an answer or if it cannot be used."""
         try:
             body = msgspec.json.encode(question(asked, pod))
             reply = await self._bus.ask(wire.hints_subject(self._ledger.node), body, self._hint_seconds)
@@ -369,7 +369,7 @@ class Admissions:
         return answer
 
     def _record(self, pod: PodRequest, decision: Decision) -> Decision:
-        """Makes the decision true. Between here and the state it was made on nothing has changed."""
+        """Records the decision. The state on which it was made has not changed since."""
         if isinstance(decision, Admission):
             check_no_instances(self._ledger.state.hardware, decision.allocations)
             named = tuple(self._ledger.named(each, place) for place, each in enumerate(decision.allocations))

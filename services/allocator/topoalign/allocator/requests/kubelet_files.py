@@ -1,10 +1,10 @@
 """
-What the node's kubelet says in its files, for predictions.
+Reads the files of the node's kubelet, for predictions.
 
-Its configuration tells by which rules it decides, its checkpoints which CPUs and how much memory containers have that never
-called us, and which devices. Of pods that are gone nothing counts. The files are read in a thread that is not waited for
-longer than a second. What they come to is decided elsewhere (`core.admission.prediction`), from what is read here and said
-on the bus; what cannot be read is said in its place.
+Its configuration contains the rules by which it decides; its checkpoints contain which CPUs, how much memory and which
+devices containers have, including those for which it never called the allocator. Entries of deleted pods do not count. The
+files are read in a thread that is not waited for longer than a second. `core.admission.prediction` predicts from what is
+read here and published on the bus; for what cannot be read the reason is published.
 """
 
 import os
@@ -43,7 +43,7 @@ from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 
-# Why nothing is known of an allocation or pod, in a sentence of its own for each reason.
+# Why nothing is known of an allocation or pod, with one sentence for each reason.
 
 
 REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
@@ -98,7 +98,7 @@ class KubeletFiles:
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
         """
-        `rules`: the node's own, for what the kubelet's configuration does not tell. `version`: the kubelet's; empty: not
+        `rules`: the node's own, for what the kubelet's configuration does not contain. `version`: the kubelet's; empty: not
         known.
         """
         self._config = config
@@ -126,7 +126,8 @@ class KubeletFiles:
 
     async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
-        Reads all files as they are now, in at most `READ_SECONDS`; later than that the result says so (`unknown`).
+        Reads all files as they are now, in at most `READ_SECONDS`; if it takes longer, the result has the reason
+        (`unknown`).
 
         `state`: that of the node before this reading. `ended`: live allocations whose containers are
         known to have ended; what the files list for their pods counts no more. The devices of other plugins are in no file.
@@ -137,7 +138,7 @@ class KubeletFiles:
             async with self._turn:
                 if not self._reading:  # else a thread that nobody waits for any more hangs in there: one is enough
                     found = await anyio.to_thread.run_sync(self._read, state, tuple(ended), abandon_on_cancel=True)
-        self._tell(missing(found))
+        self._tell(unreadable_files(found))
         return found
 
     def stamp(self) -> tuple[object, ...]:
@@ -146,7 +147,7 @@ class KubeletFiles:
         it, and none is asked for outside the kubelet's root directory, as its configuration may be: that file system may
         hang alone, and a kubelet that has read it anew was started.
         """
-        return tuple(map(version_of, self._stamped))
+        return tuple(map(file_version, self._stamped))
 
     def _tell(self, notes: tuple[str, ...]) -> None:
         """Logs once per change, not once per question."""
@@ -175,16 +176,16 @@ class KubeletFiles:
         except TopoalignError as error:
             unknown = f"{OWN_SETTINGS}: {error.finding}"
         pods = ListedPods(self._root, self._ended_pods_of(state, ended))
-        cpus = given("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
-        memory = given("memory", lambda: held_memory(self._root, hardware, rules, pods))
-        devices = given("resources", lambda: held_devices(self._root, hardware, pods))
+        cpus = read_or_explain("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
+        memory = read_or_explain("memory", lambda: held_memory(self._root, hardware, rules, pods))
+        devices = read_or_explain("resources", lambda: held_devices(self._root, hardware, pods))
         held = ManagerHoldings(cpus=cpus.cpus, blocks=memory.blocks, devices=devices.devices)
         self._ended_pods = pods.ended & pods.uids
         return KubeletObserved(
             version=self._version,
             rules=kubelet_rules(rules, clean(unknown, LONGEST)),
             registered=tuple(sorted(devices.registered)) if devices.registered is not None else None,
-            entries=entries_of(held, pods.is_known_to_run),
+            entries=held_entries(held, pods.is_known_to_run),
             dropped=dropped_of(state.allocations, devices.dropped),
             ended=ended,
             memory=dict(memory.memory),
@@ -205,7 +206,7 @@ class KubeletFiles:
         return (self._ended_pods | over) - running - {""}
 
 
-def given(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHoldings:
+def read_or_explain(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHoldings:
     """The result of `read`; an empty one with the reason where that fails. `what` names it in the reason."""
     try:
         return read()
@@ -213,7 +214,7 @@ def given(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHoldings:
         return ManagerHoldings(finding=f"which {what} the kubelet has is not known: {error.finding}")
 
 
-def entries_of(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
+def held_entries(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
     """
     One entry for each container that holds something, sorted by pod UID and name.
 
@@ -232,7 +233,7 @@ def entries_of(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tupl
     )
 
 
-def missing(kubelet: KubeletObserved) -> tuple[str, ...]:
+def unreadable_files(kubelet: KubeletObserved) -> tuple[str, ...]:
     """The reasons for everything that could not be read; empty: all was."""
     found = (
         kubelet.unknown,
@@ -245,7 +246,7 @@ def missing(kubelet: KubeletObserved) -> tuple[str, ...]:
     return tuple(each for each in found if each)
 
 
-def version_of(path: Path) -> tuple[int, ...]:
+def file_version(path: Path) -> tuple[int, ...]:
     """Differs after every write; empty where there is no such file."""
     try:
         status = os.stat(path)
@@ -254,15 +255,14 @@ def version_of(path: Path) -> tuple[int, ...]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-# Keeps up with what the node's kubelet decides by, so that the node and every listener predict from the same facts.
+# Follows the files by which the node's kubelet decides, so that the node and every subscriber predict from the same facts.
 #
-# The files are polled, by their times alone, which are asked for on the event loop as those of the sockets beside them
-# are (a configuration outside the kubelet's root directory is not): at the next half second after the kernel has told
-# of a change in their directories, and every half second where it cannot tell (`runtime.directory_changes`). They are
-# read, and plugins' devices are asked for, where one has changed, and every five seconds in any case, because the
-# volumes of a pod go without a trace in their times. What is found becomes a part of the node's `UsageObserved` where
-# it has changed. A prediction of the node reads everything first; one that a scheduler waits for looks at the times and
-# reads what has to be read.
+# Only the times of the files are polled, on the event loop like those of the sockets in the same directory (but not those
+# of a configuration outside the kubelet's root directory): at the next half second after the kernel has reported a change
+# in their directories, and every half second where it cannot (`runtime.directory_changes`). The files and the plugins'
+# devices are read after a change, and every five seconds in any case, because the volumes of a pod disappear without a
+# change of these times. A changed result becomes a part of the node's `UsageObserved`. A prediction of the node reads
+# everything first; one that a scheduler waits for checks the times and reads only what has changed.
 #
 # A pod that succeeds or fails changes none of these times. So while allocations are live, PodResources is asked every
 # half second which of their containers have ended, and everything is read when another one has.
@@ -280,7 +280,7 @@ POLL_SECONDS = 0.5
 REREAD_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
 LAGS = "the record may lag behind the kubelet, and what containers had that have ended meanwhile counts as held"
-"""What answers say while it is not known which containers have ended."""
+"""The reason in answers while it is not known which containers have ended."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 """Seconds before files that could not be read in time are read again, doubled each time."""
@@ -301,7 +301,7 @@ class KubeletWatch:
         """
         `devices` is asked for the devices of all plugins apart from those of our resources, and raises Unavailable; None:
         there is nobody to ask. `ended` is asked for what the record still has of containers that have ended, as the kubelet
-        says now, and raises Unavailable. `changes` tells of changes in directories; None: nobody does.
+        lists now, and raises Unavailable. `changes` reports changes in directories; None: no reports.
         """
         self._ledger = ledger
         self._files = files
@@ -333,10 +333,10 @@ class KubeletWatch:
         """
         while True:
             change = self._changes.next_change
-            is_told = self._known() is not None and self._changes.watch(*self._files.directories)
+            is_watched = self._known() is not None and self._changes.watch(*self._files.directories)
             await self.poll()
             is_idle = not self._may_have_gone() and not self._ledger.state.allocations
-            if is_told and is_idle and self._clock.monotonic() >= self._again:
+            if is_watched and is_idle and self._clock.monotonic() >= self._again:
                 await self._changes.wait(change, self._clock, until_tick(self._clock, REREAD_SECONDS))
                 if not change.is_set():
                     self._stamp = None
@@ -390,7 +390,7 @@ class KubeletWatch:
             self._observe(known, *(await self._listed() if self._may_have_gone() else self._answer))
 
     def _known(self) -> KubeletObserved | None:
-        """What was said last."""
+        """What was observed last."""
         usage = self._ledger.state.usage
         return usage.kubelet if usage is not None else None
 
@@ -434,7 +434,7 @@ class KubeletWatch:
         if not kubelet.unknown or self._last is None:
             return kubelet
         last, at = self._last
-        stale = f"{kubelet.unknown}: what they said at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
+        stale = f"{kubelet.unknown}: what was read at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
         return msgspec.structs.replace(last, ended=kubelet.ended, stale=stale)
 
     def _may_have_gone(self) -> bool:

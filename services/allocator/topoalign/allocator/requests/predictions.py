@@ -1,5 +1,5 @@
 """
-What would be decided about a pod, without any effect: `what-if` for people, `confirm` for the registry before it binds.
+Predicts the decision about a pod, without any effect: `what-if` for people, `confirm` for the registry before it binds.
 
 On a node with a kubelet both predict what it would decide, from its files as they are at that moment: `what-if` reads them
 all, `confirm` those that have changed by their times, because a scheduler waits for it. A registry that knows pods as
@@ -41,8 +41,9 @@ class Predictions:
         by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        `kubelet`: reads what predictions stand on; None: the node's own rules and record. `confirmed` is told of each pod
-        that is confirmed. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing else.
+        `kubelet`: reads what predictions are based on; None: the node's own rules and record. `confirmed` is called for
+        each pod that is confirmed. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and
+        nothing else.
         """
         self._confirmed = confirmed
         self._by_variable_alone = by_variable_alone

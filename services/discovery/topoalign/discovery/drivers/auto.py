@@ -1,5 +1,5 @@
 """
-NVIDIA's driver as soon as it answers, and the files of /sys until then.
+Reads NVIDIA's driver as soon as it answers, and the files of /sys until then.
 
 A node agent often starts before the driver is loaded (a driver container, a late module), and a laptop never has one.
 Once the driver has answered it is the only source: a later failure is an error to report, and does not bring /sys back.
@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.topology.model import Topology
-from topoalign.discovery.drivers.health import HEALTHY
+from topoalign.discovery.drivers.reading_health import HEALTHY
 from topoalign.machines import load_machine
 
 # A described machine: a name of the catalogue, or a file in any format that `topoalign.machines` reads.
@@ -27,10 +27,10 @@ from topoalign.machines import load_machine
 
 
 class DescribedDriver:
-    """Plays a described machine."""
+    """Reports a described machine as the hardware of the node."""
 
     def __init__(self, machine: str) -> None:
-        """Raises NotFound, InvalidMachine or InvalidField: what is wrong at the start is the configuration."""
+        """Raises NotFound, InvalidMachine or InvalidField: an error at the start is one of the configuration."""
         loaded = load_machine(machine)
         self.source = f"described: {loaded.name}"
         self._topology = loaded.topology
@@ -44,15 +44,15 @@ class DescribedDriver:
         return Inventory(topology=self._topology, health=dict.fromkeys(devices, HEALTHY))
 
     async def watch(self, listener: Listener) -> None:
-        """Nothing happens to a machine that is described."""
+        """Returns at once: a described machine has no events."""
 
     async def measure(self) -> "tuple[DeviceUse, ...]":
-        """Raises DriverFault: nothing runs on a machine that is described."""
+        """Raises DriverFault: nothing runs on a described machine."""
         raise DriverFault(f"nothing runs on a machine that is {self.source}", "ask a node that has GPUs")
 
 
 def topology_in(file: str) -> Topology:
-    """Raises DriverFault where the file no longer describes a machine."""
+    """Reads the file again. Raises DriverFault if it no longer describes a machine."""
     try:
         return load_machine(file).topology
     except TopoalignError as error:
@@ -60,7 +60,7 @@ def topology_in(file: str) -> Topology:
 
 
 class AutoDriver:
-    """Reads by `nvml` once that works, by `sysfs` before."""
+    """Reads through `nvml` once that works, and through `sysfs` before."""
 
     def __init__(self, nvml: Driver, sysfs: Driver) -> None:
         self._nvml = nvml
@@ -95,5 +95,5 @@ class AutoDriver:
         await self._nvml.watch(listener)
 
     async def measure(self) -> "tuple[DeviceUse, ...]":
-        """By the source of the newest reading. Raises DriverFault, as the files of /sys always do."""
+        """Measures through the source of the newest reading. Raises DriverFault, as the files of /sys always do."""
         return await self._used.measure()

@@ -26,7 +26,7 @@ from topoalign.registry.ports import (
     GoneNode,
     GonePod,
     GoneQuota,
-    Report,
+    PodEvent,
     SeenNode,
     SeenPod,
     SeenQuota,
@@ -41,7 +41,7 @@ MOST_NOTE_BYTES = 1024
 """An API server takes no longer notes."""
 
 
-class Owner(msgspec.Struct, frozen=True):
+class OwnerReference(msgspec.Struct, frozen=True):
     """An entry of `metadata.ownerReferences`."""
 
     uid: str = ""
@@ -53,7 +53,7 @@ class PodMetadata(manifest.ManifestMetadata, frozen=True, rename="camel"):
 
     uid: str = ""
     deletion_timestamp: str | None = None
-    owner_references: list[Owner] | None = None
+    owner_references: list[OwnerReference] | None = None
 
 
 class PodSpec(manifest.ManifestSpec, frozen=True, kw_only=True, rename="camel"):
@@ -101,7 +101,7 @@ class Allocatable(msgspec.Struct, frozen=True):
     gpus: str | int | None = msgspec.field(name=GPU, default=None)
 
 
-class NodeStatus(msgspec.Struct, frozen=True):
+class SeenNodeStatus(msgspec.Struct, frozen=True):
     """The fields of a node's `status` that are looked at."""
 
     allocatable: Allocatable | None = None
@@ -112,7 +112,7 @@ class ShownNode(msgspec.Struct, frozen=True):
 
     metadata: NodeMetadata
     spec: NodeSpec | None = None
-    status: NodeStatus | None = None
+    status: SeenNodeStatus | None = None
 
 
 class QuotaMetadata(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ class Versioned(msgspec.Struct, frozen=True):
     metadata: ListMetadata
 
 
-class Status(msgspec.Struct, frozen=True):
+class ApiStatus(msgspec.Struct, frozen=True):
     """A v1 Status: why a request was refused."""
 
     code: int = 0
@@ -231,30 +231,30 @@ def gone_pod(pod: SeenPod) -> GonePod:
     return GonePod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
 
 
-def read_pod(raw: bytes | msgspec.Raw) -> tuple[SeenPod, GonePod]:
+def decode_seen_pod(raw: bytes | msgspec.Raw) -> tuple[SeenPod, GonePod]:
     """A pod, and what it is when it is gone. Raises Undecodable."""
-    pod = seen_pod(decoded(raw, ShownPod))
+    pod = seen_pod(decode_object(raw, ShownPod))
     return pod, gone_pod(pod)
 
 
 def read_node(raw: bytes | msgspec.Raw) -> tuple[SeenNode, GoneNode]:
     """A node, and what it is when it is gone. Raises Undecodable."""
-    node = seen_node(decoded(raw, ShownNode))
+    node = seen_node(decode_object(raw, ShownNode))
     return node, GoneNode(name=node.name)
 
 
 def read_quota(raw: bytes | msgspec.Raw) -> tuple[SeenQuota, GoneQuota]:
     """A quota, and what it is when it is gone. Raises Undecodable."""
-    quota = seen_quota(decoded(raw, ShownQuota))
+    quota = seen_quota(decode_object(raw, ShownQuota))
     return quota, GoneQuota(uid=quota.uid)
 
 
-def version_of(raw: msgspec.Raw) -> str:
+def object_version(raw: msgspec.Raw) -> str:
     """Raises Undecodable."""
-    return decoded(raw, Versioned).metadata.resource_version
+    return decode_object(raw, Versioned).metadata.resource_version
 
 
-def failure(code: int, message: str) -> TopoalignError:
+def error_for_status(code: int, message: str) -> TopoalignError:
     """The port's error for an answer with this HTTP status."""
     if code in (408, 429) or code >= 500:
         return ApiUnavailable(f"HTTP status {code}: {message}")
@@ -263,7 +263,7 @@ def failure(code: int, message: str) -> TopoalignError:
     return ApiConflict(message) if code == 409 else ApiRefused(f"HTTP status {code}: {message}")
 
 
-def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
+def decode_object(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Raises Undecodable."""
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -281,13 +281,13 @@ def binding(namespace: str, name: str, uid: str, node: NodeName) -> dict[str, An
     }
 
 
-def event_name(report: Report) -> str:
+def event_name(report: PodEvent) -> str:
     """The name of a report's Event, the same in all replicas; a DNS subdomain of at most 253 characters."""
     digest = sha256("\0".join(report.key).encode()).hexdigest()[:16]
     return f"{report.name[:236].rstrip('-.')}.{digest}"
 
 
-def event(report: Report, instance: str, now: str) -> dict[str, Any]:
+def event(report: PodEvent, instance: str, now: str) -> dict[str, Any]:
     """A v1 Event; `instance` names the replica that writes it, `now` is the time as RFC 3339 has it."""
     note = report.note.encode()[:MOST_NOTE_BYTES].decode(errors="ignore")
     return {

@@ -1,4 +1,4 @@
-"""Puts the scheduler's side of the registry together and runs it."""
+"""Builds and runs what serves kube-scheduler in the registry."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,34 +20,32 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_of
 from topoalign.core.sharing.slot_defaults import FilledIn
 from topoalign.core.state.reservations import holding_reserved
-from topoalign.registry.cluster import Cluster
-from topoalign.registry.foreign import HAMI, ForeignNodes, serve_foreign
+from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, serve_foreign
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding.binding import BindChecks, Binder, check_placement
-from topoalign.registry.scheduling.binding.gangs import Gangs
-from topoalign.registry.scheduling.binding.reservations import Reservations
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold
+from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder, check_scheduler_and_node
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.extender.server import READINESS, serve_scheduler
-from topoalign.registry.scheduling.filter.quotas import Quotas
+from topoalign.registry.scheduling.extender.extender_server import READINESS, serve_scheduler
+from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
+from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesWatch, read_scheduled_pod
 from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
-from topoalign.registry.scheduling.kubernetes.watch import KubernetesWatch, understood
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
 
-# What the scheduler's side counts, for Prometheus.
 
-
-class Figures(Collector):
-    """The counts of what was bound and reserved, and of what was done in Kubernetes."""
+class SchedulingMetrics(Collector):
+    """Prometheus counters of binds, reservations, and writes to Kubernetes."""
 
     def __init__(
         self,
@@ -56,7 +54,7 @@ class Figures(Collector):
         reservations: Mapping[str, int],
         foreign: ForeignNodes,
     ) -> None:
-        """`binds` by how they ended; `reservations` by what was written of them."""
+        """`binds` by result; `reservations` by the kind of change."""
         self._watch = watch
         self._binds = binds
         self._reservations = reservations
@@ -66,9 +64,9 @@ class Figures(Collector):
         """The counters as they are now."""
         refused = self._watch.refused
         reports = self._watch.reports
-        yield counted("binds", "Binds, by how they ended.", "outcome", self._binds)
-        yield counted("reservations", "What this registry wrote of reservations.", "what", self._reservations)
-        yield counted("reports", "Events of Kubernetes, by what became of them.", "outcome", reports.counts)
+        yield counter_family("binds", "Binds, by how they ended.", "outcome", self._binds)
+        yield counter_family("reservations", "What this registry wrote of reservations.", "what", self._reservations)
+        yield counter_family("reports", "Events of Kubernetes, by what became of them.", "outcome", reports.counts)
         family = CounterMetricFamily(
             "topoalign_registry_refused_pods",
             "Pods that a node refused after they were bound to it.",
@@ -78,13 +76,13 @@ class Figures(Collector):
             family.add_metric([reason, "true" if reserved else "false"], number)
         yield family
         yield CounterMetricFamily("topoalign_registry_deleted_pods", "Refused pods that were deleted.", refused.deleted)
-        yield from foreign_nodes(self._foreign)
-        woken = self._watch.wake_ups.done
+        yield from foreign_node_families(self._foreign)
+        woken = self._watch.requeue.done
         yield CounterMetricFamily("topoalign_registry_wake_ups", "Times that waiting pods were woken.", woken)
 
 
-def foreign_nodes(foreign: ForeignNodes) -> Iterator[Metric]:
-    """Nodes that HAMi runs, and those of them for which topoalign speaks as well."""
+def foreign_node_families(foreign: ForeignNodes) -> Iterator[Metric]:
+    """Builds the metric of nodes that HAMi runs, and of those for which topoalign publishes as well."""
     codes = Counter(foreign.refusals.values())
     nodes = GaugeMetricFamily(
         "topoalign_registry_foreign_nodes",
@@ -96,8 +94,8 @@ def foreign_nodes(foreign: ForeignNodes) -> Iterator[Metric]:
     yield nodes
 
 
-def counted(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
-    """A counter for each of these."""
+def counter_family(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    """Builds a counter with a label value for each entry."""
     family = CounterMetricFamily(f"topoalign_registry_{name}", meaning, labels=[label])
     for each, number in counts.items():
         family.add_metric([each], number)
@@ -105,12 +103,12 @@ def counted(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> C
 
 
 NATS_AWAY_SECONDS = 5.0
-"""After so long without NATS a registry that has not read the nodes serves the webhook. The network of a new pod may take
+"""After this time without NATS a registry serves the webhook without having read the nodes. A new pod's network may take
 some seconds."""
 
 
-class Scheduling:
-    """All that answers a scheduler, for one registry."""
+class SchedulingService:
+    """Builds and runs everything that answers a scheduler, for one registry."""
 
     def __init__(
         self,
@@ -125,7 +123,7 @@ class Scheduling:
         foreign: ForeignNodes | None = None,
     ) -> None:
         """
-        `client` and `cluster` are those of the registry, and keep usage. `api`: None where the registry has no access to
+        `client` and `cluster` are those of the registry, and keep usage. `api`: None if the registry has no access to
         Kubernetes, and binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`:
         the nodes that HAMi runs; None: of its own.
         """
@@ -135,20 +133,20 @@ class Scheduling:
         self._cluster = cluster
         self._freeze = freeze
         self._is_serving = False
-        """Whether all nodes were read once since the start, or could not be read because NATS was away."""
+        """Whether all nodes were read once since the start, or could not be read without NATS."""
         context.readiness[READINESS] = {"nodes": self.unread_nodes}
         clock = context.clock
         self.view = ClusterView(
             cluster, lambda: client.unsettled, clock, scorer_of(settings.scoring, settings.scoring_packing)
         )
         self.scheduler = Scheduler(self.view, self.behind)
-        self.reservations = Reservations(
+        self.reservations = ClusterReservations(
             context.bus, clock, replica, self.view.facts, self._hold, self._freed, self._has_gone
         )
         self._reserved = KeptNodes(partial(self.reservations.forget, although_reserved=True), self._let_go)
         cluster.listeners.append(self._observe)
         self.watch: KubernetesWatch | None = None
-        self.binder: Binder | None = None
+        self.binder: PodBinder | None = None
         self.topologies: TopologyObjects | None = None
         self.quotas: Quotas | None = None
         self.unmanaged: UnmanagedNodes | None = None
@@ -159,7 +157,7 @@ class Scheduling:
         context.checks["scheduler"] = self.behind
 
     def _use(self, api: KubernetesApi) -> None:
-        """With access to Kubernetes pods are bound, gangs are planned, and nodes that HAMi runs are known."""
+        """Adds what needs access to Kubernetes: binds, gangs, and the nodes that HAMi runs."""
         context = self._context
         clock = self._context.clock
         foreign = self.foreign
@@ -172,7 +170,7 @@ class Scheduling:
         self.watch = KubernetesWatch(
             api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
         )
-        quotas.mates, quotas.freed = gangs.waiting_with, partial(self.watch.wake_ups.ask, "QuotaFreed")
+        quotas.mates, quotas.freed = gangs.waiting_with, partial(self.watch.requeue.ask, "QuotaFreed")
         self.unmanaged = self.watch.unmanaged = UnmanagedNodes(
             self._cluster, pass_unknown=self._settings.unknown_nodes == "pass"
         )
@@ -184,20 +182,20 @@ class Scheduling:
         self.scheduler.planned = gangs.node_of
         self.scheduler.allows = self.watch.allows
         self.scheduler.requested = self._requested
-        may_be = partial(check_placement, allows=self.watch.allows, scheduler=self._settings.scheduler_name)
+        may_be = partial(check_scheduler_and_node, allows=self.watch.allows, scheduler=self._settings.scheduler_name)
         checks = BindChecks(self.scheduler, self.behind, foreign.refusal, quotas)
-        self.binder = Binder(context.bus, clock, api, self.reservations, checks, gangs.plan, shown, may_be)
+        self.binder = PodBinder(context.bus, clock, api, self.reservations, checks, gangs.plan, shown, may_be)
         self.scheduler.passes = self._passes
         context.notes["managed"] = self.unmanaged.finding
         self.bypassed = self.watch.bypassed = BypassedPods(
-            clock, self.watch.reports.tell, self._offered_names, self.behind, self._settings.scheduler_name
+            clock, self.watch.reports.submit, self._offered_names, self.behind, self._settings.scheduler_name
         )
         context.notes["managedResources"] = self.bypassed.finding
         kubernetes_nodes = self.watch.nodes
         events = PodEvents(
             self.binder,
             self.reservations.of_pod,
-            self.watch.reports.tell,
+            self.watch.reports.submit,
             quotas.claim,
             nodes=lambda: len(kubernetes_nodes),
         )
@@ -205,12 +203,12 @@ class Scheduling:
         self.scheduler.refused = events.refuse
         if self._settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
-        context.metrics.register(Figures(self.watch, self.binder.counts, self.reservations.counts, foreign))
+        context.metrics.register(SchedulingMetrics(self.watch, self.binder.counts, self.reservations.counts, foreign))
         context.notes["kubernetes"] = lambda: api.trouble
         context.readiness[READINESS]["kubernetes"] = self.watch.behind
 
     def behind(self) -> str | None:
-        """Readiness: why not all is known that an answer depends on."""
+        """Readiness: why data that an answer depends on is missing."""
         checks: list[Callable[[], str | None]] = [
             self._registry.behind,
             self._registry.unasked,
@@ -223,13 +221,13 @@ class Scheduling:
 
     def unread_nodes(self) -> str | None:
         """
-        Readiness of the Service of extender and webhook: why the nodes are not read yet. The webhook does without them and
-        without NATS, so a registry stays ready once it was, and becomes ready if NATS is away.
+        Readiness of the Service of extender and webhook: why the nodes are not read yet. The webhook works without them and
+        without NATS. So a registry stays ready once it was ready, and becomes ready while NATS is disconnected.
         """
         return None if self._is_serving else self.behind()
 
     async def run(self, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; has started, with the URL of the extender, once that listens."""
+        """Runs until cancelled. Started, with the URL of the extender, once that listens."""
         watch = self.watch
         webhook = Webhook(
             self._settings.scheduler_name,
@@ -251,7 +249,7 @@ class Scheduling:
             )
 
     async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keeps up with nodes, reservations and Kubernetes until cancelled: all but the server of the extender."""
+        """Follows nodes, reservations and Kubernetes until cancelled; does not run the extender's server."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.view.run, self._registry.behind, PAUSE)
             tasks.start_soon(self.reservations.run)
@@ -268,8 +266,8 @@ class Scheduling:
 
     async def _wait_for_nodes(self) -> None:
         """
-        As soon as all is known, or NATS is away, the webhook is served. What was made of all that is known stays, and is
-        frozen: the collector would look through it at the next call.
+        Waits until all nodes are read, or NATS is disconnected; then the webhook is served. The objects built so far
+        stay, and are frozen, so that the garbage collector does not scan them at the next call.
         """
         clock = self._context.clock
         bus = self._context.bus
@@ -281,57 +279,57 @@ class Scheduling:
                 self._is_serving = True
             await clock.sleep(PAUSE)
         if self._is_serving and self.watch is not None:  # filters were answered with an error meanwhile
-            self.watch.wake_ups.ask("NodesRead")
+            self.watch.requeue.ask("NodesRead")
         self._is_serving = True
         self._freeze()
 
     def offers(self, resource: ResourceName) -> bool:
         """
-        Whether some node offers this resource. Before all nodes are looked at every extended resource counts as offered: no
-        pod passes the scheduler by, and none is denied because the nodes are not known.
+        Whether some node offers this resource. Before all nodes are read, every extended resource counts as offered, so that
+        no pod bypasses the scheduler and none is denied because nodes are not known.
         """
         return self.view.waiting() is not None or resource in self.view.offers.names
 
     def left_out(self, pod: PodRequest) -> Sequence[FilledIn]:
-        """What a pod that asks for slots leaves out; nothing before all nodes are looked at."""
+        """Returns the amounts that a pod with slots does not name; empty before all nodes are read."""
         return () if self.view.waiting() is not None else self.view.offers.left_out(pod)
 
     def check_new(self, pod: PodRequest) -> None:
-        """Raises what the webhook denies a new pod for: it is invalid, or its namespace may not have it."""
+        """Raises the reason to deny a new pod: it is invalid, or exceeds the quota of its namespace."""
         self.check_valid(pod)
         if self.quotas is not None:
             self.quotas.check_new(pod)
 
     def check_valid(self, pod: PodRequest) -> None:
         """
-        Raises what an invalid pod is denied for. Before all nodes are looked at it is judged as if nothing was offered: by a
-        part of the offers a pod could be denied for more memory than these nodes have.
+        Raises the reason to deny an invalid pod. Before all nodes are read, the pod is checked as if nothing were offered,
+        because with a part of the offers it could be denied for more memory than these nodes have.
         """
         checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
         checks.check(pod)
 
     def _hold(self, node: NodeName) -> None:
-        """The view holds what is reserved on a node now."""
+        """Passes the reservations of a node to the view."""
         self._reserved.note(node)
         newest = self.reservations.of(node).newest
         if self.bypassed is not None and newest is not None:
             self.bypassed.observe(newest)
-        self.view.hold(node, tuple(Hold(reserved=each) for each in self.reservations.held(node)))
+        self.view.hold(node, tuple(AssumedPod(reserved=each) for each in self.reservations.held(node)))
 
     def _requested(self, reserved: Reservation) -> PodRequest | None:
         """
-        What a pod asks for for which something is reserved: of one that another registry binds, or that is planned with its
-        gang, Kubernetes has shown it.
+        Returns the request of a reserved pod. If another registry binds it, or if it is planned with its gang, the request
+        comes from the watch of Kubernetes.
         """
         own = self.binder.requests.get(reserved.pod_uid) if self.binder is not None else None
         waiting = self.watch.pods.waiting.get(reserved.pod_uid) if self.watch is not None else None
         if own is not None or waiting is None:
             return own
-        asked = understood(waiting)
+        asked = read_scheduled_pod(waiting)
         return asked.request if asked is not None else None
 
     def _observe(self, node: NodeName) -> None:
-        """A node has said something, or nothing is known of it any more."""
+        """Takes a change of a node's facts, or that it was forgotten."""
         if node in self._cluster:
             self._reserved.confirm(node)
             self.reservations.observe(node)
@@ -344,34 +342,34 @@ class Scheduling:
         self.view.hold(node, ())
 
     def _offered_names(self, node: NodeName) -> Collection[ResourceName]:
-        """What a node offers; empty where its allocator does not answer."""
+        """Returns what a node offers; empty if its allocator does not answer."""
         return self.view.offers.names_on(node) if self._cluster.is_answering(node) else ()
 
     def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """As `UnmanagedNodes.passes`; of no node that HAMi runs. Right only once it is known what the nodes published."""
+        """As `UnmanagedNodes.passes`, without nodes that HAMi runs. Valid only after the nodes were read."""
         return self.unmanaged is not None and self.unmanaged.passes(pod, node) and not self.foreign.refusal(node)
 
     def _has_gone(self, node: NodeName) -> bool:
         return self.watch is not None and self.watch.has_gone(node)
 
     def _freed(self, node: NodeName) -> None:
-        """A reservation has ended without its pod, which nobody sees in Kubernetes."""
+        """Requeues pods after a reservation ended without its pod, because no object in Kubernetes changes."""
         if self.watch is not None:
-            self.watch.wake_ups.ask("ReservationEnded")
+            self.watch.requeue.ask("ReservationEnded")
 
     def _offered(self, node: NodeName) -> None:
         """
-        A node is offered that was not, or has more free than before, which nobody sees in Kubernetes: a pod's end is shown
-        there before its kubelet has given back what it had.
+        Requeues pods after a node is offered again or has more free resources, because no object in Kubernetes changes: the
+        end of a pod is reported there before its kubelet has freed its devices.
         """
         if self.watch is not None and self.behind() is None:
-            self.watch.wake_ups.ask("NodeOffered")
+            self.watch.requeue.ask("NodeOffered")
 
     def _hardware(self, node: NodeName) -> Topology:
         return self.view.facts(node).hardware
 
     def _candidate(self, node: NodeName) -> Candidate | None:
-        self.view.renew()  # what is reserved on it may have changed a moment ago
+        self.view.renew()  # its reservations may have changed a moment ago
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return None

@@ -1,14 +1,13 @@
 """
-Has containers of low priority wait while one of high priority computes on their GPU, by what their files say.
+Lets containers of low priority wait while one of high priority computes on their GPU, through HAMi-core's shared files.
 
-Every few seconds the launches of all containers are read, and what each is to note is written: four bytes, to a file that
-was checked by the same descriptor just before. No file is made, and none is made larger, but one that its container cuts off
-at that very moment.
+Every few seconds the launches of all containers are read, and a note of four bytes is written to each file, through the
+descriptor that was just checked. No file is created. No file is extended, unless its container truncates it at that moment.
 
-A file that cannot be used is logged once: its container neither waits nor has others wait.
+A file that cannot be used is logged once: its container does not wait and lets no other wait.
 
-A container that waits does so until it is told otherwise. So whatever was told is taken back when this is switched off, when
-the agent stops, and when it starts without this.
+A container waits until its note changes. So all notes are reset when this is switched off, when the agent stops, and when it
+starts with this switched off.
 """
 
 import os
@@ -20,7 +19,7 @@ from typing import NamedTuple
 import structlog
 from anyio import CancelScope, to_thread
 
-from topoalign.allocator.containers.hami_core import directories, shared_files
+from topoalign.allocator.containers.hami_core import shared_files, slot_directories
 from topoalign.allocator.containers.hami_core.shared_files import MOST_CONTAINERS, Unusable, all_limited, opened_file
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
@@ -35,7 +34,7 @@ log = structlog.get_logger("topoalign.allocator.containers.hami_core")
 
 
 class Directory(NamedTuple):
-    """The directory of a container, and what that holds: nothing if it is in no record."""
+    """The directory of a container, and its GPUs: none if it is in no record."""
 
     name: str
     gpus: frozenset[DeviceID]
@@ -50,29 +49,29 @@ class Feedback:
         self._is_on = is_on
         self._state = state
         self._may_wait = True
-        """Whether a container may have been told to wait, also by a former process."""
+        """Whether a file may contain a note to wait, also of a former process."""
         self._unusable: dict[str, str] = {}
         """Directory -> why its file could not be used in the last round."""
 
     async def run(self, clock: Clock) -> None:
-        """Goes round every `ROUND_SECONDS` until cancelled, and takes back then what it has told."""
+        """Updates all notes every `ROUND_SECONDS` until cancelled, and then resets them."""
         try:
             while True:
-                await self.go_round()
+                await self.update_notes()
                 await clock.sleep(until_tick(clock, ROUND_SECONDS))
         finally:
             with CancelScope(shield=True):
                 await self._release()
 
-    async def go_round(self) -> None:
-        """Tells all containers once."""
+    async def update_notes(self) -> None:
+        """Updates the notes of all containers once."""
         root = self._root().rstrip("/")
         if not root or not self._is_on():
             await self._release()
             return
         self._may_wait = True
         gpus = {each.directory: each.gpus for each in all_limited(self._state())}
-        unusable = await to_thread.run_sync(tell_launches, Path(root), gpus)
+        unusable = await to_thread.run_sync(write_notes, Path(root), gpus)
         for directory in unusable.keys() - self._unusable.keys():
             log.warning(
                 "the priority of a container has no effect: the file that HAMi-core shares in it cannot be used",
@@ -84,20 +83,20 @@ class Feedback:
     async def _release(self) -> None:
         root = self._root().rstrip("/")
         if root and self._may_wait:
-            await to_thread.run_sync(tell_launches, Path(root), {})
+            await to_thread.run_sync(write_notes, Path(root), {})
             self._may_wait = False
 
 
-def tell_launches(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str, str]:
+def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str, str]:
     """
-    One round. `gpus`: directory -> what its container holds. A container that is not there holds nothing, so it waits no
-    longer; without any nothing else is written. What cannot be read or written is passed over. Returns directory -> why its
-    file is not a region that can be used.
+    Reads the launches of all containers and writes their notes. `gpus`: directory -> the GPUs of its container. A container
+    that is not in it holds nothing and stops waiting; if `gpus` is empty, only waiting containers are changed. Skips files
+    that cannot be read or written. Returns directory -> why its file cannot be used.
     """
     found: list[tuple[str, Launches]] = []
     unusable: dict[str, str] = {}
     with suppress(OSError):
-        for name in directories.listed(root)[:MOST_CONTAINERS]:
+        for name in slot_directories.list_slots_directories(root)[:MOST_CONTAINERS]:
             try:
                 tail = tail_in(root, name)
             except Unusable as error:
@@ -113,14 +112,14 @@ def tell_launches(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[s
 
 
 def tail_in(root: Path, name: str) -> shared_files.Tail | None:
-    """What stands at the end of the region in a directory; None: it is not ready, or cannot be read. Raises Unusable."""
+    """Reads the end of the region in a directory; None: it is not ready, or cannot be read. Raises Unusable."""
     with suppress(OSError), opened_file(root, name, os.O_RDONLY) as found:
         return checked_tail(*found) if found is not None else None
     return None
 
 
-def checked_tail(file: int, layout: shared_files.Layout) -> shared_files.Tail | None:
-    """What stands at the end of a region that is ready; None: it is not ready. Raises Unusable and OSError."""
+def checked_tail(file: int, layout: shared_files.RegionLayout) -> shared_files.Tail | None:
+    """Checks a region and reads its end; None: it is not ready. Raises Unusable and OSError."""
     head = os.pread(file, layout.processes_at, 0)
     if not shared_files.is_written(head):
         return None
@@ -130,8 +129,8 @@ def checked_tail(file: int, layout: shared_files.Layout) -> shared_files.Tail | 
 
 def write_note(root: Path, name: str, before: int, note: int) -> None:
     """
-    Writes what a container is to note. Where it has launched since it was read (`before`), only that it is to wait: it goes
-    on counting from there.
+    Writes a container's note. If the container has launched a kernel since the file was read (`before`), only a note to wait
+    is written, and the launch counts in the next round.
     """
     with suppress(Unusable, OSError), opened_file(root, name, os.O_RDWR) as found:
         if found is None or (tail := checked_tail(*found)) is None:

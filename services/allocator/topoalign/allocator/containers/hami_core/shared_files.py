@@ -1,12 +1,12 @@
 """
-Reads what HAMi-core shares between the processes of each container, for whoever asks what containers use.
+Reads the files that HAMi-core shares between the processes of each container, to report the use of GPUs.
 
-A container writes its file, and may replace, cut off or exchange it at any time: so it is opened as a regular file or not at
-all, its size is checked by the descriptor, and it is read in parts of a bounded size and never mapped. What is wrong with a
-file costs its container's part of the answer, is logged once, and counted.
+A container writes its file, and may replace or truncate it at any time. So only a regular file is opened, its size is
+checked through the descriptor, and it is read in blocks of a bounded size and never mapped. An error in a file affects
+only its container's entry; it is logged once and counted.
 
-Reading is done in a thread, at most once a second and for a second or so: the next reading goes on with the containers that
-had no turn. Where a disk does not answer, the next reading says so and begins none.
+Files are read in a thread, at most once a second and for about a second. The next reading continues with the remaining
+containers. While a disk does not answer, readings report this and start no new one.
 """
 
 import os
@@ -23,8 +23,13 @@ from typing import NamedTuple
 import structlog
 from anyio import Lock, move_on_after, to_thread
 
-from topoalign.allocator.containers.hami_core.directories import CACHE, held_slots, name_of, owner_of
-from topoalign.allocator.containers.limiter_files import entries, open_regular, opened
+from topoalign.allocator.containers.hami_core.slot_directories import (
+    CACHE,
+    held_slots,
+    read_directory_owner,
+    slots_directory_name,
+)
+from topoalign.allocator.containers.limiter_files import list_entries, open_directory, open_regular
 from topoalign.core.model.errors import clean
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import AllocationID, DeviceID
@@ -32,7 +37,7 @@ from topoalign.core.model.processes import LibraryCount, LibraryReading, Library
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 
-# What is where in the file that HAMi-core shares between the processes of a container. Nothing here reads a disk.
+# The layout of the file that HAMi-core shares between the processes of a container.
 #
 # Two layouts are read. That of versions 1.1 (HAMi v2.4.1 to v2.8.0) and 1.2 (from HAMi v2.8.2 on), for 16 GPUs and
 # 1,024 processes, little endian, as a machine of 64 bits and glibc lay it out:
@@ -91,16 +96,16 @@ TAIL = Struct("<4iQ")
 RECENT_KERNEL = Struct("<i")
 
 LARGEST = 2**53
-"""Of what is counted: a library that takes away more than it added has a number near 2**64."""
+"""The largest plausible count: a library that subtracts more than it added has a number near 2**64."""
 PERCENT = 100
 
 
 class Unusable(Exception):
-    """A file that is no shared region, or says what cannot be. Its text says why, for people."""
+    """Raised for a file that is no shared region, or has invalid values. The text names the reason."""
 
 
 class Tail(NamedTuple):
-    """What stands behind the processes."""
+    """The fields after the processes."""
 
     processes: int
     limits_cores: int
@@ -110,12 +115,12 @@ class Tail(NamedTuple):
 
 
 def is_written(head: bytes) -> bool:
-    """Whether a process has made the region ready: until then there is a zero where the magic number will be."""
+    """Whether a process has completed the region. Before that the magic number is zero."""
     return any(head[:4])
 
 
 def tail_of(tail: bytes) -> Tail:
-    """What stands behind the processes. Raises Unusable."""
+    """Decodes the fields after the processes. Raises Unusable."""
     if len(tail) < TAIL.size:
         raise Unusable("it is cut off")
     found = Tail(*TAIL.unpack(tail))
@@ -124,8 +129,8 @@ def tail_of(tail: bytes) -> Tail:
     return found
 
 
-class Layout(NamedTuple):
-    """Where the parts of a region are, and which versions have them there."""
+class RegionLayout(NamedTuple):
+    """The offsets in a region, and the versions with these offsets."""
 
     minors: tuple[int, ...]
     """The second numbers of the versions 1.x."""
@@ -158,7 +163,7 @@ class Layout(NamedTuple):
 
     def uuids_of(self, head: bytes) -> list[str]:
         """
-        The uuids of a container's GPUs in the order of the file; one that is not written yet is an empty text. Raises
+        Decodes the uuids of a container's GPUs in the order of the file; one that is not written yet is empty. Raises
         Unusable.
         """
         if len(head) < self.processes_at:
@@ -184,8 +189,8 @@ class Layout(NamedTuple):
         self, uuids: list[str], processes: bytes, tail: Tail, gpus: Collection[DeviceID]
     ) -> Iterator[LibraryCount]:
         """
-        What is counted of these GPUs, of all processes that run; other GPUs are passed over. `processes`: the bytes of as
-        many as `tail` says. Raises Unusable.
+        Yields the counts of these GPUs over all running processes; ignores other GPUs. `processes`: the bytes of all
+        processes of `tail`. Raises Unusable.
         """
         if len(processes) != tail.processes * PROCESS_SIZE:
             raise Unusable("it is cut off")
@@ -196,7 +201,7 @@ class Layout(NamedTuple):
         ]
 
         def column(at: int) -> list[int]:
-            """What stands there in each process that runs."""
+            """Returns the number at this offset in each running process."""
             found = numbers[at // 8 :: PROCESS_SIZE // 8]
             return [found[place] for place in running]
 
@@ -204,7 +209,7 @@ class Layout(NamedTuple):
             if uuid not in gpus:
                 continue
             at = USE_AT + self.process_shift + USE_SIZE * place
-            context, modules, buffers, memory = (sum(column(at + part)) for part in USES)
+            context, modules, buffers, memory = (sum(column(at + offset)) for offset in USES)
             if memory > LARGEST:
                 raise Unusable(f"it counts {memory} bytes of {clean(uuid)}")
             times = column(TIME_AT + self.process_shift + TIME_SIZE * place)
@@ -219,11 +224,11 @@ class Layout(NamedTuple):
             )
 
 
-LAYOUTS = (Layout((1, 2)), Layout((1,), shift=32, process_shift=8))
+LAYOUTS = (RegionLayout((1, 2)), RegionLayout((1,), shift=32, process_shift=8))
 """The second is that of HAMi v2.8.1 alone."""
 
 
-def layout_of(size: int) -> Layout:
+def layout_of(size: int) -> RegionLayout:
     """The layout of a file of so many bytes. Raises Unusable for a size that no version read has."""
     for layout in LAYOUTS:
         if size in (layout.size, layout.size + 1):
@@ -234,13 +239,13 @@ def layout_of(size: int) -> Layout:
 
 FILE = pattern(r"[0-9a-f]{32}\.cache")
 MOST_ENTRIES = 64
-"""Of a container's directory: the library makes one file, and the runtime the place to mount it."""
+"""Entries of a container's directory: the library creates one file, and the runtime the mount point."""
 MOST_CONTAINERS = 1_000
-"""Of one reading."""
+"""Containers of one reading."""
 FRESH_SECONDS = 1.0
 READ_SECONDS = 2.0
 WORK_SECONDS = 1.0
-"""After which no other file is begun: a large one takes milliseconds, and containers may make theirs so."""
+"""After this time no other file is started: a large file takes milliseconds, and containers may enlarge theirs."""
 
 log = structlog.get_logger("topoalign.allocator.containers.hami_core")
 
@@ -265,7 +270,7 @@ class SharedFiles:
         self._newest: tuple[LibraryReading, float] | None = None
         """With the monotonic seconds at which it was complete."""
         self._is_reading = False
-        """Whether a thread is at it still."""
+        """Whether a thread is still reading."""
         self._first = 0
         """The place of the container with which the next reading begins."""
         self._failing: dict[AllocationID, str] = {}
@@ -273,7 +278,7 @@ class SharedFiles:
         """Files that could not be used, in all readings."""
 
     async def read(self) -> LibraryReading:
-        """What the files say now, or said a second ago at most."""
+        """Returns the content of the files, at most a second old."""
         async with self._turn:
             now = self._clock.monotonic()
             if self._newest is None or now - self._newest[1] >= FRESH_SECONDS:
@@ -298,7 +303,10 @@ class SharedFiles:
         return LibraryReading(node=state.node, containers=tuple(uses), left_out=left_out)
 
     def _read_all(self, root: Path, limited: Sequence[Limited]) -> tuple[list[LibraryUse], int]:
-        """In the thread: what could be read in time, from where the reading before ended, and how many could not."""
+        """
+        Reads files, in the thread, from where the last reading ended. Returns the uses and the number of files left
+        out.
+        """
         self._is_reading = True
         try:
             began = self._clock.monotonic()
@@ -309,7 +317,7 @@ class SharedFiles:
                 if done and self._clock.monotonic() - began >= WORK_SECONDS:
                     turns = turns[:done]
                     break
-                if (use := read_use(root, each)) is not None:
+                if (use := read_library_use(root, each)) is not None:
                     found.append(use)
             self._first = first + len(turns) if len(turns) < len(limited) else 0
             return found, len(limited) - len(turns)
@@ -317,7 +325,7 @@ class SharedFiles:
             self._is_reading = False
 
     def _note(self, found: Sequence[LibraryUse], present: AbstractSet[AllocationID]) -> None:
-        """Counts what could not be used, and logs each once. `present`: all, also those that were not read this time."""
+        """Counts unusable files, and logs each once. `present`: all allocations, also those not read this time."""
         failing = {each.allocation: each.failure for each in found if each.failure}
         self.refused += len(failing)
         for allocation in failing.keys() - self._failing.keys():
@@ -336,14 +344,14 @@ def all_limited(state: NodeState) -> Iterator[Limited]:
     for allocation, (resource, slots) in held_slots(state):
         limiters = {each.limiter for each in offers.get(resource, ())}
         if allocation is not None and "hami-core" in limiters:
-            yield Limited(allocation.id, name_of(resource, slots), frozenset(map(base_of, slots)))
+            yield Limited(allocation.id, slots_directory_name(resource, slots), frozenset(map(base_of, slots)))
 
 
-def read_use(root: Path, limited: Limited) -> LibraryUse | None:
-    """What the file of one container says, or why it cannot be used. None: there is none, as before it uses CUDA."""
-    owner = owner_of(root, limited.directory)
+def read_library_use(root: Path, limited: Limited) -> LibraryUse | None:
+    """Reads the file of one container, or why it cannot be used. None: there is none, as before it uses CUDA."""
+    owner = read_directory_owner(root, limited.directory)
     if owner is None or owner.allocation != limited.allocation:
-        return None  # the slots were another container's, and Allocate is about to make the directory anew
+        return None  # the directory is of a former container, and Allocate is about to create it again
     try:
         with opened_file(root, limited.directory, os.O_RDONLY) as found:
             if found is None:
@@ -364,15 +372,15 @@ def read_use(root: Path, limited: Limited) -> LibraryUse | None:
 
 
 @contextmanager
-def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, Layout] | None]:
+def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, RegionLayout] | None]:
     """
-    The descriptor of the file in a container's directory, and the layout that a region of its size has; None: there is none,
-    or it is empty still. Raises Unusable and OSError.
+    Opens the file in a container's directory; yields its descriptor and the layout for its size. None: there is none, or
+    it is still empty. Raises Unusable and OSError.
     """
-    with opened(root) as at, opened(name, at) as directory, opened(CACHE, directory) as cache:
-        found = entries(cache, MOST_ENTRIES + 1)
+    with open_directory(root) as at, open_directory(name, at) as directory, open_directory(CACHE, directory) as cache:
+        found = list_entries(cache, MOST_ENTRIES + 1)
         if len(found) > MOST_ENTRIES:
-            raise Unusable(f"there is more than {MOST_ENTRIES} of what the container has written beside it")
+            raise Unusable(f"the container has written more than {MOST_ENTRIES} entries next to it")
         names = [each for each in found if FILE.fullmatch(each)]
         if len(names) > 1:
             raise Unusable(f"there are {len(names)} of them: {clean(min(names))}")

@@ -1,5 +1,5 @@
 """
-Gaia's limiter for GPUs in units: what its library, vcuda, reads in a container, and the socket on which it registers.
+Serves Gaia's limiter vcuda for GPUs in units: the files that its library reads in a container, and its registration socket.
 
-The library itself is not part of this: it is what limits (docs/sharing.md).
+The library itself, which enforces the limits, is not part of this package (docs/sharing.md).
 """

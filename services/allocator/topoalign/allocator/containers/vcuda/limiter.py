@@ -1,16 +1,17 @@
 """
-Limits containers with units of GPUs by Gaia's library: what it reads is written before a container starts, and what it
-registers while it runs.
+Limits containers with vcuda units through Gaia's library: writes its files before a container starts, and registers
+processes.
 
-- PreStartContainer knows the owner of units from the kubelet's checkpoint. Each half of its share has a directory, and
-  which of the two the kubelet mounts is its choice: so both get the same limits, and a socket. Where that fails, the
-  container does not start, and the next try makes it.
-- RegisterVDevice writes which processes the container has, for a caller that is in the container whose units these are.
-- Every few seconds, and when the agent has started: a directory whose units are in the record, in the checkpoint, or whose
-  pod is there has its socket; any other is removed. Without an answer of the kubelet, or where its checkpoint cannot be
-  read, nothing is removed.
+- PreStartContainer gets the owner of units from the kubelet's checkpoint. Each half of its share has a directory, and the
+  kubelet chooses which of the two it mounts. So both get the same limits and a socket. If that fails, the container does not
+  start, and the kubelet's next attempt repeats it.
+- RegisterVDevice writes the processes of the container, for a caller in the container that has these units.
+- Every few seconds, and after the start of the agent, each directory gets its socket if its units are in the record or
+in the
+  checkpoint, or if its pod exists. Any other directory is removed. Nothing is removed without an answer of the kubelet,
+  or if its checkpoint cannot be read.
 
-Calls and sweeps take turns; nothing here waits for a caller. What containers have left is removed in a thread.
+Calls and cleanups exclude each other, and nothing here waits for a caller. Leftovers of containers are removed in a thread.
 """
 
 from asyncio import shield
@@ -25,11 +26,18 @@ from anyio import to_thread
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from topoalign.allocator.allocate.pre_start import limits_of, live_parts, of
+from topoalign.allocator.allocate.pre_start import entries_of_holder, limit_keys_by_kind, live_unit_entries
 from topoalign.allocator.containers import limiter_files
-from topoalign.allocator.containers.vcuda import directories
-from topoalign.allocator.containers.vcuda.directories import CONFIG_FILE, PIDS_FILE, SOCKET, Limits, config_of, pids_of
-from topoalign.allocator.ports import Part, Poll
+from topoalign.allocator.containers.vcuda import unit_directories
+from topoalign.allocator.containers.vcuda.unit_directories import (
+    CONFIG_FILE,
+    PIDS_FILE,
+    SOCKET,
+    Limits,
+    encode_config,
+    pids_of,
+)
+from topoalign.allocator.ports import Poll, ResourceEntry
 from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.errors import StateFault, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -46,47 +54,46 @@ from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
 from topoalign.kubelet.grpc.transport import LONGEST_MESSAGE, GrpcServer, Load, Servicer, caller
 from topoalign.runtime.clock import until_tick
 
-# Whose a directory is, and what that container is limited to, by the entries of the kubelet's checkpoint.
+# The owner of a directory comes from the kubelet's checkpoint.
 #
-# Two containers of one pod may have been given the same units: an app container takes over those of an init container.
-# Which of them starts, the units do not tell. The kubelet calls for all halves of a container, one right after the
-# other, before it starts it, and so there are these cases:
+# Two containers of one pod may have the same units, because an app container reuses those of an init container. The units do
+# not show which of them starts. The kubelet calls PreStartContainer for both halves of a container, one right after the
+# other. So there are these cases:
 #
-# - The half that only one of the two has was called for just before: it is that one (`Calls`).
-# - One of them has this half alone: it is that one. Should it be the other, the call for its other half comes next, and
-#   writes over it.
-# - Both halves of the two are the same, and so are their limits: what a directory says stays.
+# - Just before, there was a call for a half that only one of the two has: it is that one (`Calls`).
+# - One of them has only this half: it is that one. If this is wrong, the call for the other half comes next and corrects it.
+# - Both halves of the two are the same, and so are their limits: the directory stays as it is.
 
 
-TOLD_SECONDS = 5.0
-"""Between the calls for two halves of a container, at most: each takes milliseconds, and seconds on a busy node."""
+KNOWN_SECONDS = 5.0
+"""The longest time between the calls for both halves of a container: milliseconds, or seconds on a busy node."""
 
 
-def holders(resource: ResourceName, units: frozenset[DeviceID], parts: Iterable[Part]) -> list[Holder]:
-    """The containers that have exactly these units, in the order of their names."""
+def holders(resource: ResourceName, units: frozenset[DeviceID], parts: Iterable[ResourceEntry]) -> list[Holder]:
+    """Returns the containers with exactly these units, in the order of their names."""
     return sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
 
 
 class Calls:
-    """Which halves of containers were called for a short while ago, where a half told which container starts."""
+    """Remembers recent calls for a half that identified the container."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[Holder, float]] = {}
-        """Pod UID -> the container, and when it was told, in monotonic seconds."""
+        self._identified: dict[str, tuple[Holder, float]] = {}
+        """Pod UID -> the container, and the monotonic second of the call."""
 
     def starting(
         self,
         resource: ResourceName,
         units: frozenset[DeviceID],
-        parts: Sequence[Part],
+        parts: Sequence[ResourceEntry],
         written: tuple[str, str] | None,
         at: float,
     ) -> Holder:
         """
-        Which container starts, where the kubelet calls for this half at this monotonic second. `written`: whose its
-        directory is. Raises Unavailable where that may be one of several pods, or none has it.
+        Returns the container that starts, for a call for this half at this monotonic second. `written`: the owner of its
+        directory. Raises Unavailable if containers of several pods have the units, or none has.
         """
-        self._told = {pod: told for pod, told in self._told.items() if at - told[1] <= TOLD_SECONDS}
+        self._identified = {pod: each for pod, each in self._identified.items() if at - each[1] <= KNOWN_SECONDS}
         found = holders(resource, units, parts)
         pods = {each.pod for each in found}
         if len(pods) != 1:
@@ -96,21 +103,21 @@ class Calls:
             )
         (pod,) = pods
         if len(found) == 1:
-            self._told[pod] = found[0], at
+            self._identified[pod] = found[0], at
             return found[0]
-        told, _ = self._told.pop(pod, (None, at))
-        if told in found:
-            return told
-        alone = [each for each in found if len([*of(each, parts)]) == 1]
-        return next((each for each in alone or found if each == written), (alone or found)[0])
+        known, _ = self._identified.pop(pod, (None, at))
+        if known in found:
+            return known
+        with_one_half = [each for each in found if len([*entries_of_holder(each, parts)]) == 1]
+        return next((each for each in with_one_half or found if each == written), (with_one_half or found)[0])
 
 
-def limits_for(holder: Holder, parts: Collection[Part], hardware: Topology) -> Limits:
+def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
     """
-    What a container is limited to: of equal parts of several GPUs to one, as the library looks at its first GPU alone. Of
-    whole GPUs it has all memory, whatever it has asked for.
+    Returns the limits of a container. For equal parts of several GPUs they are those of one GPU, because the library reads
+    only the first GPU. A container with whole GPUs has all their memory.
     """
-    amounts = amounts_of(unit for part in of(holder, parts) for unit in part.devices)
+    amounts = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
     cores = sum(each.cores for each in amounts.values())
     memory = sum(each.memory for each in amounts.values())
@@ -122,30 +129,30 @@ def limits_for(holder: Holder, parts: Collection[Part], hardware: Topology) -> L
     return Limits(holder.pod, str(holder.container), cores, memory, pci[-12:].upper())
 
 
-# The socket of one directory, on which the library's client registers a process: gRPC `vcuda.VCUDAService`.
+# Each directory has a socket on which the library's client registers a process: gRPC `vcuda.VCUDAService`.
 #
-# The client does it once for each process that begins to use CUDA, and reads `pids.config` afterwards. Any user of the
-# container may call. What a call says (bus id, pod UID, name and id of the container) is not looked at: who calls is
-# judged by `callers`. All sockets together have a bounded number of connections, so that one container takes nothing
-# from another.
+# The client registers each process that begins to use CUDA, and reads `pids.config` afterwards. Any user of the
+# container may call. The fields of a call (bus id, pod UID, name and id of the container) are ignored; the caller is
+# identified by `caller_of`. The number of connections of all sockets is bounded, so that one container does not block
+# another.
 #
 # Source: gpu-manager 8cd842ed, pkg/services/virtual-manager; vcuda-controller 72e0115, src/register.c.
 
 
 FIELD = "flags.vcudaRoot"
-MOST_TOGETHER = 128
+MOST_CONNECTIONS = 128
 """Connections of all these sockets. A client needs one for milliseconds."""
 
 
-class Refused(Exception):
-    """Why a caller is not registered."""
+class RegistrationRefused(Exception):
+    """Raised for a caller that must not be registered."""
 
 
 class Registrations(Servicer, vcuda.VcudaServiceBase):
     """Answers on one socket."""
 
     def __init__(self, register: Callable[[int], None]) -> None:
-        """`register` takes the caller's process id; raises Refused, and TopoalignError."""
+        """`register` takes the caller's process id; raises RegistrationRefused and TopoalignError."""
         self._register = register
 
     async def register_v_device(self, message: vcuda.VDeviceRequest) -> vcuda.VDeviceResponse:
@@ -154,7 +161,7 @@ class Registrations(Servicer, vcuda.VcudaServiceBase):
         await connection.server.turns.turn(connection)  # milliseconds each, more where processes are many
         try:
             self._register(connection.peer.pid)
-        except Refused as refused:
+        except RegistrationRefused as refused:
             connection.server.complain("registration refused", str(refused), pid=connection.peer.pid)
             raise GRPCError(Status.PERMISSION_DENIED, clean(str(refused), LONGEST_MESSAGE)) from refused
         return vcuda.VDeviceResponse()
@@ -171,19 +178,19 @@ class RegistrationServer(GrpcServer):
         """`others`: all sockets with which this one shares the bound on connections."""
         super().__init__(Registrations(register), directory / SOCKET, FIELD, load)
         self._others = others
-        self.guard = directory.parent  # a container may lock its own: for that it is enough to read it
+        self.guard = directory.parent  # a container may lock its own directory, because it can read it
 
     def is_welcome(self, peer: unix_sockets.Peer) -> bool:
         """Every process that reaches the socket: it is mounted into one container."""
-        if sum(len(each.connections) for each in self._others) >= MOST_TOGETHER:
-            max(self._others, key=lambda each: len(each.connections)).make_room(MOST_TOGETHER)
+        if sum(len(each.connections) for each in self._others) >= MOST_CONNECTIONS:
+            max(self._others, key=lambda each: len(each.connections)).make_room(MOST_CONNECTIONS)
         return True
 
 
-# Who calls on a socket: what the kernel tells of the process at its other end, and nothing that this says of itself.
+# The caller on a socket is identified by the kernel's data about the process at the other end, and not by its message.
 #
 # The process' control group has the UID of its pod and the id of its container; its mounts have the container's name. A
-# process that has ended, or of which this cannot be read, is nobody.
+# process that has ended, or whose data cannot be read, is not identified.
 
 
 class Caller(NamedTuple):
@@ -197,7 +204,7 @@ class Caller(NamedTuple):
 
 
 def caller_of(proc: Path, pid: int) -> Caller | None:
-    """The container of a process; None where it is in none, has ended, or is not visible here (0)."""
+    """Returns the container of a process; None if it is in none, has ended, or is not visible here (0)."""
     if pid <= 0:
         return None
     try:
@@ -213,15 +220,15 @@ def caller_of(proc: Path, pid: int) -> Caller | None:
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-SWEEP_SECONDS = 5.0
+COLLECT_SECONDS = 5.0
 AGAIN_SECONDS = 0.5
 DRAIN_SECONDS = 0.5
 
 log = structlog.get_logger("topoalign.allocator.containers.vcuda")
 
 
-class Allocations(Protocol):
-    """What a sweep asks of the allocator."""
+class RecordView(Protocol):
+    """The state of the allocator that a cleanup needs."""
 
     @property
     def state(self) -> NodeState:
@@ -229,7 +236,7 @@ class Allocations(Protocol):
 
     @property
     def polled(self) -> Poll | None:
-        """What the kubelet answered last; None: nothing yet, or it did not answer."""
+        """The kubelet's last answer; None: none yet, or the poll failed."""
 
 
 class VcudaLimiter:
@@ -249,21 +256,20 @@ class VcudaLimiter:
         self._load = Load()
         self._turn = anyio.Lock()
         self._servers: dict[Path, RegistrationServer] = {}
-        self._parts: Sequence[Part] = ()
-        """What the checkpoint has of units, as the kubelet answered last."""
+        self._parts: Sequence[ResourceEntry] = ()
+        """The checkpoint's entries with units, at the last poll."""
         self._names: dict[tuple[ResourceName, frozenset[DeviceID]], str] = {}
         self._calls = Calls()
         self._groups: dict[str, Path | None] = {}
-        """Container id -> the directory of its control group, since the last sweep."""
+        """Container id -> the directory of its control group, since the last cleanup."""
         self._is_closed = False
         self.refused = 0
         """Registrations that were refused."""
 
     async def starting(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """
-        A container with these units is about to start: has its directories in place, if a limiter is configured, or if it
-        has got one before. Raises StateFault where they cannot be made, and Unavailable where it is not known whose units
-        these are.
+        Prepares the directories of a container with these units that is about to start, if a limiter is configured or was
+        before. Raises StateFault if they cannot be written, and Unavailable if the owner of the units is not known.
         """
         if not (configured := self._root()):
             return
@@ -271,24 +277,31 @@ class VcudaLimiter:
         asked = frozenset(units)
         offers = self._hardware().offers_of.get(resource, ())
         name = self._name(resource, asked)
-        if not any(each.limiter == "vcuda" for each in offers) and directories.owner_of(root, name) is None:
+        if (
+            not any(each.limiter == "vcuda" for each in offers)
+            and unit_directories.read_config_owner(root, name) is None
+        ):
             return
-        await shield(self._start(root, resource, asked, poll))  # half of it would leave a socket that nobody knows of
+        await shield(
+            self._start(root, resource, asked, poll)
+        )  # if cancelled half-way, it would leave an untracked socket
 
     def register(self, root: Path, name: str, pid: int) -> None:
         """
-        Writes what the container of a process has, into the directory of this name. Raises Refused for a process of another
-        container, and StateFault where the files cannot be written.
+        Registers the processes of the caller's container in the directory of this name. Raises RegistrationRefused for a
+        process of another container, and StateFault if the files cannot be written.
         """
         who = caller_of(self._proc, pid)
         try:
             if who is None:
-                raise Refused(
+                raise RegistrationRefused(
                     "the caller's container is not known: it has ended, or the agent does not see its process"
                 )
             if (who.pod_uid, who.container) not in self._owners(root, name):
-                raise Refused(f"the units of this directory are not of container {who.container} of pod {who.pod_uid}")
-        except Refused:
+                raise RegistrationRefused(
+                    f"the units of this directory are not of container {who.container} of pod {who.pod_uid}"
+                )
+        except RegistrationRefused:
             self.refused += 1
             raise
         group = self._groups.get(who.container_id)
@@ -299,50 +312,50 @@ class VcudaLimiter:
             remedy = f"see that the host's control groups are mounted at {self._cgroups}"
             raise StateFault(f"no process is found in the control group {who.group}", remedy)
         holder = Holder(who.pod_uid, who.container)
-        if any(of(holder, self._parts)):
-            config = config_of(limits_for(holder, self._parts, self._hardware()))
+        if any(entries_of_holder(holder, self._parts)):
+            config = encode_config(limits_for(holder, self._parts, self._hardware()))
         else:
-            config = directories.config_in(root, name)
+            config = unit_directories.config_in(root, name)
         files = {CONFIG_FILE: config, PIDS_FILE: pids_of(pids)}
         try:
-            directories.write_registered(root, name, who.container_id, files, PIDS_FILE)
+            unit_directories.write_registered(root, name, who.container_id, files, PIDS_FILE)
         except OSError as error:
             raise StateFault(
                 f"the processes of the container cannot be written: {error.strerror}", "make room on the node's disk"
             ) from error
 
-    async def run(self, allocations: Allocations, clock: Clock) -> None:
+    async def run(self, allocations: RecordView, clock: Clock) -> None:
         """
-        Sweeps every `SWEEP_SECONDS` until cancelled, and sooner where that fails: a predecessor may have the sockets still.
-        Logs once why it fails.
+        Cleans up every `COLLECT_SECONDS` until cancelled, and sooner after a failure, because a predecessor may still
+        have the sockets. Logs a failure once.
         """
         failing = None
         try:
             while True:
                 try:
-                    await self.sweep(allocations.state, allocations.polled)
+                    await self.clean_up(allocations.state, allocations.polled)
                     failing = None
                 except (OSError, TopoalignError) as error:
                     if failing != str(error):
                         log.warning("the directories of containers cannot be kept", reason=clean(str(error), 200))
                     failing = str(error)
-                await clock.sleep(until_tick(clock, SWEEP_SECONDS if failing is None else AGAIN_SECONDS))
+                await clock.sleep(until_tick(clock, COLLECT_SECONDS if failing is None else AGAIN_SECONDS))
         finally:
             with anyio.CancelScope(shield=True):
                 await self.close()
 
     async def close(self) -> None:
         """
-        Closes all sockets. No container can start any more: the next agent is to make them again.
+        Closes all sockets. After that no container can start here; the next agent opens them again.
         """
         async with self._turn:
             self._is_closed = True
             await self._stop_all(self._servers)
 
-    async def sweep(self, state: NodeState, poll: Poll | None) -> None:
+    async def clean_up(self, state: NodeState, poll: Poll | None) -> None:
         """
-        Has a socket in every directory that is needed, and removes the others. Raises OSError and StateFault once all that
-        can be done is done.
+        Opens a socket in every needed directory, and removes the others. Raises OSError and StateFault after it has done all
+        that is possible.
         """
         if poll is not None and poll.listing.checkpoint is None:
             poll = None
@@ -350,18 +363,18 @@ class VcudaLimiter:
             configured = self._root()
             root = Path(configured)
             if configured and poll is not None:
-                self._parts = live_parts(poll.listing)
-            present = directories.listed(root) if configured else []
+                self._parts = live_unit_entries(poll.listing)
+            present = unit_directories.list_units_directories(root) if configured else []
             needed = self._needed(state) if configured else set()
             self._groups.clear()
             failure: Exception | None = None
             for name in present:
-                owner = directories.owner_of(root, name)
-                is_needed = name in needed or poll is None or has_pod(owner, poll)
+                owner = unit_directories.read_config_owner(root, name)
+                is_needed = name in needed or poll is None or is_pod_present(owner, poll)
                 try:
                     if not is_needed:
                         await self._stop(root / name)
-                        limiter_files.remove(root, name)
+                        limiter_files.remove_own_directory(root, name)
                     elif owner is not None:
                         await self._serve(root, name)
                 except (OSError, StateFault) as error:
@@ -373,34 +386,34 @@ class VcudaLimiter:
                 raise failure
 
     async def _start(self, root: Path, resource: ResourceName, asked: frozenset[DeviceID], poll: Poll) -> None:
-        """The rest of `starting`. To its end, also where the kubelet has hung up."""
+        """Does the work of `starting`. It runs to its end even if the kubelet has closed the call."""
         async with self._turn:
             if self._is_closed:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
-            parts = self._parts = live_parts(poll.listing)
-            written = directories.owner_of(root, self._name(resource, asked))
+            parts = self._parts = live_unit_entries(poll.listing)
+            written = unit_directories.read_config_owner(root, self._name(resource, asked))
             holder = self._calls.starting(resource, asked, parts, written, poll.at)
             limits = limits_for(holder, parts, self._hardware())
             try:
-                for part in of(holder, parts):
+                for part in entries_of_holder(holder, parts):
                     await self._prepare(root, self._name(part.resource, part.devices), limits)
             except OSError as error:
-                told = " and ".join(each for named in limits_of(holder, parts) for each in named)
+                fields = " and ".join(each for named in limit_keys_by_kind(holder, parts) for each in named)
                 raise StateFault(
-                    f"the limits of container {holder.container} ({told}) cannot be written below {clean(str(root))}: "
+                    f"the limits of container {holder.container} ({fields}) cannot be written below {clean(str(root))}: "
                     f"{error.strerror}",
                     "make room there, and see that it belongs to the agent's user; the kubelet starts the container again",
                 ) from error
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
-        """Has one directory and its socket in place. Raises OSError and StateFault."""
-        if directories.owner_of(root, name) != (limits.pod_uid, limits.container):
+        """Prepares one directory and its socket. Raises OSError and StateFault."""
+        if unit_directories.read_config_owner(root, name) != (limits.pod_uid, limits.container):
             await self._stop(root / name)
-        directories.prepare(root, name, limits)
+        unit_directories.prepare_units_directory(root, name, limits)
         await self._serve(root, name)
 
     async def _serve(self, root: Path, name: str) -> None:
-        """Has a socket in this directory. Raises StateFault."""
+        """Opens the socket of this directory, if needed. Raises StateFault."""
         server = self._servers.get(root / name)
         if server is not None and server.in_place:
             return
@@ -422,33 +435,33 @@ class VcudaLimiter:
             await server.stop(DRAIN_SECONDS)
 
     def _owners(self, root: Path, name: str) -> set[tuple[str, str]]:
-        """The containers whose directory this is: by the checkpoint; where that has lost them, by what is written in it."""
-        told = {(each.pod_uid, each.container) for each in self._parts if self._name(*each[:2]) == name}
-        written = directories.owner_of(root, name)
-        return told or ({written} if written is not None else set())
+        """Returns the containers that own a directory: by the checkpoint, else by its own config."""
+        owners = {(each.pod_uid, each.container) for each in self._parts if self._name(*each[:2]) == name}
+        written = unit_directories.read_config_owner(root, name)
+        return owners or ({written} if written is not None else set())
 
     def _needed(self, state: NodeState) -> set[str]:
-        """The names of the directories of all units that are held."""
+        """Returns the names of the directories of all held units."""
         pairs = {*held_units(state), *((each.resource, each.devices) for each in self._parts)}
         self._names = {pair: self._name(*pair) for pair in pairs}
         return {*self._names.values()}
 
     def _name(self, resource: ResourceName, units: frozenset[DeviceID]) -> str:
-        """`name_of`, remembered until the next sweep, and longer of units that are held."""
+        """Returns the directory name of units. It is cached until the next cleanup, and longer for held units."""
         if (name := self._names.get((resource, units))) is None:
-            name = self._names[resource, units] = directories.name_of(resource, units)
+            name = self._names[resource, units] = unit_directories.units_directory_name(resource, units)
         return name
 
 
 def held_units(state: NodeState) -> Iterator[tuple[ResourceName, frozenset[DeviceID]]]:
-    """What each container got of a resource of units in one Allocate, by the record; also those that were displaced."""
+    """Yields the units of each Allocate in the record, also of displaced containers."""
     for each in state.allocations.values():
         if each.amounts:
             for devices in (each.from_kubelet, *(former.devices for former in each.displaced)):
                 yield from ((resource, frozenset(ids)) for resource, ids in devices.items())
 
 
-def has_pod(owner: tuple[str, str] | None, poll: Poll) -> bool:
-    """Whether the pod of a directory's owner is there still."""
+def is_pod_present(owner: tuple[str, str] | None, poll: Poll) -> bool:
+    """Whether the pod of a directory's owner still exists."""
     directories_of_pods = poll.listing.directories
     return owner is not None and directories_of_pods is not None and not directories_of_pods.is_gone(owner[0])

@@ -26,10 +26,17 @@ from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.validate import validate
 from topoalign.core.ports import Clock, Inventory, Listener
-from topoalign.discovery.drivers.health import nic_health, unhealthy
-from topoalign.discovery.drivers.nvml.events import NvmlEvents
-from topoalign.discovery.drivers.nvml.gpus import End, Judged, NvLinks, Profiles, paired, read_ends, read_gpu
-from topoalign.discovery.drivers.nvml.library import (
+from topoalign.discovery.drivers.nvml.gpu_reading import (
+    End,
+    Judged,
+    NvLinkTable,
+    Profiles,
+    pair_ends,
+    read_ends,
+    read_gpu,
+)
+from topoalign.discovery.drivers.nvml.nvml_events import NvmlEvents
+from topoalign.discovery.drivers.nvml.nvml_library import (
     GPU_IS_LOST,
     NO_PERMISSION,
     OF_THE_LIBRARY,
@@ -39,7 +46,8 @@ from topoalign.discovery.drivers.nvml.library import (
     Handle,
     Library,
 )
-from topoalign.discovery.drivers.sysfs import files_below
+from topoalign.discovery.drivers.reading_health import nic_health, unhealthy
+from topoalign.discovery.drivers.sysfs_driver import files_below
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
@@ -49,28 +57,28 @@ if TYPE_CHECKING:  # nobody measures at the start
 _UUID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
 
 LOST = {GPU_IS_LOST, RESET_REQUIRED}
-"""Codes of a GPU that nothing but a reset brings back."""
+"""Codes of a GPU that only a reset brings back."""
 
 REOPEN_SECONDS = 60.0
 """
-At least, between two openings while a GPU fails: opening wakes every GPU and fills the kernel's log, and the others are not
-received for so long. Doubled each time after the second, up to `LONGEST_REOPEN_SECONDS`.
+The shortest time between two openings while a GPU fails. Opening wakes every GPU and fills the kernel's log, and meanwhile
+events of the other GPUs are not received. Doubled each time after the second, up to `LONGEST_REOPEN_SECONDS`.
 """
 LONGEST_REOPEN_SECONDS = 960.0
 CONNECTIONS_SECONDS = 60.0
-"""After which what connects the same GPUs is asked for again."""
+"""After this time the links between the same GPUs are read again."""
 
 Pair = tuple[DeviceID, DeviceID]
 
 
 @dataclass(frozen=True)
 class Connections:
-    """What lies between the GPUs of one machine."""
+    """The links between the GPUs of one machine."""
 
     of: tuple[tuple[DeviceID, int, str | None], ...] = ()
     """The GPUs this was read of: uuid, index, PCI address."""
     levels: Mapping[Pair, PcieClass | None] = field(default_factory=dict)
-    nvlinks: NvLinks = field(default_factory=lambda: NvLinks({}, {}, ()))
+    nvlinks: NvLinkTable = field(default_factory=lambda: NvLinkTable({}, {}, ()))
     whole: bool = False
     """False: a GPU failed meanwhile, so ask again next time."""
     since: float = 0.0
@@ -78,7 +86,7 @@ class Connections:
 
 
 class NvmlDriver:
-    """Reads by NVML, and the files below a root, `/` for this host."""
+    """Reads NVML, and the files below a root, `/` for this host."""
 
     source = "nvml"
 
@@ -93,20 +101,20 @@ class NvmlDriver:
         self._connections = Connections()
         self._profiles: Profiles = {}
         self._last: dict[DeviceID, Gpu] = {}
-        """All GPUs that were ever read, as they were last known."""
+        """All GPUs that were ever read, with their last known values."""
         self._failing = False
         """Whether a GPU fails in the reading under way."""
         self._nameless = False
-        """Whether one of them, in that reading, does not say who it is although it is not lost."""
+        """Whether a GPU that is not lost does not report its uuid in that reading."""
         self._tries = 0
-        """Openings because of a GPU that has failed ever since."""
+        """How often NVML was opened again because of a GPU that still fails."""
         self._opened = clock.monotonic()
         self._addresses: set[str | None] = set()
         """PCI addresses of the GPUs that /sys had when NVML was opened."""
         self._reopen = False
-        """NVML is to be opened anew by the next reading."""
+        """Whether the next reading opens NVML again."""
         self._answering: frozenset[DeviceID] = frozenset()
-        """GPUs that told all of themselves in the newest reading."""
+        """GPUs that answered all calls of the newest reading."""
         self._events = NvmlEvents(clock, deadline)
 
     async def read(self) -> Inventory:
@@ -120,9 +128,10 @@ class NvmlDriver:
 
     async def measure(self) -> "tuple[DeviceUse, ...]":
         """
-        The use of all GPUs and MIG instances that tell their ids. Raises DriverFault as `read` does.
+        Measures all GPUs and MIG instances that report their ids. Raises DriverFault as `read` does.
 
-        It is not cancelled once it has begun: the reading that follows would find the thread at work, and NVML at fault.
+        It is not cancelled once it has begun: otherwise the next reading would find the thread busy and report a fault
+        of NVML.
         """
         measured: tuple[DeviceUse, ...] = ()
         async with self._turn:
@@ -131,11 +140,11 @@ class NvmlDriver:
         return measured
 
     async def watch(self, listener: Listener) -> None:
-        """Begins to listen with the first reading that finds NVML at work."""
+        """Receives events, from the first reading on in which NVML works."""
         await self._events.run(listener)
 
     def _measure(self, steps: CallProgress) -> "tuple[DeviceUse, ...]":
-        from topoalign.discovery.drivers.nvml.use import read_use  # as above
+        from topoalign.discovery.drivers.nvml.use import read_gpu_use  # as above
 
         try:
             if self._nvml.open(steps):
@@ -143,10 +152,10 @@ class NvmlDriver:
             devices, _ = self._devices()
             now = self._clock.wall()
             return tuple(
-                use for uuid, (_, device) in devices.items() for use in read_use(self._nvml, device, uuid, now)
+                use for uuid, (_, device) in devices.items() for use in read_gpu_use(self._nvml, device, uuid, now)
             )
         except CallFailed as error:
-            raise does_not_work(error) from error
+            raise nvml_fault(error) from error
 
     def _read(self, steps: CallProgress) -> Inventory:
         steps("a reading of /sys")
@@ -160,36 +169,38 @@ class NvmlDriver:
                 self._reopen = False
                 self._profiles.clear()
             devices, findings = self._devices()
-            judged = {uuid: self._judged(i, uuid, device, files) for uuid, (i, device) in devices.items()}
+            judged = {uuid: self._read_gpu(i, uuid, device, files) for uuid, (i, device) in devices.items()}
             self._connect({uuid: device for uuid, (_, device) in devices.items()}, judged)
         except CallFailed as error:
             self._reopen = True
-            raise does_not_work(error) from error
-        findings += not_told_of(files, {each.gpu.pci for each in judged.values()}, len(devices) + len(findings))
+            raise nvml_fault(error) from error
+        findings += unreported_gpus(files, {each.gpu.pci for each in judged.values()}, len(devices) + len(findings))
         inventory = msgspec.structs.replace(
-            assembled(files, judged, self._connections, findings), nameless=self._nameless
+            combine_sources(files, judged, self._connections, findings), nameless=self._nameless
         )
         self._last |= {gpu.id: gpu for gpu in inventory.topology.gpus}
         self._answering = frozenset(uuid for uuid, each in judged.items() if each.answers)
-        self._reopen = addresses != self._addresses or self._tries_anew()
+        self._reopen = addresses != self._addresses or self._is_reopen_due()
         return inventory
 
-    def _tries_anew(self) -> bool:
-        """Whether a GPU fails, and NVML has been open for long enough to see by opening it anew if it comes back."""
+    def _is_reopen_due(self) -> bool:
+        """
+        Whether a GPU fails, and NVML was opened long enough ago to open it again, which shows GPUs that have come back.
+        """
         self._tries *= self._failing
         pause = backoff_seconds(self._tries, REOPEN_SECONDS, LONGEST_REOPEN_SECONDS)
         anew = self._failing and self._clock.monotonic() - self._opened >= pause
         self._tries += anew
         return anew
 
-    def _of_one_gpu(self, error: CallFailed) -> None:
-        """Takes note of a failure. Raises it if it is not the fault of one GPU."""
+    def _note_failure(self, error: CallFailed) -> None:
+        """Notes the failure of one GPU. Raises the error if it concerns all GPUs."""
         if error.code in OF_THE_LIBRARY:
             raise error
-        self._failing |= error.code != NO_PERMISSION  # opening NVML anew gives no rights
+        self._failing |= error.code != NO_PERMISSION  # opening NVML again gives no rights
 
     def _devices(self) -> tuple[dict[DeviceID, tuple[int, Handle]], tuple[str, ...]]:
-        """uuid -> index and handle, and what is to be said of GPUs that do not tell a uuid."""
+        """Returns uuid -> index and handle, and findings about GPUs that do not report a uuid."""
         devices: dict[DeviceID, tuple[int, Handle]] = {}
         findings = []
         for index in range(self._nvml.count()):
@@ -200,16 +211,16 @@ class NvmlDriver:
                     raise CallFailed("nvmlDeviceGetUUID", UNKNOWN, f"{quoted([uuid])} names no device, or two")
                 devices[DeviceID(uuid)] = (index, device)
             except CallFailed as error:
-                self._of_one_gpu(error)
+                self._note_failure(error)
                 self._nameless |= error.code not in LOST
                 findings.append(f"GPU {index} does not answer and is left out: {error}")
         return devices, tuple(findings)
 
-    def _judged(self, index: int, uuid: DeviceID, device: Handle, files: Topology) -> Judged:
+    def _read_gpu(self, index: int, uuid: DeviceID, device: Handle, files: Topology) -> Judged:
         try:
             return read_gpu(self._nvml, index, uuid, device, files, self._profiles)
         except CallFailed as error:
-            self._of_one_gpu(error)
+            self._note_failure(error)
             known = self._last.get(uuid) or files.gpu_by_id.get(uuid) or Gpu(id=uuid, index=index)
             finding = f"GPU {index} ({uuid}) fails: {error}"
             return Judged(
@@ -221,7 +232,7 @@ class NvmlDriver:
             )
 
     def _connect(self, devices: Mapping[DeviceID, Handle], judged: Mapping[DeviceID, Judged]) -> None:
-        """Makes `_connections` those of these GPUs."""
+        """Reads the links between these GPUs if they may have changed."""
         of = tuple((uuid, each.gpu.index, each.gpu.pci) for uuid, each in judged.items())
         had = self._connections
         now = self._clock.monotonic()
@@ -236,14 +247,14 @@ class NvmlDriver:
                 ends[uuid] = read_ends(self._nvml, device)
                 levels |= {(uuid, peer): self._nvml.level(device, devices[peer]) for peer in ends if peer != uuid}
             except CallFailed as error:
-                self._of_one_gpu(error)
+                self._note_failure(error)
                 failing.append(f"the connections of {uuid} cannot be read: {error}")
         if failing and known:  # a GPU that fails keeps the NVLinks that it had
-            said = tuple(dict.fromkeys((*had.nvlinks.findings, *failing)))
-            self._connections = replace(had, nvlinks=replace(had.nvlinks, findings=said))
+            findings = tuple(dict.fromkeys((*had.nvlinks.findings, *failing)))
+            self._connections = replace(had, nvlinks=replace(had.nvlinks, findings=findings))
             return
         addresses = {uuid: address for uuid, _, address in of if address is not None}
-        nvlinks = paired(ends, addresses)
+        nvlinks = pair_ends(ends, addresses)
         self._connections = Connections(
             of=of,
             levels=levels,
@@ -253,35 +264,35 @@ class NvmlDriver:
         )
 
 
-def does_not_work(error: CallFailed) -> DriverFault:
-    """The fault of a call that fails for all GPUs."""
+def nvml_fault(error: CallFailed) -> DriverFault:
+    """Returns the fault for a call that fails for all GPUs."""
     return DriverFault(
         f"NVML does not work: {error}",
         "run nvidia-smi on the node; after an update of the driver, restart what uses it",
     )
 
 
-def not_told_of(files: Topology, told: Set[str | None], count: int) -> tuple[str, ...]:
-    """What is to be said where NVML tells of fewer GPUs than sit in the machine: `told` addresses, `count` GPUs in all."""
-    silent = [gpu.pci for gpu in files.gpus if gpu.pci is not None and gpu.pci not in told]
+def unreported_gpus(files: Topology, addresses: Set[str | None], count: int) -> tuple[str, ...]:
+    """Returns a finding if NVML reports fewer GPUs (`count` in all, at `addresses`) than the machine has."""
+    silent = [gpu.pci for gpu in files.gpus if gpu.pci is not None and gpu.pci not in addresses]
     if count >= len(files.gpus) or not silent:
         return ()
     return (
-        f"NVML tells of {count} of the {len(files.gpus)} GPUs in /sys: {quoted(silent)} left out, because another driver"
+        f"NVML reports {count} of the {len(files.gpus)} GPUs in /sys: {quoted(silent)} left out, because another driver"
         " has them, or they are hidden from this service",
     )
 
 
-def assembled(
+def combine_sources(
     files: Topology, judged: Mapping[DeviceID, Judged], connections: Connections, findings: tuple[str, ...]
 ) -> Inventory:
-    """The machine that files tell, with NVML's GPUs in place of theirs. Raises DriverFault if it is no possible machine."""
-    gpus = tuple(connections.nvlinks.counted(each.gpu) for each in judged.values())
-    topology = msgspec.structs.replace(files, gpus=gpus, links=links_of(files, gpus, connections))
+    """Returns the machine of the files with NVML's GPUs instead of theirs. Raises DriverFault for an impossible machine."""
+    gpus = tuple(connections.nvlinks.add_nvlink_counts(each.gpu) for each in judged.values())
+    topology = msgspec.structs.replace(files, gpus=gpus, links=combine_links(files, gpus, connections))
     try:
         validate(topology)
     except InvalidField as error:
-        raise DriverFault(f"NVML tells of no possible machine: {error.finding}", error.remedy) from error
+        raise DriverFault(f"NVML reports an impossible machine: {error.finding}", error.remedy) from error
     health: dict[DeviceID, DeviceHealth] = {uuid: each.health for uuid, each in judged.items()}
     return Inventory(
         topology=topology,
@@ -291,8 +302,8 @@ def assembled(
     )
 
 
-def links_of(files: Topology, gpus: tuple[Gpu, ...], connections: Connections) -> tuple[Link, ...]:
-    """The PCIe class of a pair of GPUs is NVML's if it tells one; all others are those of the files."""
+def combine_links(files: Topology, gpus: tuple[Gpu, ...], connections: Connections) -> tuple[Link, ...]:
+    """Returns the links. The PCIe class of a pair of GPUs is NVML's if it reports one; all others are those of the files."""
     by_address = {gpu.pci: gpu.id for gpu in files.gpus}
     in_files = {gpu.id: by_address.get(gpu.pci, gpu.id) for gpu in gpus} | {nic.id: nic.id for nic in files.nics}
     links = []

@@ -1,12 +1,11 @@
 """
-What NVML tells of the use of GPUs and of their MIG instances: memory, time, processes.
+Reads the use of GPUs and of their MIG instances from NVML: memory, time, processes.
 
-The lists of processes are of those that compute, draw, or compute through an MPS server. A process may be in several, with
-the same memory in each. On a GPU with MIG instances each instance has lists of its own, and the time of a process is not
-told.
+NVML has lists of processes that compute, draw, or compute through an MPS server. A process may be in several, with the same
+memory in each. On a GPU with MIG instances each instance has lists of its own, and the time of a process is not reported.
 
 Utilisation of processes is sampled by the driver; a process without a sample of the last second ran no kernel in it. Some
-drivers have samples above 100 % among theirs, which mean nothing (vcuda-controller drops them as well).
+drivers have samples above 100 %, which mean nothing (vcuda-controller drops them as well).
 """
 
 from collections import defaultdict
@@ -15,7 +14,14 @@ from typing import Any, Final
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.processes import DeviceUse, GpuProcess, ProcessKind
-from topoalign.discovery.drivers.nvml.library import NOT_FOUND, NOT_TOLD, OF_THE_LIBRARY, CallFailed, Handle, Library
+from topoalign.discovery.drivers.nvml.nvml_library import (
+    NOT_FOUND,
+    OF_THE_LIBRARY,
+    UNREPORTED,
+    CallFailed,
+    Handle,
+    Library,
+)
 
 LISTS: Final[dict[ProcessKind, str]] = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
@@ -30,25 +36,32 @@ NO_SAMPLES = {0, NOT_FOUND}
 """Codes of an answer without any: pynvml raises the first, success, as well."""
 
 
-def read_use(nvml: Library, device: Handle, uuid: DeviceID, now: float) -> tuple[DeviceUse, ...]:
+def read_gpu_use(nvml: Library, device: Handle, uuid: DeviceID, now: float) -> tuple[DeviceUse, ...]:
     """
-    The use of a GPU, followed by that of its MIG instances. `now`: wall seconds, as the driver stamps its samples.
+    Reads the use of a GPU, followed by that of its MIG instances. `now`: wall seconds, as in the driver's samples.
 
-    Raises CallFailed where NVML as a whole fails; what fails of one device is its `failure`.
+    Raises CallFailed if NVML as a whole fails. An error of one device is its `failure`.
     """
     try:
         if not nvml.mig_enabled(device):
             return (device_use(nvml, device, uuid, utilization_by_pid(nvml, device, now)),)
-        card = device_use(nvml, device, uuid, None, has_processes=False)
-        return (card, *(use for _, instance in sorted(nvml.mig_handles(device).items()) for use in of(nvml, instance)))
+        gpu = device_use(nvml, device, uuid, None, has_processes=False)
+        return (
+            gpu,
+            *(
+                use
+                for _, instance in sorted(nvml.mig_handles(device).items())
+                for use in read_instance_use(nvml, instance)
+            ),
+        )
     except CallFailed as error:
         if error.code in OF_THE_LIBRARY:
             raise
         return (DeviceUse(device=uuid, failure=clean(str(error), 200)),)
 
 
-def of(nvml: Library, instance: Handle) -> tuple[DeviceUse, ...]:
-    """The use of a MIG instance; nothing where it has been destroyed meanwhile. Raises CallFailed."""
+def read_instance_use(nvml: Library, instance: Handle) -> tuple[DeviceUse, ...]:
+    """Reads the use of a MIG instance; empty if it has been destroyed meanwhile. Raises CallFailed."""
     try:
         return (device_use(nvml, instance, DeviceID(nvml.uuid(instance)), None),)
     except CallFailed as error:
@@ -60,7 +73,7 @@ def of(nvml: Library, instance: Handle) -> tuple[DeviceUse, ...]:
 def device_use(
     nvml: Library, device: Handle, uuid: DeviceID, utilization: dict[int, int] | None, *, has_processes: bool = True
 ) -> DeviceUse:
-    """The use of one device. `utilization`: of processes by pid, None where it is not told. Raises CallFailed."""
+    """Reads the use of one device. `utilization`: pid -> percent, None if not reported. Raises CallFailed."""
     memory = nvml.maybe("nvmlDeviceGetMemoryInfo", device)
     rates = nvml.maybe("nvmlDeviceGetUtilizationRates", device)
     return DeviceUse(
@@ -77,14 +90,14 @@ def processes(nvml: Library, device: Handle, utilization: dict[int, int] | None)
     """The processes in any of the lists, ascending by pid; None where there is no list. Raises CallFailed."""
     kinds: defaultdict[int, list[ProcessKind]] = defaultdict(list)
     memory: dict[int, int | None] = {}
-    lists = {kind: listed(nvml, name, device) for kind, name in LISTS.items()}
+    lists = {kind: list_processes(nvml, name, device) for kind, name in LISTS.items()}
     if lists["compute"] is None:
         return None
     for kind, listing in lists.items():
         for process in listing or ():
             pid = int(process.pid)
             kinds[pid].append(kind)
-            memory[pid] = max(memory.get(pid), process.usedGpuMemory, key=lambda told: -1 if told is None else told)
+            memory[pid] = max(memory.get(pid), process.usedGpuMemory, key=lambda size: -1 if size is None else size)
     return tuple(
         GpuProcess(
             pid=pid,
@@ -96,7 +109,7 @@ def processes(nvml: Library, device: Handle, utilization: dict[int, int] | None)
     )
 
 
-def listed(nvml: Library, name: str, device: Handle) -> Any:
+def list_processes(nvml: Library, name: str, device: Handle) -> Any:
     """One list of processes, in the newest version that the driver has; None for none. Raises CallFailed."""
     for version in VERSIONS:
         found = nvml.maybe(name + version, device)
@@ -106,13 +119,13 @@ def listed(nvml: Library, name: str, device: Handle) -> Any:
 
 
 def utilization_by_pid(nvml: Library, device: Handle, now: float) -> dict[int, int] | None:
-    """Percent by pid, the mean of the samples of the last second; None where it is not told. Raises CallFailed."""
+    """Reads pid -> percent, the mean of the samples of the last second; None if not reported. Raises CallFailed."""
     try:
         samples = nvml.ask("nvmlDeviceGetProcessUtilization", device, int((now - SAMPLE_SECONDS) * 1e6))
     except CallFailed as error:
         if error.code in NO_SAMPLES:
             return {}
-        if error.code in NOT_TOLD:
+        if error.code in UNREPORTED:
             return None
         raise
     by_pid: defaultdict[int, list[int]] = defaultdict(list)

@@ -1,1 +1,1 @@
-"""Binds: checks, reservations by compare-and-set, confirmation by the node, and gangs."""
+"""Binds pods: checks, reservations by compare-and-set, confirmation by the node, and gangs."""

@@ -1,23 +1,23 @@
 """
-Binds a pod to a node that has confirmed what it will give it.
+Binds a pod to a node that has confirmed which devices the pod will get.
 
     see the pod -> check its node -> ask the node -> reserve by compare-and-set -> create the Binding -> see the pod there
 
-A pod is seen where the watch of all pods has shown it, and read where it has not. What the watch does not know yet the
-Binding finds out, which names the UID: the API server refuses it for a pod that is bound, being deleted or gone.
+The pod comes from the watch of all pods; if the watch does not have it yet, it is read. The Binding names the UID, so
+the API server refuses it for a pod that is bound, being deleted or gone.
 
-The answer is ok only after the API server has shown the pod with our node in it, and always if it is found there, whoever
-bound it: the scheduler believes an ok, and holds an error against a pod that is bound. Whatever is not known at the deadline
-is an error. The deadline is below the five seconds after which the scheduler tries again, so that no Binding of an earlier
-try comes between. Binds of different nodes do not wait for one another; those of one node ask and reserve one after the
-other.
+The answer is ok only after the API server has reported the pod on our node, and then always, also if another client
+bound it: the scheduler trusts an ok, and an error for a bound pod would be wrong. If the result is unknown at the
+deadline, the answer is an error. The deadline is below the five seconds after which the scheduler retries, so that no
+Binding of an earlier attempt interferes. Binds of different nodes run concurrently; those of one node confirm and
+reserve one after the other.
 
-A bind waits for what passes by itself: for pods of the node that have to be admitted first, and for the end of pods whose
-devices it is to get. It is woken by the next change of the node, and fails only when its time is over: an error makes the
-scheduler try the pod again after seconds, and binds run beside its next cycles.
+A bind waits for temporary obstacles: pods of the node that must be admitted first, and the end of pods whose devices it
+needs. The next change of the node wakes it. It fails only at its deadline, because after an error the scheduler retries
+the pod only after seconds, while waiting binds run concurrently with the scheduler's next cycles.
 
-A Binding that has failed for good cancels the reservation. One of which nothing is known keeps it: it is replaced when the
-scheduler tries again, and ends by its own time.
+A Binding that has failed for good cancels the reservation. If the result is unknown, the reservation stays: the next attempt
+replaces it, or it expires.
 """
 
 from collections import Counter, OrderedDict
@@ -40,28 +40,32 @@ from topoalign.core.model.requests import ConfirmRequest, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
-from topoalign.registry.scheduling.binding.reservations import Change, Reservations, are_mistakable
+from topoalign.registry.scheduling.binding.cluster_reservations import (
+    ClusterReservations,
+    ReservationChange,
+    are_ambiguous_reservations,
+)
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.cluster_state.nodes import NOT_KNOWN
-from topoalign.registry.scheduling.cluster_state.shown_pods import ShownPods
-from topoalign.registry.scheduling.filter.quotas import Quotas
+from topoalign.registry.scheduling.cluster_state.node_eligibility import NOT_KNOWN
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
+from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet, Scheduler
-from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 
-# Whether a pod may be bound to a node at all, by what the API server shows of both: said before anything is reserved.
+# The first check is whether a pod may be bound to a node at all, by the API server's data. It runs before any reservation.
 #
-# A bind comes from whoever reaches the scheduler's address. A kube-scheduler asks for what its filters have let pass,
-# and for pods that name it; anybody else may ask for any pod and any node.
+# Any client that reaches the extender's address can call bind. A kube-scheduler calls it for pods that name it and that its
+# filters have passed; another client may name any pod and any node.
 
 
 DEFAULT_SCHEDULER = "default-scheduler"
 
 Allows = Callable[[PodToSchedule, NodeName], bool]
-"""Whether Kubernetes has the node, and its filters leave it to the pod."""
+"""Whether Kubernetes has the node, and its filters allow it for the pod."""
 
 
-class NodeNotAllowed(NoFit):
-    """Raised for a pod that Kubernetes keeps off the node."""
+class NodeForbidden(NoFit):
+    """Raised for a pod that Kubernetes' filters do not allow on the node."""
 
     code = "NodeNotAllowed"
 
@@ -74,7 +78,7 @@ class NodeNotAllowed(NoFit):
 
 
 class OtherScheduler(NoFit):
-    """Raised for a pod that another scheduler is to bind."""
+    """Raised for a pod of another scheduler."""
 
     code = "OtherScheduler"
 
@@ -82,44 +86,44 @@ class OtherScheduler(NoFit):
         super().__init__(f"the pod names scheduler {clean(scheduler)}", "leave it to that one")
 
 
-def check_placement(pod: SeenPod, node: NodeName, allows: Allows, scheduler: str) -> None:
+def check_scheduler_and_node(pod: SeenPod, node: NodeName, allows: Allows, scheduler: str) -> None:
     """
-    Raises NodeNotAllowed and OtherScheduler. `scheduler`: the name of ours; empty where none is set, as the extender then
-    serves whichever profiles it is configured for. Kubernetes' default scheduler may have it in any case.
+    Raises NodeForbidden and OtherScheduler. `scheduler`: the configured scheduler name; empty: the extender serves all
+    profiles that it is configured for. The pod may always name Kubernetes' default scheduler.
     """
     named = pod.scheduler or DEFAULT_SCHEDULER
     if scheduler and named not in (scheduler, DEFAULT_SCHEDULER):
         raise OtherScheduler(named)
     if not allows(pod.to_schedule(), node):
-        raise NodeNotAllowed(node)
+        raise NodeForbidden(node)
 
 
 BIND_SECONDS = 4.0
-"""The scheduler gives up a bind after five."""
+"""Deadline of a bind: the scheduler gives up after five seconds."""
 WAIT_SECONDS = 3.2
-"""After so long a bind stops to wait for other pods: the rest of its time is for the Binding."""
+"""How long a bind waits for other pods: the rest of its time is for the Binding."""
 CONFIRM_SECONDS = 1.5
-"""For the node's allocator to answer, which reads its kubelet's files."""
+"""Time limit of the node's allocator, which reads its kubelet's files."""
 SHOWN_SECONDS = 0.05
-"""For the watch to show a pod or a Binding that was created, which takes it some milliseconds. Then the pod is read."""
+"""How long the watch may take to report a pod or a Binding (usually milliseconds), before the pod is read."""
 TIDY_SECONDS = 0.5
-"""After the pod is bound, for ending what an earlier try reserved elsewhere. What is left ends by its own time."""
+"""Time after a bind for cancelling reservations of earlier attempts on other nodes. The rest expires."""
 RESERVED_SECONDS = 300.0
-"""For the kubelet of a pod that is bound to admit it. One that takes longer is busy; what it will give is predicted then."""
+"""How long a kubelet may take to admit a bound pod. After that its devices are predicted."""
 PAUSE = 0.1
-"""Seconds between two tries to reach the API server."""
+"""Seconds between two attempts to reach the API server."""
 RETRY_SECONDS = 0.25
-"""After so long a bind that waits tries again although the node has not changed: its kubelet may have."""
+"""After this time a waiting bind tries again without a change of the node, because its kubelet may have changed."""
 
 REMEMBERED = 10_000
-"""Pods whose requests are kept: far more than are bound and not shown by their nodes."""
+"""Pods whose requests are kept: far more than are bound and not reported yet."""
 
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class PodGone(NoFit):
-    """Raised for a pod that is deleted, being deleted, or replaced by another one of its name."""
+    """Raised for a pod that is deleted, being deleted, or replaced by another one of the same name."""
 
     code = "PodGone"
 
@@ -137,7 +141,7 @@ class BoundElsewhere(NoFit):
 
 
 class NodeRefuses(NoFit):
-    """Raised where the node would refuse the pod, though the view of the cluster lets it pass."""
+    """Raised if the node would refuse the pod, although the view of the cluster lets it pass."""
 
     code = "NodeRefuses"
 
@@ -150,8 +154,8 @@ class NodeRefuses(NoFit):
 
 class PodsPending(NoFit):
     """
-    Raised where pods of the node come first: they are bound and have to be admitted, or their end could lead the kubelet to
-    refuse the pod. What is reserved for the pod stays.
+    Raised if other pods of the node must be handled first: they are bound and must be admitted, or their end could lead the
+    kubelet to refuse the pod. The pod's reservation stays.
     """
 
     code = PODS_PENDING
@@ -164,7 +168,7 @@ class PodsPending(NoFit):
 
 
 class BindUnknown(Unavailable):
-    """Raised where it is not known in time whether a pod is bound."""
+    """Raised if it is not known at the deadline whether a pod is bound."""
 
     code = "BindUnknown"
 
@@ -176,42 +180,42 @@ class BindUnknown(Unavailable):
 
 
 class NodeChecks(Protocol):
-    """What a registry knows of a node at a bind."""
+    """The registry's data about a node that a bind needs."""
 
     def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
-        """Whether the pod is bound to the node without asking it, because topoalign does not run it."""
+        """Whether the pod is bound without the node's confirmation, because topoalign does not run the node."""
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
-        """From now on the pod holds on the node what it will get: the scheduler asks about the next pod meanwhile."""
+        """Assumes the pod on the node, because the scheduler filters the next pod meanwhile."""
 
     def unassume(self, node: NodeName, uid: str) -> None:
-        """The pod is not bound to the node after all."""
+        """Ends the assumption after the bind."""
 
     def foreign(self, node: NodeName) -> str:
-        """Code of the refusal where others give out the node's GPUs; empty: nobody does."""
+        """The code of the refusal if another system allocates the node's GPUs; empty: none does."""
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """The code of why the node would not admit the pod in every order of the pods pending there; empty: it would."""
 
     def terminated(self, node: NodeName) -> Sequence[str]:
-        """UIDs of pods that the API server shows as terminated, and the node's facts still show with something."""
+        """UIDs of pods that the API server reports as terminated and that the node's facts still have."""
 
     def is_being_freed(self, node: NodeName, pod: PodToSchedule) -> bool:
-        """Whether pods of the node end now, so that what the pod lacks may be free within seconds."""
+        """Whether pods of the node are ending, so that missing resources may be free within seconds."""
 
     def version_of(self, node: NodeName) -> int:
         """Rises with each change of what is known of the node."""
 
     async def until_changed(self, node: NodeName, version: int) -> None:
-        """Until the node has changed since this version."""
+        """Waits until the node has changed since this version."""
 
 
 async def no_gangs(pod: PodToSchedule, node: NodeName) -> str:
-    """No pod belongs to a gang."""
+    """A `plan` for a registry without gangs."""
     return ""
 
 
-class Binder:
+class PodBinder:
     """Binds pods for the scheduler."""
 
     def __init__(
@@ -219,28 +223,28 @@ class Binder:
         bus: Bus,
         clock: Clock,
         api: KubernetesApi,
-        reservations: Reservations,
+        reservations: ClusterReservations,
         checks: NodeChecks,
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
-        shown: ShownPods | None = None,
+        shown: ReportedPods | None = None,
         check: Callable[[SeenPod, NodeName], None] = lambda pod, node: None,
     ) -> None:
         """
-        `plan` reserves for all of the pod's gang, if it has one and that was not done, and returns its name; raises
-        NoFit where the pod must not be bound there. `shown`: what the watch of all pods has shown; None: there is none.
-        `check` raises NoFit where the pod may not be bound to the node at all.
+        `plan` reserves for the pod's whole gang, if it has one and that was not done yet, and returns its name; raises NoFit
+        if the pod must not be bound there. `shown`: the pods of the watch; None: there is no watch. `check` raises NoFit if
+        the pod may not be bound to the node at all.
         """
         self.counts: Counter[str] = Counter()
-        """Binds by how they ended: `bound`, or the code of the error; and `stale`: the node knew better than the view."""
+        """Binds by result: `bound`, or the code of the error; `stale`: the node contradicted the view."""
         self.requests: OrderedDict[str, PodRequest] = OrderedDict()
-        """UID -> what it asks for, of the pods that were reserved here last."""
+        """UID -> request, of the pods that this registry reserved last."""
         self._bus = bus
         self._clock = clock
         self._api = api
         self._reservations = reservations
         self._checks = checks
         self._plan = plan
-        self._shown = shown or ShownPods()
+        self._shown = shown or ReportedPods()
         self._check = check
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
         """Node -> its lock, while a bind waits for it or has it."""
@@ -256,7 +260,7 @@ class Binder:
             self.counts[error.code] += 1
             raise
         self.counts["bound"] += 1
-        with anyio.move_on_after(TIDY_SECONDS):  # it is bound, whether the bus is there or not
+        with anyio.move_on_after(TIDY_SECONDS):  # the pod is bound, with or without the bus
             await self._end_elsewhere(uid, node)
 
     async def _bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
@@ -282,7 +286,7 @@ class Binder:
             self._checks.unassume(node, uid)
 
     async def _create_binding(self, seen: SeenPod, node: NodeName) -> None:
-        """Creates the Binding until the pod is there. Raises what a failure for good raises, with nothing reserved."""
+        """Creates the Binding until the pod is on the node. Raises a permanent error after cancelling the reservation."""
         namespace = seen.namespace
         name = seen.name
         uid = seen.uid
@@ -306,8 +310,8 @@ class Binder:
 
     async def _read(self, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
         """
-        The pod, which is bound to this node or to none. Waits for the API server; raises PodGone, BoundElsewhere and
-        ApiRefused.
+        Reads the pod, which must be bound to this node or to none. Waits for the API server; raises PodGone, BoundElsewhere
+        and ApiRefused.
         """
         while True:
             try:
@@ -322,16 +326,16 @@ class Binder:
         return seen
 
     async def _end_elsewhere(self, uid: str, node: NodeName) -> None:
-        """What an earlier try reserved on another node is not needed any more."""
+        """Cancels the pod's reservations on other nodes from earlier attempts."""
         if others := {*self._reservations.of_pod(uid)} - {node}:
             with suppress(Unavailable):
                 await self._reservations.cancel(uid, others)
 
     async def _reserve(self, pod: PodToSchedule, node: NodeName, until: float) -> None:
         """
-        Reserves what the node confirms, if that is anything, once pods that come first are admitted or have ended. It waits
-        for them `until` this second of the loop. Raises PodsPending and NodeRefuses, and what asking the node and writing
-        raise.
+        Reserves what the node confirms, if it confirms devices, after pods that must be handled first are admitted or have
+        ended. Waits for them `until` this second of the loop. Raises PodsPending and NodeRefuses, and the errors of the
+        confirmation and of the write.
         """
         gang = await self._plan(pod, node)
         self._checks.assume(node, pod)
@@ -353,7 +357,7 @@ class Binder:
                 await self._checks.until_changed(node, version)
 
     async def _try_to_reserve(self, pod: PodToSchedule, node: NodeName, gang: str) -> NoFit | None:
-        """As `_reserve`, at once: returns what passes by itself and is in the way; None: it is reserved."""
+        """Reserves without waiting. Returns a temporary obstacle; None: the devices are reserved."""
         while True:
             position = self._reservations.of(node).position
             try:
@@ -363,26 +367,30 @@ class Binder:
             except NodeRefuses as refusal:
                 if self._checks.is_being_freed(node, pod):
                     return refusal
-                if refusal.reason not in NOT_KNOWN:  # else what is reserved may be that of a gang, by another registry
-                    await self._reservations.cancel(pod.uid, {node})  # what an earlier try reserved is of no use
+                if refusal.reason not in NOT_KNOWN:  # else the reservation may be one of a gang, by another registry
+                    await self._reservations.cancel(
+                        pod.uid, {node}
+                    )  # the reservation of an earlier attempt is of no use
                 raise
             made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
             if not made.containers:
                 return None
-            if any(are_mistakable(made, each) for each in self._left_over(pod.uid, node)):
+            if any(are_ambiguous_reservations(made, each) for each in self._left_over(pod.uid, node)):
                 return PodsPending(node)
-            if devices_of(made) & self._reserved_for_others(pod.uid, node):
-                await self._clock.sleep(PAUSE)  # the node has given another pod its devices, which is not known yet
+            if reserved_device_set(made) & self._reserved_for_others(pod.uid, node):
+                await self._clock.sleep(
+                    PAUSE
+                )  # the node has allocated the devices to another pod, which is not reported yet
                 continue
             self.requests[pod.uid] = pod.request
             while len(self.requests) > REMEMBERED:
                 self.requests.popitem(last=False)
             with suppress(BusConflict):
-                await self._reservations.write([Change(node=node, position=position, made=(made,))])
+                await self._reservations.write([ReservationChange(node=node, position=position, made=(made,))])
                 return None
 
     async def _judged(self, pod: PodToSchedule, node: NodeName) -> Admission:
-        """What the node will give the pod. Raises NodeRefuses, PodsPending, and what asking the node raises."""
+        """Returns the node's admission of the pod. Raises NodeRefuses, PodsPending, and the errors of the confirmation."""
         if code := self._checks.foreign(node):
             raise NodeRefuses(node, code, REASONS[code]().finding)
         admission = await self._confirmed(pod, node)
@@ -390,20 +398,23 @@ class Binder:
         if refusal == PODS_PENDING:
             raise PodsPending(node)
         if refusal:
-            raise NodeRefuses(node, refusal, "not beside the pods that are pending there")
+            raise NodeRefuses(node, refusal, "not together with the pods that are pending there")
         return admission
 
     def _reserved_for_others(self, uid: str, node: NodeName) -> frozenset[DeviceID]:
         held = (each for each in self._reservations.held(node) if each.pod_uid != uid)
-        return frozenset[DeviceID]().union(*map(devices_of, held))
+        return frozenset[DeviceID]().union(*map(reserved_device_set, held))
 
     def _left_over(self, uid: str, node: NodeName) -> list[Reservation]:
-        """What is reserved on the node for pods that are gone: unknown to `fits`, and known to the node until it ends."""
+        """Returns the node's reservations for deleted pods: `fits` ignores them, but the node uses them until they end."""
         held = [each for each in self._reservations.held(node) if each.pod_uid != uid]
         return [each for each in held if not self._shown.has(each.pod_uid)]
 
     async def _confirmed(self, pod: PodToSchedule, node: NodeName) -> Admission:
-        """What the node will give the pod. Raises NodeRefuses; raises Unavailable if its allocator does not answer."""
+        """
+        Asks the node for its admission of the pod. Raises NodeRefuses; raises Unavailable if its allocator does not
+        answer.
+        """
         others = tuple(each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
         terminated = tuple(self._checks.terminated(node))
         request = ConfirmRequest(node=node, pod=pod.request, reserved=others, terminated=terminated)
@@ -418,8 +429,8 @@ class Binder:
         return decision
 
 
-def devices_of(reservation: Reservation) -> frozenset[DeviceID]:
-    """All whole devices of a reservation; of NICs that are shared, their virtual functions."""
+def reserved_device_set(reservation: Reservation) -> frozenset[DeviceID]:
+    """Returns all whole devices of a reservation; for shared NICs, their virtual functions."""
     return frozenset(
         DeviceID(part)
         for each in reservation.containers
@@ -429,11 +440,8 @@ def devices_of(reservation: Reservation) -> frozenset[DeviceID]:
     )
 
 
-# What the registry knows of a node when a pod is to be bound there: may it be bound now, and what does it wait for.
-
-
 class BindChecks:
-    """Judges binds from the view of a scheduler (`binding.NodeChecks`)."""
+    """Checks binds by the view of a scheduler (`NodeChecks`)."""
 
     def __init__(
         self,
@@ -443,8 +451,8 @@ class BindChecks:
         quotas: Quotas,
     ) -> None:
         """
-        `behind`: why not all is known that an answer depends on. `foreign`: code of the refusal where others give out the
-        node's GPUs; empty: nobody does.
+        `behind`: why data that an answer depends on is missing. `foreign`: the code of the refusal if another system
+        allocates the node's GPUs; empty: none does.
         """
         self._scheduler = scheduler
         self._view = scheduler.view
@@ -471,8 +479,8 @@ class BindChecks:
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        As `NodeChecks.fits`, of a pod that its node has confirmed: only others that are pending, or end, can change that.
-        Raises NotReadYet: without what is reserved and bound nobody would be pending; and as `Quotas.check_read`.
+        As `NodeChecks.fits`, for a pod that its node has confirmed: only pods that are pending, or end, can change that.
+        Raises NotReadYet while reservations and binds are not known; and as `Quotas.check_read`.
         """
         finding = self._behind()
         if finding is not None:

@@ -1,16 +1,17 @@
 """
-What pods have on a node before the node shows it.
+Keeps the assumed pods of a node: pods whose devices the node does not report yet.
 
-A pod that is bound holds its devices, CPUs and memory from the moment of the bind: the next pod is filtered before the
-kubelet has admitted it. Two kinds of pods are held here:
+A bound pod has its devices, CPUs and memory from the moment of the bind, because the next pod is filtered before the kubelet
+has admitted it. Three kinds of pods are kept:
 
-- reserved ones: what they get was chosen, and `Hold` says what it is;
-- bound ones of which no reservation is known, such as another scheduler's: each is held as `decide` predicts it, in the
-  order of binding, on the node as it is with the ones before;
-- assumed ones, whose bind has begun here and which are not reserved yet: they are held likewise, after the bound ones.
+- reserved pods: their devices were chosen, and `AssumedPod` has them;
+- bound pods without a known reservation, such as another scheduler's: `decide` predicts each, in the order of binding,
+on the
+  node with the ones before;
+- pods whose bind has begun here and which are not reserved yet: they are predicted in the same way, after the bound ones.
 
-A hold ends part by part, by the rule of `core.state.reservations`: what the node has shown once stays ended when the
-container gives it back, and what the node has given to anybody is not held a second time.
+A hold ends device by device, by the rule of `core.state.reservations`: a device that the node has reported once stays ended
+after the container returns it, and a device that the node has allocated to any container is not held a second time.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -29,52 +30,52 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import allocations_of, holding_reserved, reservation_of
 from topoalign.core.state.reserved_parts import Given, Part, PodNames, ids_held, is_something, rest_of, shown_by
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 Requested = Callable[[Reservation], PodRequest | None]
-"""What the pod of a reservation asks for, where that is known."""
+"""Returns the request of a reserved pod, if it is known."""
 
 
 def unknown_request(reserved: Reservation) -> PodRequest | None:
-    """Of no reserved pod it is known what it asks for."""
+    """A `Requested` that knows no requests."""
     return None
 
 
-class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod is believed to have on a node although the node has not shown it."""
+class AssumedPod(msgspec.Struct, frozen=True, kw_only=True):
+    """The assumed devices of a pod that the node does not report yet."""
 
     reserved: Reservation
-    """What it will get. Its time does not count: whoever tells of the hold ends it."""
+    """The devices that it will get. Its expiry does not count: the owner of the hold ends it."""
 
 
 @dataclass(slots=True)
 class BoundPod:
-    """A pod that is bound to the node, or about to be."""
+    """A pod that is bound to the node, or will be soon."""
 
     names: PodNames
-    """Kept after the pod was seen: a record without the UID knows it by these."""
+    """Kept after the pod was reported: a record without the UID identifies it by these."""
     waiting: PodToSchedule | None
-    """The pod, until the node has shown it."""
-    hold: Hold | None = None
-    """What it is predicted to get. None: not predicted yet, or its kubelet would refuse it."""
+    """The pod, until the node has reported it."""
+    hold: AssumedPod | None = None
+    """Its predicted devices. None: not predicted yet, or its kubelet would refuse it."""
 
 
-class NodeHolds:
-    """The holds of one node."""
+class AssumedPods:
+    """The assumed pods of one node."""
 
     def __init__(self) -> None:
-        self._reserved: dict[str, Hold] = {}
+        self._reserved: dict[str, AssumedPod] = {}
         self._bound: dict[str, BoundPod] = {}
         """In the order of binding."""
         self._assumed: dict[str, BoundPod] = {}
         """In the order in which their binds began."""
         self._shown: dict[str, set[Part]] = {}
-        """UID -> the parts of its pod that have ended."""
+        """UID -> the ended parts of its reservation."""
 
-    def reserve(self, holds: Sequence[Hold]) -> bool:
+    def reserve(self, holds: Sequence[AssumedPod]) -> bool:
         """
-        These are the reserved pods now, and no other. One that is bound keeps what it had until the node shows it. Returns
-        whether that is news.
+        Replaces the reserved pods. A bound one keeps its devices until the node reports it. Returns whether anything
+        changed.
         """
         now = {each.reserved.pod_uid: without_time(each) for each in holds}
         if list(now.values()) == list(self._reserved.values()):
@@ -88,24 +89,24 @@ class NodeHolds:
         return True
 
     def expect(self, pod: PodToSchedule) -> bool:
-        """A pod is bound to the node. Returns whether it holds more there than what is reserved for it."""
+        """Adds a pod that is bound to the node. Returns whether it holds more than its reservation."""
         if pod.uid in self._bound:
             return False
         self._bound[pod.uid] = BoundPod((pod.request.namespace, pod.request.name), pod)
         return pod.uid not in self._reserved
 
     def assume(self, pod: PodToSchedule) -> bool:
-        """The pod is about to be bound to the node. Returns whether it holds more there than before."""
+        """Adds a pod whose bind has begun. Returns whether it holds more than before."""
         self._assumed[pod.uid] = BoundPod((pod.request.namespace, pod.request.name), pod)
         return pod.uid not in self._reserved and pod.uid not in self._bound
 
     def unassume(self, uid: str) -> bool:
-        """The bind has ended, either way. Returns whether the pod holds less now: it is neither reserved nor bound."""
+        """Removes a pod whose bind has ended. Returns whether it holds less now: it is neither reserved nor bound."""
         was_assumed = self._assumed.pop(uid, None) is not None
         return was_assumed and uid not in self._reserved and uid not in self._bound
 
     def end(self, uid: str) -> bool:
-        """The pod is no more, or will not be admitted. Returns whether it was known."""
+        """Removes a pod that is deleted or will not be admitted. Returns whether it was known."""
         had = self._reserved.pop(uid, None), self._bound.pop(uid, None), self._assumed.pop(uid, None)
         self._shown.pop(uid, None)
         return any(had)
@@ -127,12 +128,12 @@ class NodeHolds:
 
     @property
     def pending(self) -> frozenset[str]:
-        """UIDs of the pods that are assumed or reserved here, or bound and not shown yet."""
+        """UIDs of the pods that are assumed or reserved here, or bound and not reported yet."""
         bound = (uid for uid, each in self._bound.items() if each.waiting is not None)
         return frozenset((*self._reserved, *self._assumed, *bound))
 
     def has_others(self, uid: str) -> bool:
-        """Whether any pod but this one is reserved here, or bound and not shown yet."""
+        """Whether any other pod is reserved here, or bound and not reported yet."""
         return bool(self.pending - self.assumed - {uid})
 
     def names_of(self, uids: Collection[str]) -> frozenset[PodNames]:
@@ -146,14 +147,14 @@ class NodeHolds:
 
     @property
     def planned(self) -> list[Reservation]:
-        """What is reserved for pods that are planned with their gangs, and bound by nobody."""
+        """Reservations of pods that are planned with their gangs and not bound."""
         return [hold.reserved for uid, hold in self._reserved.items() if self._is_planned(uid)]
 
     def next_of_gang(self, uid: str) -> frozenset[str]:
         """
-        UIDs of the pods of the same gang that are reserved after this one and not bound. Where a registry of an earlier
-        version has planned them, it is not known which of them are about to be bound: one has to come first. None where it
-        is known.
+        Returns the UIDs of the pods of the same gang that are reserved after this one and not bound. This is needed only
+        if a registry of an earlier version has planned them, because then it is not known which of them are being bound;
+        else empty.
         """
         uids = [] if self._is_planned(uid) else [*self._reserved]
         gang = self._reserved[uid].reserved.gang if uid in uids else ""
@@ -162,13 +163,13 @@ class NodeHolds:
 
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
-        The pods that the kubelet may admit in any order, as `settle` found last: those of which the node, in this state
-        without holds, has not shown a part, nor given to a container that is not known yet all that they will get of a
-        resource. Of a pod whose devices or CPUs another one has got, the kubelet will take others. With each whether it is
-        predicted to be admitted. A reserved pod of which it is not known what it asks for keeps its place in every order.
-        So does one that is planned with its gang: its kubelet does not hear of it yet.
+        Returns the pods that the kubelet may admit in any order, after the last `settle`, each with whether it is
+        predicted to be admitted. These are the pods of which the node, in this state without holds, has reported
+        nothing, and whose devices of a resource are not all with a container that is not known yet. If another pod has
+        got a pod's devices or CPUs, the kubelet will allocate others. A reserved pod with an unknown request keeps its
+        position in every order. So does one that is planned with its gang, because its kubelet has not received it yet.
         """
-        found: list[tuple[PodToSchedule, Hold | None]] = [
+        found: list[tuple[PodToSchedule, AssumedPod | None]] = [
             (PodToSchedule(uid=uid, request=request), hold)
             for uid, hold in self._reserved.items()
             if not self._is_planned(uid) and (request := requested(hold.reserved) or self._request(uid)) is not None
@@ -182,17 +183,17 @@ class NodeHolds:
         return [(pod, hold is not None) for pod, hold in found if hold is None or self._is_untouched(hold, unknown)]
 
     def _is_planned(self, uid: str) -> bool:
-        """Whether the pod is reserved with its gang, and nobody is about to bind it."""
+        """Whether the pod is reserved with its gang, and its bind has not begun."""
         return uid in self._reserved and self._reserved[uid].reserved.planned and uid not in self._bound
 
     def _request(self, uid: str) -> PodRequest | None:
-        """What a bound pod asks for, until the node has shown it."""
+        """Returns the request of a bound pod, until the node has reported it."""
         bound = self._bound.get(uid)
         return bound.waiting.request if bound is not None and bound.waiting is not None else None
 
     def settle(self, facts: NodeState, state: NodeState, rules: AdmissionRules) -> None:
         """
-        Takes in what the node shows by these facts. Then predicts what bound pods will get, in `state`: the node as its
+        Updates the pods by these facts of the node. Then predicts the devices of bound pods in `state`: the node as its
         kubelet has it, without holds.
         """
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
@@ -218,8 +219,8 @@ class NodeHolds:
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
     ) -> NodeState:
         """
-        A state of the node with what is held, as `settle` found last. A bound pod that did not fit then may fit here.
-        `without`: UIDs of pods that count as gone; `until`: of the first bound or assumed pod that does not count.
+        Returns a state of the node with the assumed pods, after the last `settle`. A bound pod that did not fit then may fit
+        here. `without`: UIDs of pods that count as gone; `until`: UID of the first bound or assumed pod that does not count.
         """
         for uid, hold in self._reserved.items():
             if uid not in without:
@@ -233,16 +234,16 @@ class NodeHolds:
                 state = state if expected is None else holding_reserved(state, self._left(expected))
         return state
 
-    def _left(self, hold: Hold) -> Reservation:
-        """What of a hold has not ended."""
+    def _left(self, hold: AssumedPod) -> Reservation:
+        """Returns the part of a hold that has not ended."""
         ended = frozenset(self._shown.get(hold.reserved.pod_uid, ()))
         rest = (rest_of(each, hold.reserved.pod_uid, ended) for each in hold.reserved.containers)
         return msgspec.structs.replace(hold.reserved, containers=tuple(filter(is_something, rest)))
 
-    def _is_untouched(self, hold: Hold, unknown: Collection[str]) -> bool:
+    def _is_untouched(self, hold: AssumedPod, unknown: Collection[str]) -> bool:
         """
-        Whether the node has shown nothing of a pod. `unknown`: devices of containers that are not known yet: where they are
-        all that is reserved for a container of a resource, it is taken for one of them.
+        Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet. If they
+        include all devices of a resource reserved for a container, they count as that container's.
         """
         if self._shown.get(hold.reserved.pod_uid):
             return False
@@ -255,23 +256,25 @@ class NodeHolds:
 
 
 def given_to_unknown(state: NodeState) -> frozenset[str]:
-    """What containers hold that are not known yet: devices, of a NIC in parts its virtual functions."""
+    """Returns the devices of containers that are not known yet; for a shared NIC, its virtual functions."""
     unknown = (each for each in state.allocations.values() if each.owner is None)
     return frozenset[str]().union(*map(ids_held, unknown))
 
 
-def without_time(hold: Hold) -> Hold:
-    """The same hold, equal to what it was a moment ago."""
+def without_time(hold: AssumedPod) -> AssumedPod:
+    """Returns the hold without its expiry, so that equal holds compare equal."""
     return msgspec.structs.replace(hold, reserved=msgspec.structs.replace(hold.reserved, seconds_left=0.0))
 
 
 def unreserved(pod: PodToSchedule) -> PodToSchedule:
-    """A pod of which no reservation is known: it gets what its limits say, whatever its annotations ask."""
+    """Returns a pod without a reservation: its limits decide, and its annotations are ignored."""
     return PodToSchedule(uid=pod.uid, request=msgspec.structs.replace(pod.request, annotations={}))
 
 
-def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Hold | None:
-    """What a pod will get on a node in this state. None: its kubelet would refuse it, or that cannot be told."""
+def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> AssumedPod | None:
+    """
+    Predicts the devices of a pod on a node in this state. None: its kubelet would refuse it, or it cannot be predicted.
+    """
     try:
         demand = read_pod(unreserved(pod).request, rules)
     except InvalidField:
@@ -280,11 +283,11 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Ho
     if not isinstance(decision, Admission):
         return None
     equal = [msgspec.structs.replace(each, slots={}) for each in decision.allocations]  # no amounts are reserved for it
-    return Hold(reserved=reservation_of(pod.uid, pod.request, equal, 0.0))
+    return AssumedPod(reserved=reservation_of(pod.uid, pod.request, equal, 0.0))
 
 
 def holds_something(request: PodRequest) -> bool:
-    """Whether a kubelet hands out something to the pod that no other pod has meanwhile."""
+    """Whether a kubelet allocates something to the pod exclusively."""
     if request.gets_exclusive_resources:
         return True
     return any(

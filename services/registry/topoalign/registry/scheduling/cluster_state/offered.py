@@ -1,8 +1,8 @@
 """
-What the nodes of the cluster offer, all together: by which names devices are asked for, and in which units and slots.
+Collects what the nodes of the cluster offer: resource names, and the settings of units and slots.
 
-Every node counts whose hardware is known, whether it is offered to the scheduler now or not, until it is gone. So all
-registries say the same of a pod, whenever they began.
+Every node with known hardware counts until it is deleted, whether or not it is offered to the scheduler now. So all
+registries decide the same about a pod, independent of when they started.
 """
 
 from collections import Counter
@@ -31,19 +31,19 @@ class Offered(NamedTuple):
 
 
 class OfferedResources:
-    """What some node of the cluster offers."""
+    """What at least one node of the cluster offers."""
 
     def __init__(self) -> None:
         self.names: frozenset[ResourceName] = frozenset()
-        """All resources, and those by which amounts of GPUs in slots are asked for."""
+        """All resources, and those that request amounts of GPUs in slots."""
         self.units: frozenset[UnitResources] = frozenset()
-        """The ways in which GPUs are offered in units."""
+        """The settings with which GPUs are offered in units."""
         self.slots: frozenset[SlotResources] = frozenset()
-        """Those in which they are offered in slots."""
+        """The settings with which GPUs are offered in slots."""
         self.not_in_slots: frozenset[ResourceName] = frozenset()
-        """Resources that some node offers in another way than in slots; another node may offer the same in slots."""
+        """Resources that some node offers other than in slots; another node may offer the same in slots."""
         self.compats: frozenset[str] = frozenset()
-        """Whose answers pods get on some node that offers slots, as in `KubeletRules`; empty: topoalign's own."""
+        """The compat modes of nodes with slots, as in `KubeletRules`; empty: topoalign's own."""
         self.sizes_version = 0
         """Grows when `sizes_on` of some node changes."""
         self._nodes: dict[NodeName, tuple[Topology, str, Offered]] = {}
@@ -52,18 +52,18 @@ class OfferedResources:
         self._counts = Counter[Offered]()
         """How many nodes offer this."""
         self._gpus = Counter[DeviceID]()
-        """How many nodes say that they have this GPU."""
+        """GPU -> the number of nodes that report it."""
 
     @property
     def gpus(self) -> Set[DeviceID]:
-        """The uuids of all GPUs, in whatever way they are offered."""
+        """The uuids of all GPUs, with any kind of offer."""
         return self._gpus.keys()
 
     def note(self, node: NodeName, hardware: Topology, usage: UsageObserved | None = None) -> None:
-        """A node has this hardware now, and has said this of its kubelet."""
+        """Takes the hardware of a node, and its reading of the kubelet."""
         before = self._nodes.get(node)
         compat = compat_of(usage)
-        if before is not None and before[0] is hardware and before[1] == compat:  # as at nearly every fact of a node
+        if before is not None and before[0] is hardware and before[1] == compat:  # true for nearly every fact of a node
             return
         now = offered_by(hardware, compat)
         now = now._replace(sizes=self._sizes.setdefault(now.sizes, now.sizes))
@@ -117,17 +117,17 @@ class OfferedResources:
                 del self._gpus[gpu.id]
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
-        """What a pod leaves out that asks for slots (`slot_defaults`)."""
+        """Returns the amounts that a pod with slots does not name (`slot_defaults`)."""
         return slot_defaults(pod, self.slots, self.not_in_slots, names_of_units(self.units))
 
 
 def compat_of(usage: UsageObserved | None) -> str:
-    """Whose answers pods get on a node that has said this; empty where it has not said it, or topoalign's own."""
+    """Returns the compat mode of a node from its reading of the kubelet; empty: not known, or topoalign's own."""
     return "" if usage is None or usage.kubelet is None else usage.kubelet.rules.compat
 
 
 def offered_by(hardware: Topology, compat: str = "") -> Offered:
-    """What a node with this hardware offers. Nothing that is computed on the way is kept with the hardware."""
+    """Returns what a node with this hardware offers. Does not cache anything in the hardware object."""
     offers = offers_of((hardware.without_tables(),))
     return Offered(
         names=offers.names,

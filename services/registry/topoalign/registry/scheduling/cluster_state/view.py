@@ -1,11 +1,11 @@
 """
-What the kubelet of each node would decide on next: the view of the cluster that the scheduler's questions are answered from.
+Keeps the state on which each node's kubelet would decide next: the view of the cluster for the scheduler's calls.
 
-For each node of `Cluster` the view has whether it is offered (`standing`), its kind (hardware and rules without what is
-unique to it), and the version at which this changed last. It is renewed when facts of the node come, between two questions;
-only what came a moment before a question is renewed within it. A renewal costs its own node and no other.
+For each node of `Cluster` the view has its eligibility, its kind (hardware and rules without what is unique to it), and the
+version of its last change. A node is renewed when its facts arrive, between two calls; only facts that arrived just before a
+call are applied within it. A renewal costs only its own node.
 
-What a prediction stands on, the `PredictionBasis`, is large and made again of the node's facts where needed; a few are kept.
+The `PredictionBasis`, the data of a prediction, is large and computed from the node's facts on demand; a few are cached.
 """
 
 from collections import OrderedDict
@@ -32,40 +32,46 @@ from topoalign.core.scoring.scorers import Scorer, Scoring, scorer_of
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reserved_parts import PodNames
 from topoalign.core.state.terminated_pods import has_anything_of, without_pods
-from topoalign.registry.cluster import Cluster, bare
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold, NodeHolds
-from topoalign.registry.scheduling.cluster_state.nodes import KUBELET_UNKNOWN, NodeView, obstacle, side_by_side
+from topoalign.registry.cluster_nodes import Cluster, bare
+from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod, AssumedPods
+from topoalign.registry.scheduling.cluster_state.node_eligibility import (
+    KUBELET_UNKNOWN,
+    NodeView,
+    obstacle,
+    with_contiguous_names,
+)
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.request_turns import TaskTurns
 
 QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
 FEW = 16
-"""Nodes that are renewed at once, which takes some milliseconds."""
+"""Nodes that are renewed in one step, which takes some milliseconds."""
 HELD_SECONDS = 0.005
-"""Before a node is renewed for no more than what was assumed or reserved on it: a bind does both."""
+"""Delay of a renewal after an assumption or a reservation, because a bind does both."""
 TERMINATED_SECONDS = 15.0
 """
-For so long what a pod held counts as free although the node's facts still show it: a kubelet has freed it before the API
-server shows the pod as terminated, and facts of the node follow within a second. A pod that was deleted by force may run on.
+How long the devices of a terminated pod count as free although the node's facts still have them: a kubelet frees them before
+the API server reports the pod as terminated, and the node's facts follow within a second. A pod that was deleted by
+force may still run.
 """
 BASES_KEPT = 128
-"""Nodes of which the basis of predictions is kept."""
-NOTHING_HELD = NodeHolds()
-"""Of all nodes on which nothing is held: to be asked alone, never to be changed."""
+"""Nodes whose prediction basis is cached."""
+NOTHING_HELD = AssumedPods()
+"""Shared by all nodes without assumed pods: read only."""
 
 
 class TerminatedPod(NamedTuple):
-    """A pod that the API server shows as terminated, or has no longer."""
+    """A pod that the API server reports as terminated, or no longer has."""
 
     names: frozenset[PodNames]
-    """Its namespace and name, where they are known."""
+    """Its namespace and name, if known."""
     until: float
-    """Monotonic seconds up to which it counts as gone, whatever the node's facts show."""
+    """Monotonic seconds up to which it counts as gone, also if the node's facts still have it."""
 
 
 class ClusterView:
-    """The nodes by name, with the version at which each changed last."""
+    """The nodes by name, each with the version of its last change."""
 
     def __init__(
         self,
@@ -84,20 +90,20 @@ class ClusterView:
         self.offered: Callable[[NodeName], None] = lambda node: None
         """Called when a node is offered that was not, or has more free than before."""
         self.foreign: Callable[[NodeName], str] = lambda node: ""
-        """Code of the refusal because others give out the node's GPUs; empty: nobody does."""
+        """Returns the code of the refusal if another system allocates the node's GPUs; empty: none does."""
         self.unmanaged: Callable[[NodeName], bool] = lambda node: False
         """Whether topoalign does not run the node (`unmanaged_nodes`): then it is not in the view."""
         self.reserved_on: dict[str, frozenset[NodeName]] = {}
-        """UID of a pod -> the nodes on which something is reserved for it: several where it was tried on more than one."""
+        """UID of a pod -> the nodes with a reservation for it: several after attempts on several nodes."""
         self.nodes_with_pending: set[NodeName] = set()
-        """Nodes on which pods are reserved, or bound and not shown yet."""
+        """Nodes with pods that are reserved, or bound and not reported yet."""
         self.turns = partial(TaskTurns, clock)
         """For work on all nodes that takes long."""
         self._cluster = cluster
         self._unsettled_now = unsettled
         self._clock = clock
         self._unsettled = Unsettled(frozenset(), frozenset())
-        self._holds: dict[NodeName, NodeHolds] = {}
+        self._holds: dict[NodeName, AssumedPods] = {}
         self._unassumed: set[NodeName] = set()
         """Nodes that have more free because the bind of a pod has failed, and are not renewed yet."""
         self._terminating: dict[NodeName, set[str]] = {}
@@ -115,26 +121,29 @@ class ClusterView:
         """The nodes that are to be renewed, in the order of their facts."""
         self._is_due = anyio.Event()
         self._is_due_now = anyio.Event()
-        """Now: one of them is due because of more than what is reserved on it."""
+        """Set if a node must be renewed for more than its reservations."""
         self._renewed = anyio.Event()
         """Set at the next renewal of a node."""
         self._started = False
-        """Whether all that the past told of was looked at."""
+        """Whether all facts from before the start are applied."""
         cluster.listeners.append(self.mark)
 
     def mark(self, node: NodeName) -> None:
-        """Something that is known of this node has changed."""
+        """Marks a node for renewal."""
         self._due[node] = None
         self._is_due.set()
         self._is_due_now.set()
 
     def _mark_held(self, node: NodeName) -> None:
-        """What is assumed or reserved on this node has changed: its bind has other things to do first."""
+        """Marks a node whose assumed or reserved pods have changed for a later renewal: its bind goes on first."""
         self._due[node] = None
         self._is_due.set()
 
     async def run(self, behind: Callable[[], str | None], pause: float) -> None:
-        """Renews nodes as their facts come, for ever, once `behind`, which is asked each `pause` seconds, is None."""
+        """
+        Renews nodes when their facts arrive, until cancelled. Starts when `behind`, checked every `pause` seconds, is
+        None.
+        """
         while behind() is not None:
             await self._clock.sleep(pause)
         turns = TaskTurns(self._clock)
@@ -144,7 +153,7 @@ class ClusterView:
                 self._renew(next(iter(self._due)))
                 await turns.give()
             if not self._started:
-                self.places = side_by_side(self.places)
+                self.places = with_contiguous_names(self.places)
             self._started = True
             self._is_due = anyio.Event()
             self._is_due_now = anyio.Event()
@@ -162,16 +171,16 @@ class ClusterView:
         return len(self._due) > FEW
 
     async def catch_up(self) -> None:
-        """Does the work of `renew` with turns of the event loop in between, but for a few nodes."""
+        """Does the work of `renew` except for a few nodes, and yields to the event loop."""
         turns = self.turns()
         while self.is_behind():
             for node in tuple(self._due):
-                if node in self._due:  # else it was renewed in a turn
+                if node in self._due:  # else it was renewed meanwhile
                     self._renew(node)
                     await turns.give()
 
     def renew(self) -> None:
-        """Everything that is known counts from now on."""
+        """Applies all received facts."""
         self._look()
         while self._due:
             self._renew(next(iter(self._due)))
@@ -206,9 +215,9 @@ class ClusterView:
         self._renewed.set()
         self._renewed = anyio.Event()
 
-    def hold(self, node: NodeName, holds: Sequence[Hold]) -> None:
-        """These are the pods now for which something of the node is reserved, and no other."""
-        kept = self._holds.setdefault(node, NodeHolds())
+    def hold(self, node: NodeName, holds: Sequence[AssumedPod]) -> None:
+        """Replaces the reserved pods of the node."""
+        kept = self._holds.setdefault(node, AssumedPods())
         before = tuple(kept.reserved)
         if kept.reserve(holds):
             for uid in before:
@@ -219,19 +228,19 @@ class ClusterView:
         self._let_go(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
-        """A pod is bound to the node. Called in the order of binding; no effect again, or where it is reserved for."""
-        if self._holds.setdefault(node, NodeHolds()).expect(pod):
+        """Adds a pod bound to the node, in the order of binding. No effect if it is known or reserved."""
+        if self._holds.setdefault(node, AssumedPods()).expect(pod):
             self.mark(node)
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
-        """A pod is about to be bound to the node: until `unassume` it holds there what it will get."""
-        if self._holds.setdefault(node, NodeHolds()).assume(pod):
+        """Adds a pod whose bind to the node has begun; it holds its predicted devices until `unassume`."""
+        if self._holds.setdefault(node, AssumedPods()).assume(pod):
             self._mark_held(node)
 
     def unassume(self, node: NodeName, pod_uid: str) -> None:
         """
-        The bind of an assumed pod has ended, either way. Where it has failed, the scheduler tries waiting pods again by
-        itself: that the node has more free than before wakes nobody.
+        Removes an assumed pod after its bind. After a failed bind the scheduler retries waiting pods by itself, so the freed
+        resources of the node trigger no requeue.
         """
         if node not in self._holds:
             return
@@ -242,8 +251,8 @@ class ClusterView:
 
     def gone(self, node: NodeName, pod_uid: str) -> None:
         """
-        A pod that was reserved for or bound to the node has terminated, is gone, or will not be admitted. What the node's
-        facts show of it counts as free from now on.
+        Takes a pod of the node that has terminated, was deleted, or will not be admitted. Its devices in the node's facts
+        count as free from now on.
         """
         self._end_reserved(pod_uid, node)
         self._end_terminating(node, pod_uid)
@@ -256,7 +265,7 @@ class ClusterView:
         self.mark(node)
 
     def begin_termination(self, node: NodeName, pod_uid: str) -> None:
-        """A pod of the node is being deleted."""
+        """Takes a pod of the node that is being deleted."""
         self._terminating.setdefault(node, set()).add(pod_uid)
 
     def terminating(self, node: NodeName) -> frozenset[str]:
@@ -264,7 +273,7 @@ class ClusterView:
         return frozenset(self._terminating.get(node, ()))
 
     def terminated(self, node: NodeName) -> tuple[str, ...]:
-        """UIDs of the pods that have terminated on the node and that its facts still show with something."""
+        """UIDs of the terminated pods of the node that its facts still have."""
         ended = self._terminated.get(node)
         if not ended or node not in self._cluster:
             return ()
@@ -272,7 +281,7 @@ class ClusterView:
         return tuple(uid for uid, each in ended.items() if has_anything_of(state, uid, each.names))
 
     def expire_terminated(self) -> None:
-        """From now on the facts of a node count again for pods that have terminated `TERMINATED_SECONDS` ago."""
+        """Lets facts count again for pods that terminated `TERMINATED_SECONDS` ago."""
         now = self._clock.monotonic()
         for node, ended in list(self._terminated.items()):
             over = [uid for uid, each in ended.items() if each.until <= now]
@@ -297,8 +306,8 @@ class ClusterView:
         if left := self.reserved_on.pop(uid, frozenset()) - {node}:
             self.reserved_on[uid] = left
 
-    def holds(self, node: NodeName) -> NodeHolds:
-        """What is held on a node."""
+    def holds(self, node: NodeName) -> AssumedPods:
+        """Returns the assumed pods of a node."""
         return self._holds.get(node, NOTHING_HELD)
 
     def labels(self, node: NodeName) -> Mapping[str, str]:
@@ -306,7 +315,7 @@ class ClusterView:
         return self._labels.get(node, {})
 
     def label(self, node: NodeName, labels: Mapping[str, str]) -> None:
-        """There is a Kubernetes Node of this name, with these labels."""
+        """Takes a Kubernetes Node with these labels."""
         self._labels[node] = dict(labels)
         if node in self._deleted:
             self._deleted.remove(node)
@@ -314,15 +323,15 @@ class ClusterView:
 
     def forget(self, node: NodeName) -> None:
         """
-        The Kubernetes Node was deleted: it is not offered until `label` tells of another one. What is held there stays until
-        its pods are gone or their reservations end: a kubelet that registers its node again still has them.
+        Takes the deletion of a Kubernetes Node: it is not offered until `label` is called again. Its assumed pods stay until
+        they are deleted or their reservations end, because a kubelet that registers its node again still has them.
         """
         self._labels.pop(node, None)
         self._deleted.add(node)
         self.mark(node)
 
     def basis(self, node: NodeView) -> PredictionBasis:
-        """What predictions for an offered node stand on, with what is held there."""
+        """Returns the data of predictions for an offered node, with its assumed pods."""
         kept = self._bases.get(node.name)
         if kept is None or kept[0] != node.version:
             kept = node.version, self.basis_of(self._cluster.member(node.name).state)
@@ -336,8 +345,8 @@ class ClusterView:
         self, state: NodeState, without: frozenset[str] = frozenset(), *, settle: bool = False
     ) -> PredictionBasis:
         """
-        The same for any facts of a node. `without`: UIDs of pods that count as gone; `settle`: these facts are what the node
-        shows now. Raises KubeletUnknown, and InvalidField for rules by which no kubelet starts.
+        Returns the data of predictions for any facts of a node. `without`: UIDs of pods that count as gone; `settle`: these
+        are the node's current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
         """
         basis = prediction_basis(bare(self._without_terminated(state)), self._clock.wall())
         check_rules(basis.rules)
@@ -349,7 +358,7 @@ class ClusterView:
         return msgspec.structs.replace(basis, state=holds.added_to(basis.state, basis.rules, without))
 
     def _without_terminated(self, state: NodeState) -> NodeState:
-        """The facts without what terminated pods have. A name that a bound pod has, too, may be meant for that one."""
+        """Returns the facts without terminated pods. A name that a bound pod also has may be that pod's."""
         ended = self._terminated.get(state.node)
         if not ended:
             return state
@@ -358,11 +367,11 @@ class ClusterView:
         return without_pods(state, ended.keys(), names - holds.names_of(holds.uids))
 
     def facts(self, node: NodeName) -> NodeState:
-        """What a node has said. Raises NotFound."""
+        """Returns the state of a node by its facts. Raises NotFound."""
         return self._cluster.member(node).state
 
     def _look(self) -> None:
-        """Which nodes are settled changes without a fact of theirs."""
+        """Marks nodes whose settling has changed, which needs no fact of theirs."""
         had = self._unsettled
         self._unsettled = self._unsettled_now()
         for before, now in zip(had, self._unsettled, strict=True):
@@ -390,7 +399,7 @@ class ClusterView:
             self.offered(node)
 
     def _judge(self, view: NodeView) -> None:
-        """Whether the node is offered, and of which kind it is."""
+        """Computes whether the node is offered, and its kind."""
         member = self._cluster.member(view.name)
         self.offers.note(view.name, member.state.hardware, member.state.usage)
         self.nodes_with_pending.discard(view.name)

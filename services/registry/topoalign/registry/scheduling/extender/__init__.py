@@ -1,7 +1,7 @@
 """
-kube-scheduler's extender protocol: the scheduler asks over HTTP, and a `Scheduling` answers.
+Serves kube-scheduler's extender protocol over HTTP, by a `SchedulingApi`.
 
-`arguments` reads what the scheduler sends, `answers` writes what it reads, and `refusals` has the texts that a pod's events
-and conditions show. `pages` is the HTTP application, `connection` and `certificates` are how it is served. Nothing here
-decides about nodes, and nothing that was answered is kept for the next call.
+`arguments` decodes calls, and `extender_answers` encodes answers and has the texts of a pod's events and conditions.
+`handlers` is the HTTP application; `extender_server` and `extender_connection` serve it. Nothing here decides about
+nodes, and no answer depends on an earlier call.
 """

@@ -1,12 +1,12 @@
 """
-What kube-scheduler sends: the arguments of its calls, from JSON.
+Decodes the arguments of kube-scheduler's calls from JSON.
 
 kube-scheduler writes Go's spelling (`NodeNames`), and Go reads keys in any case; so does this module. The usual spelling is
 decoded straight into the types below. Any other body is read a second time: keys in any case, unknown keys left out, and a
 key that stands twice refused, because readers differ on which of the two counts.
 
-What does not count is not decoded: of a node its name and labels do, of a pod what it asks for. Whole nodes are kept as
-the bytes in which they came, because they are answered as they came.
+Irrelevant data is not decoded: only a node's name and labels, and a pod's requests, are. Whole nodes are kept as bytes,
+because the answer returns them unchanged.
 """
 
 import types
@@ -21,12 +21,12 @@ from msgspec import Raw, field
 from topoalign.core.model.errors import InvalidField, Undecodable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
-from topoalign.registry.scheduling import model
-from topoalign.registry.scheduling.model import PodToSchedule, Victims
+from topoalign.registry.scheduling import scheduling_api
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.runtime.strict_json import refuse_malformed
 
-# How many nodes a question may be about, told before they are read: millions of names, or of items that are no nodes,
-# would fill the memory and keep everybody else waiting.
+# The number of nodes in a call is checked before they are decoded: millions of names, or of items that are no nodes, would
+# fill the memory and block all other calls.
 #
 # Each name and each item but the first has a comma before it. So 20,000 commas among names are too many; among whole
 # nodes, which have commas of their own, they are where these lie closer together than in any node.
@@ -41,13 +41,13 @@ LEAST_PER_COMMA = 16
 
 
 class TooManyNodes(InvalidField):
-    """Raised for a question about more nodes than a cluster has."""
+    """Raised for a call with more nodes than a cluster has."""
 
     def __init__(self, field: str) -> None:
         super().__init__(field, f"more than {MOST_NODES} nodes", "send those of the cluster, as kube-scheduler does")
 
 
-def check_names(names: bytes) -> None:
+def check_name_count(names: bytes) -> None:
     """Raises TooManyNodes for the JSON of a list of names."""
     if len(names) > LARGEST_NAMES or names.count(b",") >= MOST_NODES:
         raise TooManyNodes("NodeNames")
@@ -60,7 +60,7 @@ def check_whole(nodes: bytes) -> None:
         raise TooManyNodes("Nodes.items")
 
 
-def check_number(count: int, field: str) -> None:
+def check_node_count(count: int, field: str) -> None:
     """Raises TooManyNodes."""
     if count > MOST_NODES:
         raise TooManyNodes(field)
@@ -74,11 +74,11 @@ LARGEST_POD = 1_000_000
 REMEMBERED = 512
 """Pods that are not read again while their bytes are the same, as they are in filter and prioritize and on most retries."""
 LARGEST_REMEMBERED = 16 * 1024
-"""Bytes of such a pod, so that they take at most 8 MiB together. A plain pod has one KiB."""
+"""Bytes of such a pod, so that all take at most 8 MiB. A plain pod has one KiB."""
 
 
 LARGEST_RESPELLED = 8 * 1024 * 1024
-"""Bytes of what is read a second time, which takes 50 ms for each MiB."""
+"""Bytes that may be decoded a second time, which takes 50 ms for each MiB."""
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,8 +119,8 @@ class MetaVictims(msgspec.Struct, frozen=True, kw_only=True):
     disruptions: int = field(name="NumPDBViolations", default=0)
 
 
-class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts of an object's metadata."""
+class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """The relevant metadata of an object."""
 
     name: str = ""
     uid: str = ""
@@ -130,7 +130,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 class Object(msgspec.Struct, frozen=True, kw_only=True):
     """A Node, or a Pod that is a victim."""
 
-    metadata: Metadata = Metadata()
+    metadata: ObjectMetadata = ObjectMetadata()
 
 
 class WholeVictims(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,17 +140,17 @@ class WholeVictims(msgspec.Struct, frozen=True, kw_only=True):
     disruptions: int = field(name="NumPDBViolations", default=0)
 
 
-class NodeList(msgspec.Struct, frozen=True, kw_only=True):
+class RawNodeList(msgspec.Struct, frozen=True, kw_only=True):
     """Whole nodes, undecoded."""
 
     items: list[Raw] | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What filter and prioritize are asked: about which pod, on which nodes."""
+class ExtenderCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of filter or prioritize: the pod and the nodes."""
 
     pod: bytes
-    """JSON, for `read_pod`."""
+    """JSON, for `read_called_pod`."""
     nodes: Sequence[NodeName]
     labels: Mapping[NodeName, Mapping[str, str]] = {}
     """Of whole nodes."""
@@ -158,20 +158,20 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Node -> its JSON. None: the nodes were only named."""
 
 
-def read_arguments(body: bytes) -> Asked:
-    """What filter and prioritize are asked. Raises Undecodable, and InvalidField where none or too many nodes are given."""
-    arguments = decoded(body, Arguments)
-    check_names(bytes(arguments.node_names))
+def read_arguments(body: bytes) -> ExtenderCall:
+    """Decodes a call of filter or prioritize. Raises Undecodable, and InvalidField for no or too many nodes."""
+    arguments = decode_arguments(body, Arguments)
+    check_name_count(bytes(arguments.node_names))
     names = typed(arguments.node_names, list[NodeName] | None, "NodeNames")
     if names is not None:
-        return Asked(pod=bytes(arguments.pod), nodes=names)
+        return ExtenderCall(pod=bytes(arguments.pod), nodes=names)
     check_whole(bytes(arguments.nodes))
-    listed = typed(arguments.nodes, NodeList | None, "Nodes")
+    listed = typed(arguments.nodes, RawNodeList | None, "Nodes")
     if listed is None:
         raise InvalidField(
             "NodeNames", "neither NodeNames nor Nodes is given", "send one of them, as kube-scheduler does"
         )
-    check_number(len(listed.items or ()), "Nodes.items")
+    check_node_count(len(listed.items or ()), "Nodes.items")
     whole: dict[NodeName, Raw] = {}
     labels: dict[NodeName, Mapping[str, str]] = {}
     for item in listed.items or ():
@@ -181,12 +181,15 @@ def read_arguments(body: bytes) -> Asked:
             raise InvalidField("Nodes.items", "a node without a name of its own", "send each node once")
         whole[name] = item
         labels[name] = metadata.labels or {}
-    return Asked(pod=bytes(arguments.pod), nodes=tuple(whole), labels=labels, whole=whole)
+    return ExtenderCall(pod=bytes(arguments.pod), nodes=tuple(whole), labels=labels, whole=whole)
 
 
 def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
-    """The pod as JSON, for `read_pod`, and the victims of each node. Raises Undecodable, and InvalidField for too many."""
-    arguments = decoded(body, PreemptArguments)
+    """
+    Decodes a call of preempt: the pod as JSON, for `read_called_pod`, and the victims of each node. Raises Undecodable, and
+    InvalidField for too many.
+    """
+    arguments = decode_arguments(body, PreemptArguments)
     meta = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
     if meta is not None:
         uids = {node: [pod.uid for pod in (each and each.pods) or ()] for node, each in meta.items()}
@@ -195,27 +198,27 @@ def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
         whole = spelled(arguments.victims, dict[NodeName, WholeVictims | None] | None, "NodeNameToVictims") or {}
         uids = {node: [pod.metadata.uid for pod in (each and each.pods) or ()] for node, each in whole.items()}
         counts = {node: each.disruptions if each else 0 for node, each in whole.items()}
-    check_number(len(uids), "NodeNameToMetaVictims")
+    check_node_count(len(uids), "NodeNameToMetaVictims")
     victims = {node: Victims(uids=tuple(some), disruptions=counts[node]) for node, some in uids.items()}
     return bytes(arguments.pod), victims
 
 
 def read_bind(body: bytes) -> BindArguments:
-    """What bind is asked. Raises Undecodable, and InvalidField for a name that is missing."""
-    arguments = decoded(body, BindArguments)
+    """Decodes a call of bind. Raises Undecodable, and InvalidField for a missing name."""
+    arguments = decode_arguments(body, BindArguments)
     for each in msgspec.structs.fields(BindArguments):
         if not getattr(arguments, each.name):
             raise InvalidField(each.encode_name, "is missing", "send it, as kube-scheduler does")
     return arguments
 
 
-def read_pod(body: bytes) -> PodToSchedule:
-    """The pod of a call. Raises InvalidField for one that cannot be meant."""
-    return (remembered if len(body) <= LARGEST_REMEMBERED else understood)(body)
+def read_called_pod(body: bytes) -> PodToSchedule:
+    """Decodes the pod of a call, from a cache if it is small. Raises InvalidField for an invalid pod."""
+    return (remembered if len(body) <= LARGEST_REMEMBERED else parse_pod)(body)
 
 
-def understood(body: bytes) -> PodToSchedule:
-    """`read_pod` without a memory."""
+def parse_pod(body: bytes) -> PodToSchedule:
+    """Decodes the pod of a call without a cache."""
     if len(body) > LARGEST_POD:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
@@ -226,32 +229,32 @@ def understood(body: bytes) -> PodToSchedule:
     uid = pod and pod.metadata and pod.metadata.uid
     if pod is None or not uid:
         raise InvalidField("Pod.metadata.uid", "there is none", "send the pod as the API server has it")
-    return model.read_pod(uid, pod)
+    return scheduling_api.pod_to_schedule(uid, pod)
 
 
-remembered = lru_cache(REMEMBERED)(understood)
+remembered = lru_cache(REMEMBERED)(parse_pod)
 
 
-def decoded(body: bytes, kind: type[S]) -> S:
-    """The body as this type. Raises Undecodable."""
+def decode_arguments(body: bytes, kind: type[S]) -> S:
+    """Decodes the body as this type. Raises Undecodable."""
     try:
         if not body.isascii():
-            body.decode()  # what is skipped is not looked at by the decoder
+            body.decode()  # the decoder does not check skipped values
         found = msgspec.json.decode(body, type=kind)
-        if once(body, found):
+        if has_unique_keys(body, found):
             return found
     except msgspec.ValidationError:
-        pass  # another spelling, or a wrong type: the second reading tells
+        pass  # another spelling, or a wrong type: the second decoding decides
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Undecodable("the body", clean(str(error), 200)) from error
     again: S = spelled(Raw(body), kind, "the body")
     return again
 
 
-def once(body: bytes, found: msgspec.Struct) -> bool:
+def has_unique_keys(body: bytes, found: msgspec.Struct) -> bool:
     """
-    Whether no key of the outermost object stands twice: what comes out of the encoder as it went in has each key once. Else
-    the inner values are left out, and what remains has no escapes, which hide keys.
+    Whether each key of the outermost object occurs once. This holds if encoding returns the same bytes. Else the inner
+    values are removed, and the rest must have no escapes, because these could hide keys.
     """
     if msgspec.json.encode(found) == body:
         return True
@@ -265,8 +268,8 @@ def once(body: bytes, found: msgspec.Struct) -> bool:
 
 def spelled(raw: Raw, kind: Any, what: str) -> Any:
     """
-    The value with its keys in any case, as this type. Raises Undecodable, also for a key that stands twice. What comes out
-    of the decoder as it went in has the usual spelling, and no key twice: then that is all.
+    Decodes a value with keys in any case. Raises Undecodable, also for a repeated key. If encoding the decoded value returns
+    the same bytes, it has the usual spelling and no repeated key.
     """
     body = bytes(raw)
     with suppress(msgspec.MsgspecError, RecursionError):
@@ -284,8 +287,8 @@ def spelled(raw: Raw, kind: Any, what: str) -> Any:
 
 def go_spelled(value: Any, kind: Any) -> Any:
     """
-    The same value with the keys of structs as they are spelled here. Unknown ones are left out, as Go does; values that do
-    not have the shape of the type are left as they are. Raises Undecodable for two keys that are one field.
+    Returns the value with the keys of structs in the spelling of this module. Unknown keys are dropped, as in Go; values
+    that do not have the shape of the type are left as they are. Raises Undecodable for two keys that are one field.
     """
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))
@@ -297,7 +300,7 @@ def go_spelled(value: Any, kind: Any) -> Any:
         return {key: go_spelled(each, get_args(kind)[1]) for key, each in value.items()}
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return value
-    fields = fields_of(kind)
+    fields = fields_by_key(kind)
     named: dict[str, Any] = {}
     for key, inner in value.items():
         known = fields.get(key.casefold())
@@ -310,8 +313,8 @@ def go_spelled(value: Any, kind: Any) -> Any:
 
 
 @lru_cache
-def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
-    """The fields of a type, by the name in JSON without its case. A look at them takes longer than the rest of a value."""
+def fields_by_key(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
+    """Returns the fields of a type by their lower-case JSON name. Cached, because this takes longer than the rest."""
     return {each.encode_name.casefold(): each for each in msgspec.structs.fields(kind)}
 
 

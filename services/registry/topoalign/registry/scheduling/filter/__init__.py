@@ -1,1 +1,1 @@
-"""Filter, score and preemption, decided from the state of the cluster."""
+"""Decides filter, score and preemption from the state of the cluster."""

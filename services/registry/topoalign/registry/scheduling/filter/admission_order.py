@@ -1,19 +1,21 @@
 """
-Whether a kubelet would admit pods in whatever order they come to it.
+Decides whether a kubelet would admit pending pods in every order.
 
-A kubelet admits pods in the order in which it hears of them, which is not that in which they were bound. So a pod is bound
-beside pods that a node has not shown yet only if all of them are admitted in every order: two pods that fit one after the
-other may not fit the other way round, where the first one takes CPUs of two NUMA nodes. And pods may end before: that gives
-room to those that come, and one of them may then be aligned to NUMA nodes that another was to get (`realignment`).
+A kubelet admits pods in the order in which it receives them, which may differ from the order of their binds. So while a node
+has pods that it does not report yet, another pod is bound only if all of them are admitted in every order. Two pods that fit
+one after the other may not fit in the other order, if the first one takes CPUs of two NUMA nodes. Also, pods may end
+meanwhile. That frees resources, and a pending pod may then be aligned to NUMA nodes that another one needs (`realignment`).
 
-And a kubelet does not say for which pod it asks. Pods that ask for the same are interchangeable; a pod whose annotations are
-about its devices is bound beside no other one that asks for as many GPUs, until that one is shown; a pod with units of GPUs
-beside no other one that asks for as much of one kind and for something else of the other, and one with slots beside no other
-one that asks for as many and for other amounts, or by other annotations (`are_mistakable`).
+A kubelet does not name the pod of an Allocate. Pods of the same class are interchangeable. Two pending pods are ambiguous
+(`are_ambiguous`), and are not bound at the same time, in these cases:
 
-A pod that must have the slots or units that are reserved for it is also to be aligned to the same NUMA nodes in every order:
-elsewhere the node refuses it. Example: a pod for GPU-0 or GPU-2 with 4 CPUs comes after one with as many. The two fit in
-both orders, but where it comes first it is aligned to the NUMA node of GPU-0, and GPU-2 is reserved for it.
+- Both request the same number of GPUs, and the annotations of one are about its devices.
+- Both have vcuda units, with the same amount of one kind and a different amount of the other.
+- Both have the same number of vGPU slots, and other amounts or other annotations.
+
+A pod that must have its reserved slots or units must also be aligned to the same NUMA nodes in every order; elsewhere the
+node refuses it. Example: a pod for GPU-0 or GPU-2 with 4 CPUs is bound after one with 4 CPUs. Both fit in both orders.
+But if it is admitted first, it is aligned to the NUMA node of GPU-0, and GPU-2 is reserved for it.
 """
 
 from collections import Counter
@@ -51,54 +53,53 @@ from topoalign.core.state.fold import NodeState
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_ORDERS = 24
-"""Orders that are tried: of four pods of which no two ask for the same, with 64 decisions."""
+"""Orders that are tried: those of four pods of different classes, with 64 decisions."""
 MOST_PODS = 16
-"""Pods in one of them: binds of a node wait for one another while it is tried."""
+"""Pods in one order. Binds of a node wait while it is tried."""
 
 
 Place = tuple[object, tuple[tuple[int, ...] | None, ...]]
-"""What a pod asks for, and the NUMA nodes to which its parts of GPUs are aligned; None: the policy does not say."""
+"""The class of a pod, and the NUMA nodes to which its parts of GPUs are aligned; None: the policy aligns none."""
 Ends = frozenset[tuple[Place, int]]
-"""How often pods are aligned so that must have what is reserved for them, after one order of all pods."""
+"""How often pods that must have their reservation are aligned in this way, after one order of all pods."""
 
 
 class PendingPod(NamedTuple):
     """A pod that a kubelet will admit or refuse."""
 
     key: object
-    """Equal for pods that ask for the same: their order among one another does not matter."""
+    """Equal for pods of one class: their order among one another does not matter."""
     demand: PodDemand
-    """Under a name that no other one has."""
+    """Under a unique name."""
     must_fit: bool
-    """Whether all is in vain if it is refused."""
+    """Whether the whole plan fails if this pod is refused."""
     takes: Need | None = None
-    """What it takes in amounts. None: that is not known."""
+    """Its consumption in amounts. None: not known."""
     decides: bool = False
-    """Whether these amounts decide about it."""
+    """Whether amounts alone decide whether it fits."""
     may_wait: bool = True
     """
-    Whether it can wait until no end of another pod may lead its kubelet to refuse it. Not a pod that is planned with its
-    gang, and beside which none is pending: what is reserved for it would end, and be planned again for the same place.
+    Whether it can wait until the end of another pod can no longer lead its kubelet to refuse it. A pod that is planned with
+    its gang cannot if no other pod is pending: its reservation would end and be planned again on the same devices.
     """
 
 
-def are_mistakable(topology: Topology, one: PendingPod, other: PendingPod) -> bool:
+def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> bool:
     """
-    Whether a kubelet that asks for GPUs for one of the pods may be answered with those of the other, and that matters: both
-    have a container with as many GPUs or slots, or as much computing time or memory of one, and ask for something else with
-    it. A kubelet does not name the pod.
+    Whether an Allocate for one of the pods may get the reservation of the other, and that matters. This is so if both have a
+    container with the same number of GPUs or slots, or the same computing time or memory, and other requests with it.
     """
     if one.key == other.key:
         return False
     try:
-        slots = slots_of(topology, one)
-        others_slots = slots_of(topology, other)
+        slots = requested_slots(topology, one)
+        others_slots = requested_slots(topology, other)
     except InvalidShare:  # its annotations have changed since it was reserved
         return True
     if any(a != b and (a.resource, a.gpus) == (b.resource, b.gpus) for a in slots for b in others_slots):
         return True
-    shares = shares_of(topology, one)
-    theirs = shares_of(topology, other)
+    shares = requested_shares(topology, one)
+    theirs = requested_shares(topology, other)
     if any(a != b and (a.cores == b.cores > 0 or a.blocks == b.blocks > 0) for a in shares for b in theirs):
         return True
     if not any(each.joint is not None for pod in (one, other) for each in pod.demand.containers):
@@ -107,20 +108,20 @@ def are_mistakable(topology: Topology, one: PendingPod, other: PendingPod) -> bo
     return not gpus.isdisjoint(others)
 
 
-def shares_of(topology: Topology, pod: PendingPod) -> set[Share]:
-    """What the containers of a pod ask for of GPUs in units."""
+def requested_shares(topology: Topology, pod: PendingPod) -> set[Share]:
+    """Returns what the containers of a pod request in vcuda units."""
     asked = (share_of(topology, each.devices, each.cards) for each in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 
-def slots_of(topology: Topology, pod: PendingPod) -> set[SlotShare]:
-    """What the containers of a pod ask for of GPUs in slots."""
+def requested_slots(topology: Topology, pod: PendingPod) -> set[SlotShare]:
+    """Returns what the containers of a pod request in vGPU slots."""
     asked = (slots_asked(topology, one.devices, one.about_cards, as_hami=one.as_hami) for one in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 
 def are_too_many(pods: Sequence[PendingPod]) -> bool:
-    """Whether the pods come in more orders than are tried. Pods that ask for the same come in one."""
+    """Whether the pods have more orders than are tried. The order within a class does not count."""
     if len(pods) > MOST_PODS:
         return True
     alike = Counter(each.key for each in pods)
@@ -128,11 +129,11 @@ def are_too_many(pods: Sequence[PendingPod]) -> bool:
 
 
 class Later(NamedTuple):
-    """Pods that come one after the other, once all others have: those that are planned with their gangs."""
+    """Pods that are planned with their gangs. They are admitted in a fixed order, after all others."""
 
     pods: Sequence[PendingPod] = ()
     guarded: Sequence[PendingPod] = ()
-    """Those of them that are to fit also where another pod is aligned elsewhere because something has ended."""
+    """Those of them that must fit also if another pod is aligned elsewhere because a pod has ended."""
 
 
 NOBODY_LATER = Later()
@@ -140,10 +141,10 @@ NOBODY_LATER = Later()
 
 async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns, later: Later = NOBODY_LATER) -> bool:
     """
-    Whether those of the pods that must fit are admitted, in whatever order all of them come and whatever ends before, and
-    then those that come later. A decision takes up to a millisecond: the event loop has its turns between them.
+    Whether all pods that must fit are admitted in every order of the pods, and for every end of other pods, and then the
+    `later` ones. A decision takes up to a millisecond, so it yields to the event loop between decisions.
     """
-    if state.allocations:  # of all containers that a prediction knows of, also those with CPUs alone: they may end
+    if state.allocations:  # of all known containers, also those with CPUs only: they may end
         led = list[PendingPod]()
         for place, pod in enumerate(pods):
             await turns.give()
@@ -164,8 +165,8 @@ async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns
 
 def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     """
-    Whether the pods ask for the same, and are admitted in any order and whatever ends before: amounts decide about them, a
-    kubelet aligns each to a single NUMA node, and so many of them fit there. What ends only adds to what is free.
+    Whether the pods are of one class and are admitted in every order and for every end of other pods: amounts alone decide,
+    a kubelet aligns each to a single NUMA node, and enough of them fit there. An end only adds free resources.
     """
     takes = pods[0].takes
     if takes is None or takes.rest is not None or not takes.strict or any(map(several, takes.preferred)):
@@ -177,7 +178,7 @@ def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
 
 def are_judged_by_amounts(pods: Sequence[PendingPod]) -> bool:
     """
-    Whether the order of the pods does not matter: amounts decide about each, all of them must fit, and the policy refuses
+    Whether the order of the pods does not matter: amounts alone decide about each, all must fit, and the policy refuses
     none for its alignment.
     """
     if not POLICIES[pods[0].demand.rules.policy].admits(NO_AFFINITY):
@@ -186,7 +187,7 @@ def are_judged_by_amounts(pods: Sequence[PendingPod]) -> bool:
 
 
 def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]) -> bool:
-    """As `finds_gpus`; False where annotations of one of them have changed since it was reserved, and cannot be meant."""
+    """As `finds_gpus`; False if annotations of one of them have changed since its reservation and are invalid."""
     try:
         return finds_gpus(state, pod, others)
     except InvalidShare:
@@ -195,8 +196,9 @@ def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]
 
 async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: Need | None, turns: TaskTurns) -> bool:
     """
-    Whether a pod with annotations about devices is admitted also after the end of any one other pod: a kubelet knows no
-    annotations, and may align it to NUMA nodes whose free GPUs have no NIC beside them. `takes`: as of `PendingPod`.
+    Whether a pod with device annotations is admitted also after the end of any one other pod. A kubelet reads no
+    annotations, and may align it to NUMA nodes whose free GPUs have no NIC on the same NUMA node. `takes`: as of
+    `PendingPod`.
     """
     is_joint = any(each.joint is not None for each in pod.containers)
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
@@ -209,7 +211,7 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: Need | Non
 
 
 def counted_by_numbers(topology: Topology, pod: PendingPod) -> PendingPod:
-    """A pod that finds its GPUs wherever it is led: if these are parts of GPUs, amounts decide about the rest."""
+    """Returns a pod that finds its GPUs on all NUMA nodes; if these are parts of GPUs, amounts decide about the rest."""
     in_parts = any(topology.kind_of(name) in ("unit", "slot") for name in pod.demand.devices)
     is_joint = any(each.joint is not None for each in pod.demand.containers)
     if not in_parts or is_joint or pod.takes is None or not pod.must_fit:
@@ -219,9 +221,9 @@ def counted_by_numbers(topology: Topology, pod: PendingPod) -> PendingPod:
 
 def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     """
-    Whether one of the pods may be refused for its memory once others have ended, although its policy admits it without
-    alignment: the memory manager refuses it where it is aligned to NUMA nodes with too little. Not where all of them find
-    preferred sets with room, or any NUMA node will do. Without a policy memory of one kind comes to the same wherever it is.
+    Whether one of the pods may be refused for its memory after others have ended, although its policy admits it without
+    alignment: the memory manager refuses a pod that is aligned to NUMA nodes with too little memory. False if all pods find
+    preferred sets with enough, or if any NUMA node is acceptable. Without a policy the NUMA node of memory does not matter.
     """
     rules = pods[0].demand.rules
     kinds = {name for pod in pods for name in pod.demand.memory}
@@ -240,14 +242,14 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
 
 def may_realign(state: NodeState, pod: PendingPod) -> bool:
     """Whether something can end on the node, and pods may be refused for their alignment."""
-    may_end = bool(state.allocations)  # of all containers that a prediction knows of, also those with CPUs alone
+    may_end = bool(state.allocations)  # of all known containers, also those with CPUs only
     return may_end and not POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY)
 
 
 def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | None) -> bool:
     """
-    Whether a pod that is admitted as the node is gets room for all of its containers whatever ends before. `takes`: as of
-    `PendingPod`. True also where amounts do not tell, as of init containers with devices.
+    Whether a pod that the node would admit now also fits with all of its containers after any end of other pods. `takes`: as
+    of `PendingPod`. True also if amounts are not enough to judge, as for init containers with devices.
     """
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
@@ -255,10 +257,10 @@ def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | No
     return containers_fit(takes, free_of(state, pod.rules), free_of(emptied, pod.rules))
 
 
-def leaves_room(state: NodeState, pod: PendingPod, later: Later) -> bool:
+def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
-    As `all_fit`, for a single pod that comes first. Where amounts decide about all of them and none is refused for its
-    alignment, whoever fits beside the others fits before them.
+    Decides as `all_fit`, for a single pod that is admitted first. If amounts alone decide about all of them and none is
+    refused for its alignment, a pod that fits together with the others also fits before them.
     """
     if all(each.decides for each in (pod, *later.pods)) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
         return True
@@ -286,7 +288,7 @@ def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
 
 
 def in_amounts(pod: PendingPod) -> Waiting:
-    """The pod as amounts tell of it."""
+    """Returns the pod judged by amounts only."""
     return Waiting(pod.key, pod.must_fit, pod.takes, pod.decides)
 
 
@@ -300,8 +302,8 @@ async def fit_from(  # noqa: C901  # one search over orders
     aligned: tuple[Place, ...] = (),
 ) -> bool:
     """
-    The same from a state of the node on. `steps`: None where nothing can end, or no pod is refused for its alignment.
-    `ends`: of the orders that were tried; `aligned`: of the pods that have come.
+    Searches the orders from a state of the node on. `steps`: None if nothing can end, or no pod is refused for its
+    alignment. `ends`: results of the orders that were tried; `aligned`: of the pods admitted so far.
     """
     tried = set()
     for place, pod in enumerate(pods):
@@ -313,7 +315,7 @@ async def fit_from(  # noqa: C901  # one search over orders
         after = state
         places = aligned
         if isinstance(decision, Admission):
-            places = (*aligned, *places_of(state.hardware, pod, decision))
+            places = (*aligned, *aligned_places(state.hardware, pod, decision))
             for each in decision.allocations:
                 after = after.holding(each)
         elif pod.must_fit:
@@ -338,10 +340,10 @@ async def fit_from(  # noqa: C901  # one search over orders
     return True
 
 
-def places_of(topology: Topology, pod: PendingPod, admission: Admission) -> tuple[Place, ...]:
+def aligned_places(topology: Topology, pod: PendingPod, admission: Admission) -> tuple[Place, ...]:
     """
-    Where a pod is aligned that must have the slots or units that are reserved for it; empty for others, and where its slots
-    are listed without NUMA nodes: the kubelet offers those that are reserved wherever it aligns the pod.
+    Returns the alignment of a pod that must have its reserved slots or units; empty for others. Also empty if its slots are
+    listed without NUMA nodes, because then the kubelet offers the reserved ones for every alignment.
     """
     if not has_its_own(pod.demand.request, admission.allocations):
         return ()

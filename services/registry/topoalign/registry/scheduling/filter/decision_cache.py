@@ -1,9 +1,9 @@
 """
-What each node says to what a pod asks for, decided again only for the nodes that changed.
+Caches the decision of each node about each class of pods. Only nodes that changed are decided again.
 
-Pods that ask for the same are one `Request`, whatever their names: a pod that is to come holds nothing, and what a pod of
-its name has on a node belongs to another one (`as_others`). For each request and node there is a byte, the number of the
-refusal or 0, and the key that sorts the node; and the version of the cluster up to which they are right.
+Pods with the same request are one `PodClass`, without regard to names: a pending pod holds nothing, and allocations of a pod
+with the same name belong to another pod (`as_others`). For each class and node the cache has a byte, the number of the
+refusal or 0, and the sort key of the node. It also has the version of the cluster up to which they are valid.
 """
 
 from collections import Counter, OrderedDict
@@ -33,27 +33,26 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, Scorer
 from topoalign.core.state.fold import NodeState, announced
-from topoalign.registry.scheduling.cluster_state.nodes import NodeView
+from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule
 from topoalign.runtime.request_turns import TaskTurns
 
-# The keys that sort nodes for what a pod asks for, and the scores that are made of them for the nodes that are asked
-# about.
+# Sort keys of nodes for a class of pods, and the scores computed from them.
 #
 # Thousands of nodes share few keys. So each key has a number, and each node the number of its key.
 
 
 MOST_STALE = 4
-"""Keys for each node, above which most are those of nodes as they were."""
+"""Keys per node; above this most keys are of former states."""
 
 
 class NodeKeys:
-    """The keys of the nodes of a cluster for one request."""
+    """The sort keys of the nodes of a cluster for one pod class."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        """By the place of a node: the number of its key."""
+        """Index of a node -> the number of its key."""
         self._keys: dict[Key, int] = {None: 0}
 
     def note(self, place: int, key: Key) -> None:
@@ -63,14 +62,14 @@ class NodeKeys:
 
     @property
     def are_stale(self) -> bool:
-        """Whether all keys are to be computed anew, because most belong to no node any more."""
+        """Whether all keys should be computed again, because most belong to no node any more."""
         return len(self._keys) > MOST_STALE * len(self.numbers) + 64
 
     def scores_among(self, view: ClusterView, nodes: Sequence[NodeName], last: Collection[NodeName]) -> Sequence[int]:
         """
-        A score for each of these nodes, in their order, 0 to 10; 0 for one that is not known, not offered, or to come
-        `last`. Of nodes with equal keys those with pending pods come after the others, because a bind may have to wait for
-        these. The keys are those of the newest nodes.
+        Returns a score from 0 to 10 for each of these nodes, in their order; 0 for a node that is unknown, not offered,
+        or in `last`. Of nodes with equal keys those with pending pods come after the others, because a bind may have to
+        wait there.
         """
         of_nodes = self.numbers
         places = view.places
@@ -86,39 +85,39 @@ class NodeKeys:
 
 
 REQUESTS_KEPT = 1_024
-"""Requests whose verdicts are kept: a byte for each node and request."""
+"""Pod classes that are cached, with a byte for each node."""
 PODS_KEPT = 4_096
-"""Pods of which it is kept which request they are."""
+"""Pods whose class is cached."""
 MOST_SHAPES = 64
-"""For which it is kept what of a request its score depends on."""
+"""Shapes for which the part of the request that the score depends on is cached."""
 COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS, NODE_POLICY))
 """Annotations by which a pod's devices are decided, by which the nodes are ranked, and which some nodes refuse."""
 NAMING_GPUS = frozenset((USE_UUID, NO_USE_UUID))
 """Annotations that nodes of one kind answer differently, because their GPUs have other uuids."""
 NAMESPACE = Namespace("pod to schedule")
 POD = PodName("pod to schedule")
-"""Names that no pod can have: what is decided for a request depends on none."""
+"""Invalid names, because no decision depends on names."""
 DEVICES_UNKNOWN = "DevicesUnknown"
-"""The kubelet has such devices, and what is known of the node does not: nothing can be predicted."""
+"""The kubelet has such devices, but the data of the node does not, so nothing can be predicted."""
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
-class Asked:
-    """What a request is to the nodes of one kind."""
+class KindNeed:
+    """A pod class evaluated for the nodes of one kind."""
 
     def __init__(self, demand: PodDemand, need: Need | None, kind: Kind, view: ClusterView) -> None:
-        """`need`: what the demand comes to on nodes of this kind. None: more than amounts decides."""
+        """`need`: the resource need on nodes of this kind. None: amounts alone do not decide."""
         self.demand = demand
         self.need = need
         self.unlisted = unlisted(self.demand, kind, view)
-        """Code of the refusal because of what no such node has; empty: there is nothing."""
+        """Code of the refusal for a resource that no such node has; empty: there is none."""
         self._kind = kind
         self._score_needs: dict[int, tuple[Topology, Any]] = {}
         """By the identity of a shape, with the shape, so that no other one gets it."""
 
     @cached_property
     def takes(self) -> Need | None:
-        """What it takes of the NUMA nodes that a kubelet aligns it to: a kubelet knows no annotations. None: not known."""
+        """Its consumption on the NUMA nodes to which a kubelet aligns it, without annotations. None: not known."""
         if self.need is not None and self.need.strict:  # a pod without annotations about devices
             return self.need
         bare = msgspec.structs.replace(self.demand.request, annotations={})
@@ -126,21 +125,21 @@ class Asked:
 
     @cached_property
     def on_empty(self) -> str:
-        """The code of the refusal by a node of this kind on which nothing is allocated, all of it healthy; empty: none."""
-        return decided(empty(self._kind), self.demand)
+        """The code of the refusal by an empty, healthy node of this kind; empty: none."""
+        return decide_code(empty(self._kind), self.demand)
 
     @cached_property
     def may_be_parted(self) -> bool:
         """
-        Whether a kubelet that aligns it elsewhere than now may find too little of what it does not align it by: parts of
-        GPUs, what comes beside these by annotations, and what is for later containers.
+        Whether a kubelet that aligns the pod to other NUMA nodes may find too little of what it does not align: parts of
+        GPUs, co-allocated devices, and devices of later containers.
         """
         has_rest = self.takes is not None and self.takes.rest is not None
         is_joint = any(each.joint is not None for each in self.demand.containers)
         return has_rest or is_joint or bool(parts_of(self._kind.topology, self.demand))
 
     def key(self, node: NodeView, scorer: Scorer[Any, Any]) -> Key:
-        """What sorts a node of this kind for the pod; None where what is left on it is not known."""
+        """Returns the sort key of a node of this kind for the pod; None if its free resources are not known."""
         if (shape := node.shape) is None:
             return None
         if id(shape) not in self._score_needs:
@@ -151,42 +150,42 @@ class Asked:
 
 
 class RefusedByAll(NamedTuple):
-    """What nodes say to a request that none of them takes."""
+    """The decisions of nodes about a class that all of them refuse."""
 
     version: int
-    """Of the cluster for which that is right."""
+    """The version of the cluster for which this is valid."""
     nodes: frozenset[NodeName]
     filtered: Filtered
     counts: Counter[str]
     """Code of a refusal -> how many nodes."""
 
 
-class Request:
-    """What pods ask for that are alike to every node, with what each node says to it."""
+class PodClass:
+    """Pods that every node treats alike, with the decision of each node."""
 
     def __init__(self, pod: PodRequest) -> None:
-        """`pod`: valid, under names that no pod has."""
+        """`pod`: valid, with names that no pod has."""
         self.pod = pod
         self.key = msgspec.json.encode(pod, order="deterministic")
         self.codes = bytearray()
-        """By the place of a node: 0 where it would admit the pod, else the number of the refusal."""
+        """Refusal codes by node index: 0 if the node would admit the pod, else the number of the refusal."""
         self.version = -1
-        """Of the cluster, up to which `codes` and `keys` are right."""
+        """The version of the cluster up to which `codes` and `keys` are valid."""
         self.refused_by_all: RefusedByAll | None = None
-        """What was answered last, where no node was left: pods that wait ask for it again and again."""
+        """The last answer without any node: it is repeated for pods that wait."""
         self.keys = NodeKeys()
-        self._asked: WeakKeyDictionary[Kind, Asked] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[Kind, KindNeed] = WeakKeyDictionary()
 
-    def of(self, kind: Kind, view: ClusterView) -> Asked:
-        """What it is to the nodes of a kind. Raises InvalidField as `Asked` does."""
+    def of(self, kind: Kind, view: ClusterView) -> KindNeed:
+        """Evaluates the class for the nodes of a kind. Raises InvalidField as `KindNeed` does."""
         asked = self._asked.get(kind)
         if asked is None:
             demand = pod_demand(self.pod, kind.rules)
-            asked = self._asked[kind] = Asked(demand, need_of(kind.topology, demand), kind, view)
+            asked = self._asked[kind] = KindNeed(demand, need_of(kind.topology, demand), kind, view)
         return asked
 
     async def learn(self, kind: Kind, view: ClusterView, turns: TaskTurns) -> None:
-        """Does the work of `of` with turns of the event loop in between. Raises InvalidField as that does."""
+        """Does the work of `of`, and yields to the event loop. Raises InvalidField as that does."""
         if kind in self._asked:
             return
 
@@ -196,10 +195,10 @@ class Request:
         demand = pod_demand(self.pod, kind.rules)
         await turns.give()
         need = await drive_async(need_steps(kind.topology, demand), give)
-        self._asked[kind] = Asked(demand, need, kind, view)
+        self._asked[kind] = KindNeed(demand, need, kind, view)
 
     def reset(self) -> None:
-        """Nothing that was decided counts any more."""
+        """Drops all decisions."""
         self.version = -1
         self.refused_by_all = None
         self._asked.clear()
@@ -207,34 +206,37 @@ class Request:
 
 
 class DecisionCache:
-    """The requests of the pods that were asked about last, with their verdicts."""
+    """The classes of recently requested pods, with the decisions of the nodes."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._pods: OrderedDict[str, tuple[PodRequest, Request]] = OrderedDict()
-        """UID -> the pod as it came, and its request."""
-        self._requests: OrderedDict[object, Request] = OrderedDict()
+        self._pods: OrderedDict[str, tuple[PodRequest, PodClass]] = OrderedDict()
+        """UID -> the pod, and its class."""
+        self._requests: OrderedDict[object, PodClass] = OrderedDict()
         self._resources = view.offers.names
-        self.beside: Callable[[Request, NodeView], str] = lambda request, node: ""
-        """Why a pod must not come to a node that would admit it: it would take the place of others; empty: it would not."""
+        self.conflict: Callable[[PodClass, NodeView], str] = lambda request, node: ""
+        """
+        Why a pod must not go to a node that would admit it, because it would take resources of planned pods; empty: it
+        may.
+        """
         self.refusals = [NodeRefusal(code="")]
-        """By number; 0 stands for none."""
+        """The refusals by number; 0 stands for none."""
         self._numbers: dict[NodeRefusal, int] = {}
 
-    def request(self, pod: PodToSchedule) -> Request:
-        """What a pod asks for. Raises InvalidField for a pod that cannot be meant."""
+    def request(self, pod: PodToSchedule) -> PodClass:
+        """Returns the class of a pod. Raises InvalidField for an invalid pod."""
         known = self._pods.get(pod.uid)
         if known is not None and known[0] == pod.request:
             self._pods.move_to_end(pod.uid)
             return self._kept(known[1])
-        request = self._kept(Request(nameless(validate_pod(pod.request))))
+        request = self._kept(PodClass(nameless(validate_pod(pod.request))))
         self._pods[pod.uid] = pod.request, request
         if len(self._pods) > PODS_KEPT:
             self._pods.popitem(last=False)
         return request
 
-    def codes(self, request: Request) -> bytearray:
-        """By the place of each node the number of its refusal, 0 where it would admit the pod. Raises as `Asked` does."""
+    def codes(self, request: PodClass) -> bytearray:
+        """Returns refusal codes by node index, 0 if a node would admit the pod. Raises as `KindNeed` does."""
         view = self._view
         self._note_resources()
         if request.version < view.version:
@@ -244,10 +246,10 @@ class DecisionCache:
             request.version = view.version
         return request.codes
 
-    async def prepare(self, request: Request) -> None:
+    async def prepare(self, request: PodClass) -> None:
         """
-        Does the work of `codes` with turns of the event loop in between: where amounts do not decide, thousands of nodes
-        take seconds. Nodes are judged in the order of their changes, so that whoever comes next goes on from there.
+        Does the work of `codes`, and yields to the event loop: if amounts do not decide, thousands of nodes take seconds.
+        Nodes are judged in the order of their changes, so that the next call continues from there.
         """
         turns = self._view.turns()
         self._note_resources()
@@ -258,7 +260,7 @@ class DecisionCache:
                 await request.learn(kind, self._view, turns)
             request.codes.extend(bytes(self._view.size - len(request.codes)))
             due = [(node.version, node) for node in self._view.changed_since(request.version)]
-            if not due:  # what changed was dropped
+            if not due:  # the changed nodes were dropped
                 return
             for version, node in reversed(due):
                 is_there = self._view.nodes.get(node.name) is node
@@ -271,13 +273,13 @@ class DecisionCache:
                     break
 
     def _note_resources(self) -> None:
-        """What was passed over as nobody's may be a device now."""
+        """Drops decisions if new resources are known: an ignored resource may be a device now."""
         if self._resources != self._view.offers.names:
             self._resources = self._view.offers.names
             for each in self._requests.values():
                 each.reset()
 
-    def _note(self, request: Request, node: NodeView) -> None:
+    def _note(self, request: PodClass, node: NodeView) -> None:
         code = self.judge(request, node)
         resolvability = self.resolvability(request, node) if code else None
         helped = resolvability is None and self._is_helped(request, node)
@@ -285,26 +287,26 @@ class DecisionCache:
         asked = None if node.kind is None else request.of(node.kind, self._view)
         request.keys.note(node.place, None if asked is None else asked.key(node, self._view.scorer))
 
-    def judge(self, request: Request, node: NodeView) -> str:
-        """The code of a node's refusal; empty where it would admit the pod. Raises InvalidField as `Asked` does."""
+    def judge(self, request: PodClass, node: NodeView) -> str:
+        """Returns the code of a node's refusal; empty if it would admit the pod. Raises InvalidField as `KindNeed` does."""
         if node.refusal or node.kind is None:
             return node.refusal
         asked = request.of(node.kind, self._view)
         if asked.unlisted:
             return asked.unlisted
         code = verdict(asked.need, node.free) if asked.need is not None and node.free is not None else None
-        code = decided(self._view.basis(node).state, asked.demand) if code is None else code
-        return code or self.beside(request, node)
+        code = decide_code(self._view.basis(node).state, asked.demand) if code is None else code
+        return code or self.conflict(request, node)
 
-    def judge_empty(self, request: Request, kind: Kind) -> str:
-        """The same of a node of this kind that has no pods and whose devices are all healthy."""
+    def judge_empty(self, request: PodClass, kind: Kind) -> str:
+        """Returns the code for an empty, healthy node of this kind."""
         asked = request.of(kind, self._view)
         return asked.unlisted or asked.on_empty
 
-    def resolvability(self, request: Request, node: NodeView) -> Resolvability | None:
+    def resolvability(self, request: PodClass, node: NodeView) -> Resolvability | None:
         """
-        Why the end of pods would not help on a node that refuses a pod: `never`, found once for all nodes of a kind if the
-        pod names no GPUs, or `unhealthy`. None: it would help, or the refusal is not about what is free.
+        Returns why the end of pods would not help on a node that refuses a pod: `never`, computed once for all nodes of a
+        kind if the pod names no GPUs, or `unhealthy`. None: it would help, or the refusal is not about free resources.
         """
         if node.refusal or node.kind is None:
             return None
@@ -313,7 +315,7 @@ class DecisionCache:
             return None
         on_empty = asked.on_empty
         if not NAMING_GPUS.isdisjoint(request.pod.annotations):
-            on_empty = decided(restored(emptied(self._view.basis(node).state)), asked.demand)
+            on_empty = decide_code(restored(emptied(self._view.basis(node).state)), asked.demand)
         if on_empty in UNDECIDED:
             return None
         if on_empty:
@@ -321,12 +323,12 @@ class DecisionCache:
         if node.idle is None:
             return None
         code = verdict(asked.need, node.idle) if asked.need is not None else None
-        code = decided(emptied(self._view.basis(node).state), asked.demand) if code is None else code
+        code = decide_code(emptied(self._view.basis(node).state), asked.demand) if code is None else code
         return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
 
     def number(self, code: str, *, helped: bool, resolvability: Resolvability | None = None) -> int:
         """
-        The number that stands for a refusal; 0 for none. `helped`: as `NodeRefusal.helped_by_victims`; `resolvability`: as
+        Returns the number of a refusal; 0 for none. `helped`: as `NodeRefusal.helped_by_victims`; `resolvability`: as
         there.
         """
         if not code:
@@ -338,15 +340,18 @@ class DecisionCache:
             self.refusals.append(refusal)
         return number
 
-    def _is_helped(self, request: Request, node: NodeView) -> bool:
-        """Whether the pod could fit if others were gone: the node is offered, and nothing refuses it whatever is free."""
+    def _is_helped(self, request: PodClass, node: NodeView) -> bool:
+        """
+        Whether the pod could fit without other pods: the node is offered, and no refusal is independent of free
+        resources.
+        """
         if node.kind is None:
             return False
         asked = request.of(node.kind, self._view)
         return not asked.unlisted and (asked.need is None or not asked.need.refused)
 
-    def _kept(self, request: Request) -> Request:
-        """The request that is kept for what this one asks for; this one where there is none."""
+    def _kept(self, request: PodClass) -> PodClass:
+        """Returns the cached class that equals this one, else this one."""
         kept = self._requests.setdefault(request.key, request)
         self._requests.move_to_end(request.key)
         if len(self._requests) > REQUESTS_KEPT:
@@ -354,14 +359,14 @@ class DecisionCache:
         return kept
 
 
-def decided(state: NodeState, demand: PodDemand) -> str:
-    """The code of the refusal; empty: the pod is admitted."""
+def decide_code(state: NodeState, demand: PodDemand) -> str:
+    """Decides and returns the code of the refusal; empty: the pod is admitted."""
     decision = decide(state, demand)
     return "" if isinstance(decision, Admission) else decision.code
 
 
 def empty(kind: Kind) -> NodeState:
-    """A node of this kind on which nothing is allocated, all of it healthy. It has none of the GPUs that are known."""
+    """Returns an empty, healthy node of this kind. It has none of the known GPUs."""
     hardware = without_uuids(kind.topology)
     devices = (*hardware.gpu_by_id, *hardware.nic_by_id, *(other.id for other in hardware.others))
     return announced(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
@@ -369,9 +374,9 @@ def empty(kind: Kind) -> NodeState:
 
 def unlisted(demand: PodDemand, kind: Kind, view: ClusterView) -> str:
     """
-    Code of the refusal because of a resource that nothing lists on nodes of this kind; empty: there is none. A resource that
-    no node of the cluster offers and no plugin registered is not looked at, as the kubelet passes over it; but for amounts
-    of GPUs in slots, of which a pod would get all of a GPU, or none.
+    Returns the code of the refusal for a resource that nodes of this kind do not list; empty: there is none. A resource that
+    no node of the cluster offers and no plugin registered is ignored, as the kubelet does. Amounts of GPUs in slots are not
+    ignored, because the pod would get the whole GPU, or none of it.
     """
     missing = demand.device_names - kind.topology.devices.keys() - amount_resources(kind.topology)
     if kind.registered is not None and missing & kind.registered:
@@ -380,20 +385,20 @@ def unlisted(demand: PodDemand, kind: Kind, view: ClusterView) -> str:
 
 
 def nameless(pod: PodRequest) -> PodRequest:
-    """What a valid pod asks for, under names that say nothing, with the annotations that count."""
+    """Returns the request of a valid pod with placeholder names and the relevant annotations."""
     return msgspec.structs.replace(
         pod,
         namespace=NAMESPACE,
         name=POD,
         annotations={key: value for key, value in pod.annotations.items() if key in COUNTING},
-        init_containers=numbered("init", pod.init_containers),
-        containers=numbered("app", pod.containers),
+        init_containers=number_containers("init", pod.init_containers),
+        containers=number_containers("app", pod.containers),
         claims=(),
     )
 
 
-def numbered(group: str, containers: tuple[ContainerRequest, ...]) -> tuple[ContainerRequest, ...]:
-    """The containers under the names of their places."""
+def number_containers(group: str, containers: tuple[ContainerRequest, ...]) -> tuple[ContainerRequest, ...]:
+    """Returns the containers, each named by its index."""
     return tuple(
         msgspec.structs.replace(each, name=ContainerName(f"{group}-{place}")) for place, each in enumerate(containers)
     )

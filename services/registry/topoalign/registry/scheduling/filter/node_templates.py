@@ -1,10 +1,10 @@
 """
-What a node would be that is not there yet, by the labels that it would have: a node that an autoscaler may add.
+Predicts the hardware of a node that does not exist yet, such as one that cluster-autoscaler may add, from its labels.
 
-`topoalign.io/machine` is the label of nodes that are there, or names the machine that they play, or one of the catalogue;
-else nodes with the same `node.kubernetes.io/instance-type` tell. The new node is like the first of these by name: of its
-hardware, and under the rules of its kubelet, with nothing allocated. Where no node is like the new one, a machine of the
-catalogue has the rules of a kubelet without any configuration.
+The label `topoalign.io/machine` is compared with the same label of existing nodes, with the machine that they simulate, and
+with the catalogue; then `node.kubernetes.io/instance-type` with that of existing nodes. The template is the first matching
+node by name: its hardware and the rules of its kubelet, with nothing allocated. A machine of the catalogue has the rules
+of a kubelet without any configuration.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +15,9 @@ from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.machines import catalogue
-from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
+from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, Request
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass
 
 MACHINE = "topoalign.io/machine"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -27,25 +27,25 @@ UNCONFIGURED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, cpu_manager
 
 class NodeTemplates:
     """
-    What new nodes would be, of a view that does not change meanwhile. The nodes that are there are looked through once for
-    all new ones, and the same labels once: a question may be about thousands of nodes that nobody knows.
+    Finds templates for new nodes in a view that does not change meanwhile. Existing nodes are searched once for all new
+    ones, and equal labels once, because a request may name thousands of unknown nodes.
     """
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
         self._known: dict[tuple[str, str], Kind | None] = {}
         self._labelled: dict[tuple[str, str], Kind] | None = None
-        """Label and value, and as a label the empty text for the machine that is played -> the first node's kind."""
+        """(Label, value) -> the kind of the first node; the empty label stands for the simulated machine."""
 
     def kind(self, labels: Mapping[str, str]) -> Kind | None:
-        """The kind of a new node with these labels. None: it cannot be told."""
-        said = labels.get(MACHINE, ""), labels.get(INSTANCE_TYPE, "")
-        if said not in self._known:
-            self._known[said] = next(self._likely(*said), None)
-        return self._known[said]
+        """Returns the kind of a new node with these labels. None: there is no template."""
+        wanted = labels.get(MACHINE, ""), labels.get(INSTANCE_TYPE, "")
+        if wanted not in self._known:
+            self._known[wanted] = next(self._likely(*wanted), None)
+        return self._known[wanted]
 
     def _likely(self, machine: str, instance_type: str) -> Iterator[Kind]:
-        """What it may be, the most certain first. Empty texts tell nothing."""
+        """Yields possible kinds, the most certain first. Empty labels match nothing."""
         if not machine and not instance_type:
             return
         if self._labelled is None:
@@ -54,13 +54,17 @@ class NodeTemplates:
         if machine:
             yield from filter(None, (self._labelled.get((label, machine)) for label in (MACHINE, "")))
             if machine in catalogue.names():
-                yield described(machine) if alike is None else Kind(described(machine).topology, alike.rules, None)
+                yield (
+                    template_of_machine(machine)
+                    if alike is None
+                    else Kind(template_of_machine(machine).topology, alike.rules, None)
+                )
         if alike is not None:
             yield alike
 
 
 def labelled(view: ClusterView) -> dict[tuple[str, str], Kind]:
-    """As `NodeTemplates._labelled`: by the labels of the offered nodes' Kubernetes Nodes, and by what they play."""
+    """Returns the kinds by the labels of the offered nodes' Kubernetes Nodes, and by the machines that they simulate."""
     found: dict[tuple[str, str], Kind] = {}
     for name in sorted(view.nodes):
         kind = view.nodes[name].kind
@@ -75,10 +79,10 @@ def labelled(view: ClusterView) -> dict[tuple[str, str], Kind]:
 
 
 class NewNodes:
-    """What nodes say to a request that the registry does not know, in one question about many."""
+    """The decisions of unknown nodes about a pod class, in one request about many nodes."""
 
     def __init__(
-        self, view: ClusterView, verdicts: DecisionCache, request: Request, passes: Callable[[NodeName], bool]
+        self, view: ClusterView, verdicts: DecisionCache, request: PodClass, passes: Callable[[NodeName], bool]
     ) -> None:
         """`passes`: whether the pod may go to a node because topoalign does not run it."""
         self._view = view
@@ -87,22 +91,22 @@ class NewNodes:
         self._passes = passes
         self._templates = NodeTemplates(view)
         self._numbers: dict[str | Kind, int] = {}
-        """By the code of a refusal, or by the kind that a node would be."""
+        """The numbers by the code of a refusal, or by the kind of the template."""
 
     def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
-        """The number of the refusal by a node that would have these labels, or that others run; 0 where it would admit."""
+        """Returns the number of the refusal by a node with these labels, or one that others run; 0 if it would admit."""
         if self._passes(node):
             return 0
         code = self._view.foreign(node)
         kind = None if code else self._templates.kind(labels)
         what = code or kind or UNKNOWN_NODE
         if what not in self._numbers:
-            told = what if isinstance(what, str) else self._decisions.judge_empty(self._request, what)
-            self._numbers[what] = self._decisions.number(told, helped=False)
+            code = what if isinstance(what, str) else self._decisions.judge_empty(self._request, what)
+            self._numbers[what] = self._decisions.number(code, helped=False)
         return self._numbers[what]
 
 
 @lru_cache(maxsize=32)
-def described(machine: str) -> Kind:
-    """A machine of the catalogue under a kubelet without any configuration."""
+def template_of_machine(machine: str) -> Kind:
+    """Returns a machine of the catalogue under a kubelet without any configuration."""
     return Kind(catalogue.machine(machine), UNCONFIGURED, None)

@@ -1,15 +1,15 @@
 """
-Pods that are planned to a node with their gangs, and whether they still fit there once another pod has come.
+Checks whether pods that are planned to a node with their gangs still fit after another pod is admitted.
 
-A kubelet knows no reservations when it aligns a pod. So what is reserved for pods that it has not received does not keep
-another pod from NUMA nodes where they were to go:
+A kubelet knows no reservations when it aligns a pod. So reservations for pods that it has not received do not keep another
+pod from their NUMA nodes:
 
     policy restricted, 3 GPUs are free on NUMA node 0 and 2 on node 1; b, of a gang, is planned to the 3
-    q asks for 1 GPU: beside b it has room on node 1, and the kubelet aligns it to node 0
+    q requests 1 GPU: together with b it fits on node 1, but the kubelet aligns it to node 0
 
-A pod that comes before those that are planned has to leave room for all of them, as they are decided one after the other in
-the order of their reservations, from what the kubelet would have then. In this order a plan was made; so of the planned pods
-themselves the first one is always let through, and whichever else leaves room for the others.
+A pod that is admitted before the planned ones must leave enough for all of them, decided one after the other in the order of
+their reservations. The plan was made in this order. So of the planned pods the first one always passes, and any other one
+that leaves enough for the rest.
 """
 
 from collections import OrderedDict
@@ -27,36 +27,35 @@ from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
-from topoalign.registry.scheduling.cluster_state.nodes import NodeView
+from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.admission_order import (
     Later,
     PendingPod,
     finds_co_allocated,
+    fits_before_all,
     in_amounts,
     keeps_containers_together,
-    leaves_room,
 )
-from topoalign.registry.scheduling.filter.decision_cache import Request
-from topoalign.registry.scheduling.model import PODS_PENDING, PodToSchedule
+from topoalign.registry.scheduling.filter.decision_cache import PodClass
+from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 
-# Pods that no other pod waits beside: whether the end of others could lead a kubelet to refuse them. They ask for parts
-# of GPUs, or for NICs beside them by annotations, or for several containers, of which one may take what another was to
-# get.
+# A single pending pod may also have to wait, if the end of other pods could lead the kubelet to refuse it. Such a pod
+# requests parts of GPUs, or co-allocated NICs, or several containers, one of which may take what another needs.
 #
-# A node where such a pod has had to wait comes last for it: the filter passes the node, whose kubelet would admit the
-# pod as it is, and others may be without that danger.
+# A node where such a pod has had to wait is ranked last for it. The filter passes the node, because its kubelet would admit
+# the pod now, but other nodes may not have this risk.
 
 
 PODS_KEPT = 1_024
-"""Of which it is kept where they had to wait."""
+"""Pods whose waiting nodes are kept."""
 
 
 class WaitingPods:
-    """Judges pods that wait alone on the nodes of a view."""
+    """Judges single pending pods on the nodes of a view."""
 
-    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], Request]) -> None:
-        """`request`: what a pod asks for."""
+    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], PodClass]) -> None:
+        """`request`: returns the class of a pod."""
         self._view = view
         self._request = request
         self._waited = OrderedDict[str, set[NodeName]]()
@@ -64,8 +63,8 @@ class WaitingPods:
 
     async def refusal(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        `PODS_PENDING`, where the end of others could lead the node's kubelet to refuse a pod that it would admit as it is;
-        else empty. Raises InvalidField.
+        Returns `PODS_PENDING` if the end of others could lead the kubelet to refuse a pod that it would admit now; else
+        empty. Raises InvalidField.
         """
         view = self._view.nodes.get(node)
         if view is None or view.kind is None:
@@ -89,12 +88,12 @@ class WaitingPods:
         return PODS_PENDING
 
     def last_for(self, uid: str) -> Collection[NodeName]:
-        """The nodes where the pod had to wait."""
+        """Returns the nodes where the pod had to wait."""
         return self._waited.get(uid, ())
 
 
 GANG_FIRST = "GangFirst"
-"""Pods of a gang that are planned to the node would not fit there any more."""
+"""Planned pods of a gang would no longer fit on the node."""
 
 
 class Planned(NamedTuple):
@@ -106,28 +105,28 @@ class Planned(NamedTuple):
 
 
 class Crowd(NamedTuple):
-    """What is planned to a node, kept for all that is asked until the node changes."""
+    """The planned pods of a node, cached until the node changes."""
 
     version: int
     """Of the node."""
     pods: Sequence[Waiting]
     free: Free
-    """Without what is reserved for these pods."""
+    """The state without the reservations of these pods."""
 
 
 class PlannedPods:
-    """What is planned to the nodes of a view."""
+    """Judges pods by what is planned on the nodes of a view."""
 
-    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], Request]) -> None:
-        """`request`: what a pod asks for."""
+    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], PodClass]) -> None:
+        """`request`: returns the class of a pod."""
         self.requested: Requested = unknown_request
-        """What the pod of a reservation asks for, where that is known. One of which it is not known counts as held."""
+        """Returns the request of a reserved pod, if known. A pod with an unknown request counts as held."""
         self._view = view
         self._request = request
         self._crowds = WeakKeyDictionary[NodeView, Crowd]()
 
     def on(self, node: NodeView | None) -> list[Planned]:
-        """The pods that are planned to a node, in the order of their reservations."""
+        """Returns the pods that are planned to a node, in the order of their reservations."""
         if node is None or node.kind is None:
             return []
         asked = [(each, self.requested(each)) for each in self._view.holds(node.name).planned]
@@ -139,9 +138,9 @@ class PlannedPods:
         ]
 
     def pending_pod(
-        self, name: str, request: Request, node: NodeView | None, rules: AdmissionRules, *, must_fit: bool = True
+        self, name: str, request: PodClass, node: NodeView | None, rules: AdmissionRules, *, must_fit: bool = True
     ) -> PendingPod:
-        """A pod that comes to a node, under this name."""
+        """Returns a pending pod of a node, under this name."""
         named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {name}"))
         asked = request.of(node.kind, self._view) if node is not None and node.kind is not None else None
         takes, decides = (
@@ -149,12 +148,12 @@ class PlannedPods:
         )
         return PendingPod(request.key, pod_demand(named, rules), must_fit, takes, decides)
 
-    def refusal(self, request: Request, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
+    def refusal(self, request: PodClass, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
         """
-        `GANG_FIRST`, where a pod that is planned nowhere leaves no room for what is planned to an offered node; else empty.
+        Returns `GANG_FIRST` if an unplanned pod leaves too little for the planned pods of an offered node; else empty.
         `gone`: UIDs of pods that count as gone.
         """
-        if not self._view.holds(node.name).planned:  # as most nodes, of which thousands are asked about
+        if not self._view.holds(node.name).planned:  # true for most of thousands of nodes
             if self._crowds:
                 self._crowds.pop(node, None)
             return ""
@@ -165,11 +164,11 @@ class PlannedPods:
             return ""
         facts = without_pods(self._view.facts(node.name), gone, self._view.holds(node.name).names_of(gone))
         state = self._view.basis_of(facts, gone | {each.uid for each in planned}).state
-        fits = leaves_room(state, self.pending_pod("new", request, node, node.kind.rules), later_than("", planned))
+        fits = fits_before_all(state, self.pending_pod("new", request, node, node.kind.rules), later_than("", planned))
         return "" if fits else GANG_FIRST
 
-    def _has_ample(self, request: Request, node: NodeView) -> bool:
-        """Whether amounts tell that a pod leaves room, and is not led elsewhere by any end: so it is on most nodes."""
+    def _has_ample(self, request: PodClass, node: NodeView) -> bool:
+        """Whether amounts show that a pod leaves enough for every end of other pods. This holds on most nodes."""
         if node.kind is None:
             return False
         crowd = self._crowds.get(node)
@@ -187,8 +186,8 @@ class PlannedPods:
 
 def later_than(uid: str, planned: list[Planned]) -> Later:
     """
-    What a pod leaves room for. One that is planned itself does whatever ends for those alone of other gangs that were
-    planned before it: else two of them could wait for one another.
+    Returns the planned pods for which a pod must leave enough. If the pod is planned itself, the check for every end covers
+    only other gangs that were planned before it; else two gangs could wait for each other.
     """
     uids = [each.uid for each in planned]
     place = uids.index(uid) if uid in uids else len(planned)

@@ -1,8 +1,8 @@
 """
-The scheduler's questions about a pod, answered from the view of the cluster: filter, prioritize, preempt.
+Answers kube-scheduler's filter, prioritize and preempt calls from the view of the cluster.
 
-Nothing here has an effect on the view. A node that the registry does not know is judged by what its labels say it will be:
-the machine of `topoalign.io/machine`, or an empty sibling of the same instance type, under the rules of a sibling's kubelet.
+Nothing here changes the view. An unknown node is judged by its node template (`node_templates`): the machine of
+`topoalign.io/machine`, or an empty node of the same instance type, with the rules of that node's kubelet.
 """
 
 from collections import Counter, OrderedDict
@@ -24,36 +24,36 @@ from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quotas import OverQuota
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, given_to_unknown
-from topoalign.registry.scheduling.cluster_state.nodes import UNKNOWN_NODE
+from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.admission_order import all_fit, are_mistakable, are_too_many, fit_as_equals
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, RefusedByAll, Request, decided
+from topoalign.registry.scheduling.filter.admission_order import all_fit, are_ambiguous, are_too_many, fit_as_equals
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass, RefusedByAll, decide_code
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than
-from topoalign.registry.scheduling.filter.quotas import Quotas, has_room
-from topoalign.registry.scheduling.model import PODS_PENDING, Filtered, PodToSchedule, Victims
+from topoalign.registry.scheduling.filter.pod_quotas import Quotas, quota_has_room
+from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, Filtered, PodToSchedule, Victims
 
-# Whether a pod can be meant in this cluster: what the webhook denies, and the filter refuses on all nodes alike.
+# Invalid pods are denied by the webhook and refused by the filter on all nodes.
 
 
 PODS_KEPT = 4_096
-"""Pods of which the answer is kept: those that wait are asked about again and again."""
+"""Pods whose result is kept, because waiting pods are checked repeatedly."""
 
 
 class PodChecks:
-    """Judges pods by what the nodes offer."""
+    """Checks pods against what the nodes offer."""
 
     def __init__(self, offers: OfferedResources, *, ranks_as_hami: bool = False) -> None:
-        """`ranks_as_hami`: whether a pod's policy of HAMi ranks the nodes for it."""
+        """`ranks_as_hami`: whether a pod's HAMi policy ranks the nodes."""
         self._offers = offers
         self._ranks_as_hami = ranks_as_hami
         self._known: OrderedDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]] = OrderedDict()
-        """UID -> the pod as it came, what was offered then, and why it cannot be meant."""
+        """UID -> the pod, the offers at that time, and the error."""
 
     @property
     def _compat(self) -> Compat:
-        """As for a pod that may come to any node with slots: HAMi's reading takes all that topoalign's does."""
+        """The compat mode of a pod for any node with slots: HAMi's rules accept all that topoalign's accept."""
         return "hami" if "hami" in self._offers.compats else ""
 
     def check(self, request: PodRequest) -> None:
@@ -63,11 +63,11 @@ class PodChecks:
         check_gpus_known(request, offers.gpus, offers.slots, offers.not_in_slots)
 
     def warnings(self, annotations: Mapping[str, str], limits: Mapping[ResourceName, str]) -> tuple[str, ...]:
-        """What of a pod probably means something else than it says (`warnings_of`)."""
+        """Returns warnings about a pod's probable mistakes (`warnings_of`)."""
         return warnings_of(annotations, limits, self._offers.names, ranks_as_hami=self._ranks_as_hami)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
-        """The same of a pod that may come again."""
+        """Checks a pod that may be checked again, and keeps the result."""
         offers = self._offers
         known = self._known.get(pod.uid)
         offered = offers.units, offers.slots, offers.not_in_slots, self._compat, self._has_known(pod.request)
@@ -81,7 +81,7 @@ class PodChecks:
             raise known[2].with_traceback(None)
 
     def _has_known(self, request: PodRequest) -> bool:
-        """Whether some node has a GPU that is named as one to be used."""
+        """Whether a node has one of the GPUs that the pod names."""
         return not self._offers.gpus.isdisjoint(uuid_selection(request.annotations).wanted or ())
 
     def _error(self, request: PodRequest) -> InvalidField | NoFit | None:
@@ -93,26 +93,26 @@ class PodChecks:
 
 
 PLANNED_ELSEWHERE = "PlannedElsewhere"
-"""The pods of a gang are planned together, and this one to another node."""
+"""The pod is planned with its gang to another node."""
 NOMINATED_KEPT = 1_024
 """Pods with a nominated node that refused them."""
 NOMINATED_SECONDS = 15.0
-"""For so long a nominated node may still show what the victims held; afterwards it refuses the pod as any other node."""
+"""How long a nominated node may still report its victims' devices; afterwards it refuses the pod like any other node."""
 GANGS_KEPT = 256
-"""Of which it is kept among which nodes the scheduler chose."""
+"""Gangs whose candidate nodes are kept."""
 
 
 class NotReadYet(Unavailable):
-    """Raised while not all is known that an answer depends on: the scheduler is to ask again."""
+    """Raised while data that an answer depends on is missing: the scheduler has to call again."""
 
     code = "NotReadYet"
 
     def __init__(self, finding: str) -> None:
-        super().__init__(finding, "wait until the registry has read what the nodes have said; /readyz tells when")
+        super().__init__(finding, "wait until the registry has read what the nodes have published; /readyz shows when")
 
 
 class NoKubernetes(Unavailable):
-    """Raised for a bind where the registry has no access to Kubernetes."""
+    """Raised for a bind if the registry has no access to Kubernetes."""
 
     code = "NoKubernetes"
 
@@ -125,8 +125,8 @@ class NoKubernetes(Unavailable):
 
 class VictimsTerminating(Unavailable):
     """
-    Raised for a pod that has preempted others on a node which does not show yet that they are gone. A refusal would start
-    another preemption; an error does not (kube-scheduler v1.36).
+    Raised for a pod that has preempted others on a node which still reports them. A refusal would start another preemption;
+    an error does not (kube-scheduler v1.36).
     """
 
     code = "VictimsTerminating"
@@ -138,7 +138,7 @@ class VictimsTerminating(Unavailable):
         )
 
 
-class Binder(Protocol):
+class BindsPods(Protocol):
     """Binds pods to nodes."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
@@ -146,47 +146,48 @@ class Binder(Protocol):
 
 
 class Scheduler:
-    """Answers for one cluster."""
+    """Answers kube-scheduler for one cluster."""
 
     def __init__(self, view: ClusterView, behind: Callable[[], str | None] = lambda: None) -> None:
-        """`behind`: why not all is known yet that an answer depends on. A refusal then would keep a pod waiting for long."""
+        """`behind`: why data that an answer depends on is missing. A refusal then would keep a pod waiting for long."""
         self.view = view
-        self.binder: Binder | None = None
+        self.binder: BindsPods | None = None
         """Binds pods. None: the registry has no access to Kubernetes."""
         self.planned: Callable[[str], NodeName | None] = lambda uid: None
-        """UID of a pod -> the only node for it, where it is planned together with others."""
+        """UID of a pod -> the only node for it, if it is planned with its gang."""
         self.allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True
-        """Whether Kubernetes lets the pod go to the node, where the scheduler has not said so."""
+        """Whether Kubernetes' own filters let the pod go to the node."""
         self.passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False
         """Whether the pod may go to the node because topoalign does not run it."""
         self.refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, codes: None
         """
-        Told a pod that none of the nodes takes that were asked about, with how many refuse it for each reason
-        (`NodeRefusal.label`).
+        Called with a pod that all requested nodes refuse, and the number of nodes for each reason (`NodeRefusal.label`).
         """
         self.checks = PodChecks(view.offers, ranks_as_hami=isinstance(view.scorer, HamiScorer))
-        """Refuses pods that cannot be meant, whatever is free."""
+        """Refuses invalid pods."""
         self.quotas: Quotas | None = None
-        """What namespaces may hold. None: the registry has no access to Kubernetes."""
+        """The quotas of namespaces. None: the registry has no access to Kubernetes."""
         self._behind = behind
         self._decisions = DecisionCache(view)
         self._planned = PlannedPods(view, self._decisions.request)
-        self._decisions.beside = self._planned.refusal
+        self._decisions.conflict = self._planned.refusal
         self.lone = WaitingPods(view, self._decisions.request)
-        """Pods beside which none is pending."""
+        """Judges pods without other pending pods."""
         self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
-        """Gang and what its pod asks for, and where -> the nodes that were asked about last: others are not for it."""
+        """
+        Gang, pod class and constraints -> the nodes of the last call: the scheduler's other filters exclude all others.
+        """
         self._nominated: OrderedDict[tuple[str, NodeName], float] = OrderedDict()
         """UID of a pod and its nominated node -> monotonic second of its first refusal there."""
 
     @property
     def requested(self) -> Requested:
-        """What a pod asks for, for which this registry or another has reserved something."""
+        """Returns the request of a pod for which this or another registry has a reservation."""
         return self._planned.requested
 
     @requested.setter
     def requested(self, requested: Requested) -> None:
-        """From now on this tells it."""
+        """Sets the function that finds requests."""
         self._planned.requested = requested
 
     async def prepare(self, pod: PodToSchedule) -> None:
@@ -211,7 +212,7 @@ class Scheduler:
     def _filter(
         self,
         pod: PodToSchedule,
-        request: Request,
+        request: PodClass,
         nodes: Sequence[NodeName],
         labels: Mapping[NodeName, Mapping[str, str]] = {},
     ) -> Filtered:
@@ -220,7 +221,7 @@ class Scheduler:
         refusals = self._decisions.refusals
         own = self.view.reserved_on.get(pod.uid)
         planned = self.planned(pod.uid)
-        repeated = own is None and planned is None and pod.nominated is None  # else the answer is this pod's alone
+        repeated = own is None and planned is None and pod.nominated is None  # else the answer applies to this pod only
         if repeated and (known := refused_before(request, self.view.version, nodes)) is not None:
             self.refused(pod, known.counts)
             return known.filtered
@@ -254,18 +255,18 @@ class Scheduler:
         refused = dict(zip(compress(nodes, numbers), map(refusals.__getitem__, filter(None, numbers)), strict=True))
         filtered = Filtered(passed=tuple(compress(nodes, map(not_, numbers))), refused=refused)
         if not filtered.passed:
-            told = Counter[str]()
+            by_label = Counter[str]()
             for number, count in Counter(numbers).items():
-                told[refusals[number].label] += count
-            self.refused(pod, told)
+                by_label[refusals[number].label] += count
+            self.refused(pod, by_label)
             if repeated:
-                request.refused_by_all = RefusedByAll(self.view.version, frozenset(refused), filtered, told)
+                request.refused_by_all = RefusedByAll(self.view.version, frozenset(refused), filtered, by_label)
         return filtered
 
-    def _number_of_nominated(self, pod: PodToSchedule, request: Request, node: NodeName, number: int) -> int:
+    def _number_of_nominated(self, pod: PodToSchedule, request: PodClass, node: NodeName, number: int) -> int:
         """
-        The number of the refusal of the pod's nominated node, whose pods that are being deleted count as gone: preempt has
-        judged so. Raises VictimsTerminating while it may be that the node does not show their end yet.
+        Returns the number of the refusal by the pod's nominated node. Its pods that are being deleted count as gone, as for
+        preempt. Raises VictimsTerminating while the node may still report them.
         """
         if not number or not self._decisions.refusals[number].helped_by_victims:
             self._nominated.pop((pod.uid, node), None)
@@ -292,10 +293,10 @@ class Scheduler:
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """
-        All nodes that would admit the pod, the best first. Where pods of its gang that are like it were asked about, those
-        among which the scheduler chose: it alone knows all of its filters. Else those that it would ask about as far as the
-        registry can tell. And the node that it has `chosen` now. With turns of the event loop, as `prepare`. Raises as
-        `filter` does.
+        Returns all nodes that would admit the pod, the best first. If equal pods of its gang were filtered, these are the
+        nodes of that call, because only the scheduler knows all of its filters. Else they are the nodes that Kubernetes'
+        filters allow as far as known, and the node that the scheduler has `chosen` now. Yields to the event loop, as
+        `prepare`. Raises as `filter` does.
         """
         await self.prepare(pod)
         request = self._request(pod)
@@ -316,18 +317,17 @@ class Scheduler:
         helped: dict[NodeName, Victims] = {}
         for node, each in victims.items():
             await turns.give()
-            self.view.renew()  # nodes may have changed, or gone, in the turn
+            self.view.renew()  # nodes may have changed, or gone, meanwhile
             passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
-            if passes and has_room(self.quotas, pod, node, each.uids):
+            if passes and quota_has_room(self.quotas, pod, node, each.uids):
                 helped[node] = each
-        planned = self.planned(pod.uid)  # filter will refuse all other nodes, whoever ends there
+        planned = self.planned(pod.uid)  # filter will refuse all other nodes in any case
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
 
     async def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        The code of why the pod may not be bound to the node now; empty: its kubelet will admit it and all pods that are
-        bound or reserved there and not shown yet, in whatever order they come. What is reserved for the pod itself does not
-        count.
+        Returns the code of why the pod may not be bound to the node now. Empty: its kubelet will admit it and all pods that
+        are bound or reserved there and not reported yet, in every order. The pod's own reservation does not count.
 
         Raises InvalidField and NotReadYet as `filter` does.
         """
@@ -336,7 +336,7 @@ class Scheduler:
         view = self.view.nodes.get(node)
         holds = self.view.holds(node)
         uids = frozenset({pod.uid}) | holds.assumed  # binds of a node reserve one after the other
-        if view is not None and holds.is_empty:  # no pod is waited for, and nothing is held beside the facts
+        if view is not None and holds.is_empty:  # no pod is pending, and nothing is held in addition to the facts
             return self._decisions.judge(request, view) or await self.lone.refusal(node, pod)
         if view is None or view.kind is None or request.of(view.kind, self.view).unlisted:
             return self._judge_without(request, node, uids)
@@ -346,11 +346,11 @@ class Scheduler:
         waiting = [each for each in holds.waiting(fixed.state, self.requested) if each[0].uid not in left_out]
         planned = self._planned.on(view)
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}
-        comers = [
+        pending = [
             self._planned.pending_pod(str(place), self._decisions.request(each), view, fixed.rules, must_fit=must_fit)
             for place, (each, must_fit) in enumerate(((pod, True), *waiting))
         ]
-        if not planned and holds.pending <= moving and fit_as_equals(fixed.state, comers):
+        if not planned and holds.pending <= moving and fit_as_equals(fixed.state, pending):
             return ""
         code = self._judge_without(request, node, uids)
         if code:  # a container that is not known yet is counted beside what is reserved for its pod
@@ -358,27 +358,27 @@ class Scheduler:
         is_planned = any(each.uid == pod.uid for each in planned)
         if not waiting and not is_planned:
             return self._crowds(request, node, uids) or await self.lone.refusal(node, pod)
-        if are_too_many(comers):
+        if are_too_many(pending):
             return PODS_PENDING
-        comers[0] = comers[0]._replace(may_wait=bool(waiting) or not is_planned)
-        if any(are_mistakable(fixed.state.hardware, comers[0], other) for other in comers[1:]):
+        pending[0] = pending[0]._replace(may_wait=bool(waiting) or not is_planned)
+        if any(are_ambiguous(fixed.state.hardware, pending[0], other) for other in pending[1:]):
             return PODS_PENDING
         later = later_than(pod.uid, planned)
-        fit = await all_fit(self.view.basis_of(facts, moving).state, comers, self.view.turns(), later)
+        fit = await all_fit(self.view.basis_of(facts, moving).state, pending, self.view.turns(), later)
         return "" if fit else PODS_PENDING
 
     def would_admit_without(self, node: NodeName, pod: PodToSchedule, uids: Collection[str]) -> bool:
-        """Whether the node would admit the pod if these pods of it were gone. Raises as `filter` does."""
+        """Whether the node would admit the pod without these pods of it. Raises as `filter` does."""
         request = self._request(pod, quota=False)
         return not self._refusal_without(pod, request, node, {*uids, *self.view.holds(node).assumed})
 
-    def _refusal_without(self, pod: PodToSchedule, request: Request, node: NodeName, uids: Collection[str]) -> str:
-        """The code of a node's refusal of the pod if these pods were gone; empty where it would admit the pod then."""
+    def _refusal_without(self, pod: PodToSchedule, request: PodClass, node: NodeName, uids: Collection[str]) -> str:
+        """Returns the code of a node's refusal of the pod without these pods; empty if it would admit the pod then."""
         gone = frozenset((*uids, pod.uid))
         crowded = "" if self.planned(pod.uid) is not None else self._crowds(request, node, gone)
         return crowded or self._judge_without(request, node, gone)
 
-    def _crowds(self, request: Request, node: NodeName, gone: frozenset[str]) -> str:
+    def _crowds(self, request: PodClass, node: NodeName, gone: frozenset[str]) -> str:
         """As `PlannedPods.refusal`, of a node that may not be offered."""
         view = self.view.nodes.get(node)
         return "" if view is None else self._planned.refusal(request, view, gone)
@@ -389,8 +389,8 @@ class Scheduler:
             raise NoKubernetes
         await self.binder.bind(namespace, name, uid, node)
 
-    def _note_asked(self, pod: PodToSchedule, request: Request, nodes: Sequence[NodeName]) -> None:
-        """A single node may be that for which the pod is nominated: others may be for it, too."""
+    def _note_asked(self, pod: PodToSchedule, request: PodClass, nodes: Sequence[NodeName]) -> None:
+        """Keeps the nodes of a call. A single node may be the nominated one, so it is not kept."""
         if GANG in pod.request.annotations and len(nodes) > 1:
             key = key_of_gang(pod, request)
             known = self.view.nodes
@@ -399,10 +399,10 @@ class Scheduler:
             if len(self._asked) > GANGS_KEPT:
                 self._asked.popitem(last=False)
 
-    def _request(self, pod: PodToSchedule, *, quota: bool = True) -> Request:
+    def _request(self, pod: PodToSchedule, *, quota: bool = True) -> PodClass:
         """
-        What the pod asks for, of a cluster of which all is known that was said up to now. Raises as `PodChecks` and, with
-        `quota`, `Quotas` do.
+        Returns the class of the pod, after applying all received facts. Raises as `PodChecks` and, with `quota`,
+        `Quotas` do.
         """
         finding = self._behind()
         if finding is not None:
@@ -414,11 +414,11 @@ class Scheduler:
         return self._decisions.request(pod)
 
     def _leaving_for(self, pod: PodToSchedule) -> Collection[str]:
-        """UIDs of the pods that are being deleted on the node for which the pod is nominated."""
+        """Returns the UIDs of the pods that are being deleted on the pod's nominated node."""
         return () if pod.nominated is None else self.view.terminating(pod.nominated)
 
-    def _judge_without(self, request: Request, node: NodeName, uids: frozenset[str]) -> str:
-        """The code of a node's refusal if these pods were gone; empty where it would admit the pod then."""
+    def _judge_without(self, request: PodClass, node: NodeName, uids: frozenset[str]) -> str:
+        """Returns the code of a node's refusal without these pods; empty if it would admit the pod then."""
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return (self.view.foreign(node) or UNKNOWN_NODE) if view is None else view.refusal
@@ -426,18 +426,18 @@ class Scheduler:
         if asked.unlisted:
             return asked.unlisted
         facts = without_pods(self.view.facts(node), uids, self.view.holds(node).names_of(uids))
-        return decided(self.view.basis_of(facts, uids).state, asked.demand)
+        return decide_code(self.view.basis_of(facts, uids).state, asked.demand)
 
 
-def refused_before(request: Request, version: int, nodes: Sequence[NodeName]) -> RefusedByAll | None:
-    """What was answered for this version of the cluster and the same nodes, in any order, if none of them was left."""
+def refused_before(request: PodClass, version: int, nodes: Sequence[NodeName]) -> RefusedByAll | None:
+    """Returns the last answer for this version of the cluster and the same nodes, in any order, if all refused."""
     known = request.refused_by_all
     if known is None or known.version != version or len(known.nodes) != len(nodes):
         return None
     return known if known.nodes == set(nodes) else None
 
 
-def key_of_gang(pod: PodToSchedule, request: Request) -> object:
-    """Equal for the pods of a gang that ask for the same and may go to the same nodes."""
+def key_of_gang(pod: PodToSchedule, request: PodClass) -> object:
+    """Returns a key that is equal for the pods of a gang with the same request and constraints."""
     where = msgspec.json.encode(pod.constraints, order="deterministic")
     return pod.request.namespace, pod.request.annotations.get(GANG), request.key, where

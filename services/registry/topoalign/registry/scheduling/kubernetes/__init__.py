@@ -1,1 +1,1 @@
-"""The watched objects of the API server, and what is written to it: events, requeued pods and topology objects."""
+"""Watches objects of the API server, and writes events, requeue annotations and topology objects."""

@@ -1,10 +1,10 @@
 """
-Pods that kube-scheduler has bound without asking the extender, because its `managedResources` lacks what they ask for.
+Finds pods that kube-scheduler has bound without the extender, because its `managedResources` lacks their resources.
 
-Counted are pods that the watch has shown without a node and then on a node of topoalign, that ask for a resource which the
-node offers and name a scheduler of ours, and for which no registry has reserved anything: the extender reserves before it
-binds, and all registries see what is reserved. A pod is looked at some seconds after it was bound, as the bus may deliver
-the reservation after the API server shows the Binding.
+These are pods that the watch reported without a node and then on a node of topoalign, that request a resource which the node
+offers and name our scheduler, and for which no registry has a reservation. The extender reserves before it binds, and all
+registries see all reservations. A pod is checked some seconds after its bind, because the bus may deliver the reservation
+after the API server reports the Binding.
 """
 
 from collections import OrderedDict
@@ -16,16 +16,16 @@ from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.ports import Clock
-from topoalign.registry.ports import Report, SeenPod
+from topoalign.registry.ports import PodEvent, SeenPod
 from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
 
 CHECK_SECONDS = 15.0
-"""A pod is checked so long after it was bound, or up to twice as long: more than until a node that does not answer is known
-not to, as then the bus may be away."""
+"""A pod is checked after this time, at most twice as long. Before that, a node without an answer is known, because the bus
+may be disconnected then."""
 NOTED_SECONDS = 3600.0
-"""For which a resource is noted after the last pod that was bound so."""
+"""How long a resource is noted after the last such pod."""
 MOST_REMEMBERED = 10_000
-"""Pods for which something was reserved: many more than are bound within `CHECK_SECONDS`."""
+"""Reserved pods that are kept: many more than are bound within `CHECK_SECONDS`."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -36,14 +36,14 @@ class BypassedPods:
     def __init__(
         self,
         clock: Clock,
-        report: Callable[[Report], None],
+        report: Callable[[PodEvent], None],
         offered: Callable[[NodeName], Collection[ResourceName]],
         behind: Callable[[], str | None],
         scheduler: str,
     ) -> None:
         """
-        `report` writes an Event. `offered`: what a node offers; empty where its allocator does not answer. `behind`: why
-        not all reservations are known. `scheduler`: as of `check_placement`.
+        `report` writes an Event. `offered`: what a node offers; empty if its allocator does not answer. `behind`: why
+        reservations are missing. `scheduler`: as for `check_scheduler_and_node`.
         """
         self._clock = clock
         self._report = report
@@ -51,14 +51,14 @@ class BypassedPods:
         self._behind = behind
         self._schedulers = {DEFAULT_SCHEDULER, scheduler or DEFAULT_SCHEDULER}
         self._reserved = OrderedDict[str, None]()
-        """UIDs of pods for which something is or was reserved, the longest ago first."""
+        """UIDs of pods with a present or former reservation, the oldest first."""
         self._bound: dict[str, tuple[SeenPod, NodeName]] = {}
         """Pods that were bound since the last check, without a reservation that was known then."""
         self._noted: dict[ResourceName, float] = {}
         """Resource that `managedResources` lacks -> when a pod was last bound so, in monotonic seconds."""
 
     def observe(self, event: ReservationsChanged) -> None:
-        """Reservations of a node have changed: something is or was reserved for the pods of the event."""
+        """Takes changed reservations of a node: the pods of the event are or were reserved."""
         uids = (each.pod_uid for each in event.reservations)
         for uid in (*uids, *event.consumed, *event.expired, *event.cancelled):
             self._reserved[uid] = None
@@ -67,12 +67,12 @@ class BypassedPods:
             self._reserved.popitem(last=False)
 
     def note_bound(self, pod: SeenPod, node: NodeName) -> None:
-        """A pod that was shown without a node is shown on this one."""
+        """Takes a pod that was reported without a node and is now on this one."""
         if pod.uid not in self._reserved and (pod.scheduler or DEFAULT_SCHEDULER) in self._schedulers:
             self._bound[pod.uid] = pod, node
 
     async def run(self) -> None:
-        """Checks the pods that were bound, for ever."""
+        """Checks the bound pods until cancelled."""
         due: dict[str, tuple[SeenPod, NodeName]] = {}
         while True:
             await self._clock.sleep(CHECK_SECONDS)
@@ -111,7 +111,7 @@ class BypassedPods:
             f"add {entries} to managedResources of the extender in the configuration of kube-scheduler"
         )
         self._report(
-            Report(
+            PodEvent(
                 namespace=pod.namespace,
                 name=pod.name,
                 uid=pod.uid,
@@ -123,7 +123,7 @@ class BypassedPods:
 
 
 def requested_resources(pod: SeenPod) -> set[ResourceName]:
-    """What a container of the pod asks for more than nothing of; empty for an invalid pod."""
+    """Returns the resources that a container of the pod requests; empty for an invalid pod."""
     try:
         request = pod.to_schedule().request
     except InvalidField:

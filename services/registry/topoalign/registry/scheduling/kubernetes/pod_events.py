@@ -1,8 +1,8 @@
 """
-What a pod's Events tell beside the scheduler's own: what is reserved for it, why a bind failed, and, with the counts that
-the scheduler's texts must not have, why no node takes it.
+Writes Events of pods in addition to the scheduler's: the reservation, why a bind failed, and why no node admits the pod,
+with the counts that the scheduler's texts must not have.
 
-An Event wakes no pod and changes none. How many are written is bounded by `reports`.
+An Event changes no pod and triggers no retry. `EventWriter` bounds their number.
 """
 
 from collections import Counter
@@ -12,34 +12,34 @@ from contextlib import AbstractContextManager, nullcontext
 from topoalign.core.model.errors import TopoalignError, clean, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
-from topoalign.registry.ports import Report
-from topoalign.registry.scheduling.filter.scheduler import Binder
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.ports import PodEvent
+from topoalign.registry.scheduling.filter.scheduler import BindsPods
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 MOST_CODES = 5
 """Reasons that an Event names."""
 
 
 class PodEvents:
-    """Binds pods for the scheduler by another binder, and tells of it."""
+    """Binds pods through another binder, and writes Events about it."""
 
     def __init__(
         self,
-        binder: Binder,
+        binder: BindsPods,
         reserved: Callable[[str], Mapping[NodeName, Reservation]],
-        tell: Callable[[Report], None],
+        submit: Callable[[PodEvent], None],
         claim: Callable[[str, NodeName], AbstractContextManager[object]] = lambda uid, node: nullcontext(),
         *,
         nodes: Callable[[], int],
     ) -> None:
         """
-        `reserved`: UID of a pod -> what is reserved for it, by node. `tell` has an Event written. `claim`: the pod of this
-        UID counts against the quota of its namespace, as a pod of this node, while this is open; raises where there is no
-        room for it. `nodes`: how many the cluster has.
+        `reserved`: UID of a pod -> its reservations by node. `submit` queues an Event. `claim`: a context in which the
+        pod of this UID counts against the quota of its namespace, as a pod of this node; raises if it exceeds the quota.
+        `nodes`: the number of nodes in the cluster.
         """
         self._binder = binder
         self._reserved = reserved
-        self._tell = tell
+        self._submit = submit
         self._claim = claim
         self._nodes = nodes
 
@@ -50,16 +50,18 @@ class PodEvents:
                 await self._binder.bind(namespace, name, uid, node)
         except TopoalignError as error:
             note = f"not bound to {clean(node)}: {error.code}: {error.finding}; {error.remedy}"
-            self._tell(Report(namespace=namespace, name=name, uid=uid, reason="BindFailed", note=note, kind="Warning"))
+            self._submit(
+                PodEvent(namespace=namespace, name=name, uid=uid, reason="BindFailed", note=note, kind="Warning")
+            )
             raise
         reservation = self._reserved(uid).get(node)
-        devices = [] if reservation is None else devices_of(reservation)
+        devices = [] if reservation is None else list_reserved_devices(reservation)
         if devices:
             note = f"reserved on {clean(node)}: {quoted(devices)}"
-            self._tell(Report(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
+            self._submit(PodEvent(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
 
     def refuse(self, pod: PodToSchedule, counts: Counter[str]) -> None:
-        """No node takes the pod; `counts`: label of a refusal -> how many nodes refuse for this."""
+        """Writes an Event that no node admits the pod. `counts`: label of a refusal -> the number of nodes."""
         namespace = pod.request.namespace
         name = pod.request.name
         why = "; ".join(f"{label} on {count}" for label, count in counts.most_common(MOST_CODES))
@@ -69,8 +71,8 @@ class PodEvents:
             f"see `topoalign why {clean(namespace)}/{clean(name)}`"
         )
         identity = " ".join(sorted(counts))  # counts change with every pod of the cluster
-        self._tell(
-            Report(
+        self._submit(
+            PodEvent(
                 namespace=namespace,
                 name=name,
                 uid=pod.uid,
@@ -82,8 +84,8 @@ class PodEvents:
         )
 
 
-def devices_of(reservation: Reservation) -> list[str]:
-    """All devices that are reserved for a pod, container by container."""
+def list_reserved_devices(reservation: Reservation) -> list[str]:
+    """Returns all reserved devices of a pod, container by container."""
     return [
         device
         for container in reservation.containers

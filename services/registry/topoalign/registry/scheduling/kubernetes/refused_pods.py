@@ -1,9 +1,9 @@
 """
-Pods that a node refused although they were bound to it.
+Counts pods that a node refused after they were bound, and deletes them if configured.
 
-The kubelet sets such a pod to Failed, with a reason, and nobody schedules it again: whoever owns it makes another one. Its
-reservation ends at once, and it is counted. Where that is wished, pods that a controller owns are deleted, six a minute, so
-that a controller which makes pods faster than nodes can take them does not fill the cluster with failed ones.
+The kubelet sets such a pod to Failed, with a reason, and it is not scheduled again: its controller creates another one. Its
+reservation ends at once. If configured, pods of controllers are deleted, six a minute, so that a controller that creates
+pods faster than nodes can admit them does not fill the cluster with failed ones.
 """
 
 from asyncio import Queue
@@ -16,8 +16,8 @@ import structlog
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
-from topoalign.registry.ports import KubernetesApi, Report, SeenPod
-from topoalign.registry.scheduling.kubernetes.requeue import Pace
+from topoalign.registry.ports import KubernetesApi, PodEvent, SeenPod
+from topoalign.registry.scheduling.kubernetes.requeue import RequeueBucket
 
 REFUSALS = frozenset(
     {
@@ -34,7 +34,7 @@ REFUSALS = frozenset(
 )
 """`status.reason` of a pod that its node refused (kubelet v1.36, admission): alignment, devices, room, labels."""
 OTHERS = "OutOf"
-"""How the reason begins where any other resource was short: `OutOfnvidia.com/gpu`."""
+"""Prefix of the reason for any other missing resource: `OutOfnvidia.com/gpu`."""
 DELETED = 6
 DELETED_SECONDS = 60.0
 MOST_WAITING = 1000
@@ -43,22 +43,22 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class Cancelling(Protocol):
-    """Whoever keeps reservations."""
+    """The reservations, as far as they are needed here."""
 
     def of_pod(self, uid: str) -> Mapping[NodeName, object]:
-        """What is reserved for this pod, by node."""
+        """Returns the reservations of this pod, by node."""
 
     def behind(self) -> str | None:
         """Why the reservations are not known yet."""
 
     def pods(self) -> Mapping[str, tuple[str, str]]:
-        """UID -> namespace and name of all pods for which something is reserved."""
+        """Returns UID -> namespace and name of all reserved pods."""
 
     def forget(self, node: NodeName) -> None:
-        """Keeps nothing of a node that has gone, unless something is reserved there."""
+        """Forgets a node that is gone, unless it has reservations."""
 
     async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
-        """Ends what is reserved for this pod, on these nodes or on all. Raises a TopoalignError."""
+        """Ends the reservations of this pod, on these nodes or on all. Raises a TopoalignError."""
 
 
 def was_refused(pod: SeenPod) -> bool:
@@ -74,24 +74,24 @@ class RefusedPods:
         api: KubernetesApi,
         clock: Clock,
         reservations: Cancelling,
-        tell: Callable[[Report], None] = lambda report: None,
+        submit: Callable[[PodEvent], None] = lambda report: None,
         *,
         delete: bool,
     ) -> None:
-        """`tell` is given what is to be told about a pod."""
+        """`submit` queues an Event about a pod."""
         self.counts: Counter[tuple[str, bool]] = Counter()
-        """Reason, and whether the pod was reserved here -> pods."""
+        """(Reason, whether the pod was reserved here) -> number of pods."""
         self.deleted = 0
         self._api = api
         self._clock = clock
         self._reservations = reservations
         self._delete = delete
-        self._tell = tell
-        self._pace = Pace(clock, DELETED, DELETED_SECONDS)
+        self._submit = submit
+        self._bucket = RequeueBucket(clock, DELETED, DELETED_SECONDS)
         self._waiting = Queue[SeenPod](MOST_WAITING)
 
     def take(self, pod: SeenPod) -> None:
-        """A node has refused this pod, which was not told before."""
+        """Takes a pod that a node has refused."""
         reserved = bool(self._reservations.of_pod(pod.uid))
         reason = pod.reason if pod.reason in REFUSALS else OTHERS
         self.counts[reason, reserved] += 1
@@ -103,16 +103,16 @@ class RefusedPods:
             reason=clean(pod.reason),
             reserved=reserved,
         )
-        self._tell(report_of(pod, reserved))
+        self._submit(report_of(pod, reserved))
         if self._delete and pod.controller and not pod.deleting and not self._waiting.full():
             self._waiting.put_nowait(pod)
 
     async def run(self) -> None:
-        """Deletes what is to be deleted, for ever. What fails is left."""
+        """Deletes refused pods until cancelled. Does not repeat failed deletions."""
         while True:
             pod = await self._waiting.get()
-            await self._clock.sleep(self._pace.wait())
-            self._pace.take()
+            await self._clock.sleep(self._bucket.wait())
+            self._bucket.take()
             await self._remove(pod)
 
     async def _remove(self, pod: SeenPod) -> None:
@@ -124,10 +124,10 @@ class RefusedPods:
             self.deleted += 1
 
 
-def report_of(pod: SeenPod, reserved: bool) -> Report:
-    """What is told about a refused pod."""
+def report_of(pod: SeenPod, reserved: bool) -> PodEvent:
+    """Returns the Event about a refused pod."""
     now = "what was reserved for it is free again" if reserved else "it was bound without a reservation"
-    return Report(
+    return PodEvent(
         namespace=pod.namespace,
         name=pod.name,
         uid=pod.uid,

@@ -1,16 +1,16 @@
 """
-Wakes the pods that wait, when something happens that the API server does not show.
+Requeues waiting pods when resources become free without a change in the API server.
 
-kube-scheduler tries a refused pod again when an object of the cluster changes; else after five minutes. That a reservation
-has expired, that a node is offered again, or that its kubelet has given back what a pod had whose end was shown before,
-changes no object: so an annotation of a node is changed. Each such change
-wakes all pods that wait, so there is at most one in five seconds, and none while no pod waits. What is asked for meanwhile
-is done together.
+kube-scheduler retries a refused pod when an object of the cluster changes, else after five minutes. No object changes when a
+reservation expires, when a node is offered again, or when a kubelet frees the devices of a pod that ended before. So an
+annotation of a node is changed. Each change requeues all waiting pods. So there is at most one change in five seconds,
+for all requests in this time, and none while no pod waits.
 
-A pod is shown some time after the scheduler has it, so it may be refused by what was true before, and not be shown yet when
-this changes. So what is asked for while no pod waits is done if a pod is shown within `KEPT_SECONDS`.
+The watch reports a pod some time after the scheduler has it. So the filter may refuse a pod by an old state, and the
+state may change before the pod is reported. Therefore a request without a waiting pod is kept, and done if a pod is
+reported within `KEPT_SECONDS`.
 
-    filter, by the node as it is -> the node changes: asked, no pod waits -> the filter refuses -> the pod is shown: woken
+    filter by the old state -> the node changes: request, no pod waits -> the filter refuses -> the pod is reported: requeue
 """
 
 from collections.abc import Callable, Iterable
@@ -23,10 +23,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import KubernetesApi
 
-# Bounds how often something is done: so many at once, and then so many in a while.
 
-
-class Pace:
+class RequeueBucket:
     """
     A token bucket of `most` tokens, which fills up within `seconds`.
 
@@ -38,7 +36,7 @@ class Pace:
         self._most = most
         self._each = seconds / most
         self._full_at = clock.monotonic()
-        """When all tokens will be there."""
+        """Monotonic seconds at which the bucket is full."""
 
     def take(self) -> bool:
         """Takes a token; False if there is none."""
@@ -56,52 +54,52 @@ class Pace:
 PAUSE = 5.0
 """Seconds between two changes, failed ones included."""
 KEPT_SECONDS = 60.0
-"""For which what was asked for while no pod waited counts: longer than a filter takes, and than a pod is shown late."""
+"""How long a request without a waiting pod counts: longer than a filter call and the delay of the watch."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
-class WakeUps:
-    """Asked for by anybody; `run` does them."""
+class Requeue:
+    """Requeues waiting pods on request; `run` it."""
 
     def __init__(
         self, api: KubernetesApi, clock: Clock, *, waiting: Callable[[], bool], nodes: Callable[[], Iterable[NodeName]]
     ) -> None:
-        """`waiting`: whether any pod waits. `nodes`: those that Kubernetes has."""
+        """`waiting`: whether a pod waits. `nodes`: the nodes of Kubernetes."""
         self.done = 0
-        """How often pods were woken."""
+        """How often pods were requeued."""
         self._api = api
         self._clock = clock
         self._waiting = waiting
         self._nodes = nodes
         self._why = ""
         self._since = 0.0
-        """What was asked for last and is not done, and when: monotonic seconds."""
+        """The last open request, and its monotonic seconds."""
         self._news = anyio.Event()
 
     def ask(self, why: str) -> None:
-        """Pods that were refused may fit now. `why` is a word for people who look at the node."""
+        """Requests a requeue, because refused pods may fit now. `why` is a word for operators who look at the node."""
         self._why = why
         self._since = self._clock.monotonic()
         self._news.set()
 
     def show(self) -> None:
-        """A pod waits that did not wait before."""
+        """Takes a pod that waits now."""
         if self._why:
             self._news.set()
 
     async def run(self) -> None:
-        """Wakes pods when it is asked for, for ever."""
+        """Requeues pods on request until cancelled."""
         while True:
             await self._news.wait()
             self._news = anyio.Event()
             if self._clock.monotonic() > self._since + KEPT_SECONDS:
                 self._why = ""
-            if self._why and self._waiting() and await self._wake():
+            if self._why and self._waiting() and await self._requeue():
                 await self._clock.sleep(PAUSE)
 
-    async def _wake(self) -> bool:
-        """Returns whether anything was tried. What fails is asked for again."""
+    async def _requeue(self) -> bool:
+        """Changes an annotation. Returns whether it tried. A failure leaves the request open."""
         node = next(iter(self._nodes()), None)
         if node is None:
             return False

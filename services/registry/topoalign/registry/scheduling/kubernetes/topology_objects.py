@@ -1,7 +1,7 @@
 """
 Keeps the NodeResourceTopology objects of the nodes up to date, for scheduler plugins that read them.
 
-Every ten seconds the nodes that have changed are written, one after the other, twenty a second; an object that would be
+Every ten seconds the changed nodes are written, one after the other, twenty a second; an object that would be
 the same is not. Each belongs to its Node, so that Kubernetes deletes it with the node. What cannot be written is tried
 again, after all others; where the cluster does not have the kind, after a minute.
 """
@@ -32,7 +32,7 @@ class TopologyObjects:
     def __init__(
         self, api: KubernetesApi, clock: Clock, view: ClusterView, uid_of: Callable[[NodeName], str | None]
     ) -> None:
-        """`uid_of`: the UID of a Kubernetes Node; None: there is none of that name, so nothing is written."""
+        """`uid_of`: the UID of a Kubernetes Node; None: there is no such Node, so nothing is written."""
         self.written = 0
         """How many objects were written."""
         self._api = api
@@ -40,14 +40,14 @@ class TopologyObjects:
         self._view = view
         self._uid_of = uid_of
         self._version = 0
-        """Of the view, up to which changes were looked at."""
+        """The version of the view up to which changes were processed."""
         self._due: dict[NodeName, None] = {}
         """Nodes to look at, in the order in which they are written."""
         self._last: dict[NodeName, dict[str, Any]] = {}
-        """Node -> what was written last."""
+        """Node -> the object written last."""
 
     async def run(self) -> None:
-        """Writes what has changed, for ever."""
+        """Writes changed objects until cancelled."""
         while True:
             await self._clock.sleep(PERIOD)
             self._due |= dict.fromkeys(sorted(each.name for each in self._view.changed_since(self._version)))
@@ -62,7 +62,7 @@ class TopologyObjects:
                 log.warning("a NodeResourceTopology was not written", finding=error.finding)
 
     async def _write_due(self) -> None:
-        """Raises what `apply_topology` does; what is not written is still due then, and the node that failed comes last."""
+        """Writes the due objects. Raises as `apply_topology`; then the rest stays due, and the node that failed comes last."""
         for node in tuple(self._due):
             made = self._object(node)
             del self._due[node]
@@ -77,7 +77,7 @@ class TopologyObjects:
                 await self._clock.sleep(EACH_SECONDS)
 
     def _object(self, node: NodeName) -> dict[str, Any] | None:
-        """The object of a node; None where the node is not offered, or not in Kubernetes."""
+        """Builds the object of a node; None if the node is not offered, or not in Kubernetes."""
         view = self._view.nodes.get(node)
         uid = self._uid_of(node)
         if view is None or view.kind is None or uid is None:

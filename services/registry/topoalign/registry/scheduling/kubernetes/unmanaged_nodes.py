@@ -1,12 +1,12 @@
 """
-Nodes that topoalign does not run, such as those of NVIDIA's device plugin: the extender lets pods pass to them.
+Finds nodes that topoalign does not run, such as those of NVIDIA's device plugin. The extender lets pods pass to them.
 
-A node of which nothing was ever published is unmanaged if its Node has the label `topoalign.io/managed: "false"`, or by the
-setting `TOPOALIGN_UNKNOWN_NODES`. A node of which something was published is managed, whatever its label is and whether its
-allocator answers or not: its devices would else be given out twice. That is logged once and noted. `topoalign forget` makes
-a node that has been moved away unmanaged.
+A node without any published fact is unmanaged if its Node has the label `topoalign.io/managed: "false"`, or by the setting
+`TOPOALIGN_UNKNOWN_NODES`. A node with published facts is managed, whatever its label is and whether or not its allocator
+answers, because its devices would otherwise be allocated twice. This is logged once and noted. `topoalign forget` makes
+a node that was moved away unmanaged.
 
-Pods of gangs do not pass: nothing can be reserved for the gang as a whole there.
+Pods of gangs do not pass, because the gang cannot be reserved as a whole there.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ import structlog
 from topoalign.core.model.errors import clean, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
-from topoalign.registry.cluster import Cluster
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenNode
-from topoalign.registry.scheduling.model import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 MANAGED = "topoalign.io/managed"
 """Label of a Node; `false`: topoalign does not run it."""
@@ -27,7 +27,7 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class UnmanagedNodes:
-    """Which nodes of Kubernetes topoalign does not run."""
+    """The nodes of Kubernetes that topoalign does not run."""
 
     def __init__(self, cluster: Cluster, *, pass_unknown: bool) -> None:
         """`pass_unknown`: whether nodes without the label count as well."""
@@ -38,7 +38,7 @@ class UnmanagedNodes:
         self._nodes: dict[NodeName, bool] = {}
         """The nodes of Kubernetes, and whether the label of each is `false`."""
         self._logged: set[NodeName] = set()
-        """Nodes with that label of which it is logged that topoalign runs them."""
+        """Managed nodes with that label, which were logged."""
         cluster.listeners.append(self.observe)
 
     def __contains__(self, node: NodeName) -> bool:
@@ -51,7 +51,7 @@ class UnmanagedNodes:
         return node in self and GANG not in pod.request.annotations
 
     def see(self, node: SeenNode) -> None:
-        """The API server shows a node."""
+        """Takes a node of the API server."""
         before = self._nodes.get(node.name, False)
         labelled = node.labels.get(MANAGED) == "false"
         self._nodes[node.name] = labelled
@@ -62,12 +62,12 @@ class UnmanagedNodes:
         self.observe(node.name)
 
     def lose(self, node: NodeName) -> None:
-        """The API server has no such node any more."""
+        """Removes a node that the API server no longer has."""
         self._nodes.pop(node, None)
         self._logged.discard(node)
 
     def observe(self, node: NodeName) -> None:
-        """A fact of a node has come, or nothing is known of it any more."""
+        """Takes a change of a node's facts, or that it was forgotten."""
         if self._nodes.get(node) and node not in self._logged and node in self._cluster:
             self._logged.add(node)
             log.warning(
@@ -75,7 +75,7 @@ class UnmanagedNodes:
             )
 
     def finding(self) -> str | None:
-        """Names the nodes that topoalign runs in spite of their label; None: there are none."""
+        """Names the nodes that topoalign runs although their label is `false`; None: there are none."""
         nodes = sorted(node for node, labelled in self._nodes.items() if labelled and node in self._cluster)
         if not nodes:
             return None

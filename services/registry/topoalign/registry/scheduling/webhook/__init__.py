@@ -1,6 +1,6 @@
 """
-The admission webhook: what a pod must not say of itself, said when it is created.
+The admission webhook, which denies invalid pods when they are created.
 
-`rules` judges a pod, and `reviews` is the AdmissionReview of Kubernetes around it. The API server asks twice: the mutating
-webhook may change the pod, and the validating one sees what others have made of it.
+`pod_review` checks a pod, and `reviews` handles the AdmissionReview of Kubernetes around it. The API server asks twice: the
+mutating webhook may change the pod, and the validating one sees it with the changes of others.
 """

@@ -1,9 +1,9 @@
 """
-AdmissionReview v1 of Kubernetes: the question of the API server about a pod, and the answer to it.
+AdmissionReview v1 of Kubernetes: the API server's request about a pod, and the response.
 
-Pods that are created are judged whole. A pod that is updated, also through its subresource `status`, is judged again where
-an annotation of ours differs, by what it asks for: the rest of it was judged, and hardly anything of it may change. A
-Binding must have no annotation of ours: the API server copies its annotations to the pod.
+Created pods are checked completely. A pod that is updated, also through its subresource `status`, is checked again if
+an annotation of topoalign differs, by what it asks for: the rest was checked before, and hardly any of it may change. A
+Binding must have no annotation of topoalign: the API server copies its annotations to the pod.
 """
 
 import base64
@@ -15,14 +15,14 @@ from starlette.routing import BaseRoute
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, Undecodable, clean
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.quotas import OverQuota
-from topoalign.registry.scheduling.extender.pages import BODY_SECONDS, Call, call_route
-from topoalign.registry.scheduling.webhook.rules import (
-    Change,
+from topoalign.registry.scheduling.extender.handlers import BODY_SECONDS, Call, call_route
+from topoalign.registry.scheduling.webhook.pod_review import (
     Check,
     Forbidden,
+    JsonPatch,
     LeftOut,
     Offered,
-    Pod,
+    ReviewedPod,
     Warn,
     annotations_of,
     changes_to,
@@ -57,7 +57,7 @@ class Resource(msgspec.Struct, frozen=True):
     resource: str = ""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ReviewRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A question."""
 
     uid: str
@@ -66,9 +66,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     resource: Resource = Resource()
     sub_resource: str = ""
     user_info: UserInfo = UserInfo()
-    object: Pod | None = None
+    object: ReviewedPod | None = None
     """Of a Binding, its metadata."""
-    old_object: Pod | None = None
+    old_object: ReviewedPod | None = None
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -76,10 +76,10 @@ class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     api_version: str
     kind: str
-    request: Request
+    request: ReviewRequest
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class DenialStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is denied."""
 
     code: int
@@ -92,14 +92,14 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
     uid: str
     allowed: bool
-    status: Status | None = None
+    status: DenialStatus | None = None
     patch: str | None = None
     patch_type: str | None = None
     warnings: tuple[str, ...] | None = None
     """What the client shows to whoever created the pod."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What the API server reads."""
 
     api_version: str = API_VERSION
@@ -109,7 +109,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 class Webhook:
     """
-    Judges pods; `scheduler`: the name of ours, empty where none is demanded; `check`, `left_out`: as of `changes_to`;
+    Checks pods; `scheduler`: the name of topoalign's, empty if none is required; `check`, `left_out`: as of `changes_to`;
     `check_updated`: as `check`, of a pod that is there already; `warn`: what of a new pod probably means something else.
     """
 
@@ -158,9 +158,9 @@ class Webhook:
         except (BadRequest, NoFit, Unavailable) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
             return denied(asked.uid, error)
-        return allowed(asked.uid, changes, self._warnings(asked))
+        return allow_pod(asked.uid, changes, self._warnings(asked))
 
-    def _judge(self, asked: Request, left_out: LeftOut) -> list[Change]:
+    def _judge(self, asked: ReviewRequest, left_out: LeftOut) -> list[JsonPatch]:
         resource = asked.resource.resource
         if asked.resource.group or asked.object is None:
             return []
@@ -177,7 +177,7 @@ class Webhook:
         groups = frozenset(asked.user_info.groups or ())
         return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, left_out)
 
-    def _warnings(self, asked: Request) -> tuple[str, ...]:
+    def _warnings(self, asked: ReviewRequest) -> tuple[str, ...]:
         """Those about a pod that is created. The API server shows each text once, whichever webhook returns it."""
         pod = asked.object
         if (asked.resource.group, asked.resource.resource, asked.sub_resource) != ("", "pods", "") or pod is None:
@@ -187,7 +187,7 @@ class Webhook:
         return self._warn(annotations_of(pod), paths_in_limits(pod.spec))
 
 
-def read_review(body: bytes) -> Request:
+def read_review(body: bytes) -> ReviewRequest:
     """The question. Raises Undecodable."""
     try:
         review = msgspec.json.decode(body, type=Review)
@@ -198,25 +198,27 @@ def read_review(body: bytes) -> Request:
     return review.request
 
 
-def allowed(uid: str, changes: list[Change], warnings: tuple[str, ...] = ()) -> bytes:
-    """The answer that the pod may be, with these changes and warnings."""
+def allow_pod(uid: str, changes: list[JsonPatch], warnings: tuple[str, ...] = ()) -> bytes:
+    """The answer that allows the pod, with these changes and warnings."""
     response = Response(uid=uid, allowed=True, warnings=warnings or None)
     if changes:
         patch = base64.b64encode(msgspec.json.encode(changes)).decode()
         response = msgspec.structs.replace(response, patch=patch, patch_type="JSONPatch")
-    return encoded(response)
+    return encode_review(response)
 
 
 def denied(uid: str, error: TopoalignError) -> bytes:
-    """The answer that the pod may not be."""
+    """The answer that denies the pod."""
     code, reason = (403, "Forbidden") if isinstance(error, Forbidden | OverQuota) else (422, "Invalid")
     if isinstance(error, Unavailable):
         code = 503
         reason = "ServiceUnavailable"
     message = f"topoalign: {clean(error.finding, 1000)}; {clean(error.remedy, 1000)}"
-    return encoded(Response(uid=uid, allowed=False, status=Status(code=code, message=message, reason=reason)))
+    return encode_review(
+        Response(uid=uid, allowed=False, status=DenialStatus(code=code, message=message, reason=reason))
+    )
 
 
-def encoded(response: Response) -> bytes:
+def encode_review(response: Response) -> bytes:
     """The answer as JSON."""
-    return msgspec.json.encode(Answer(response=response))
+    return msgspec.json.encode(ReviewAnswer(response=response))

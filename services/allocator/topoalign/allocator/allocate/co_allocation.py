@@ -1,0 +1,360 @@
+"""
+Chooses the co-allocated devices of a container: NICs, or virtual functions of NICs, that are reserved together with its GPUs
+and that it does not request from the kubelet.
+
+Allocate names only the GPUs. So the co-allocated devices are those of the container for which exactly these GPUs are
+reserved. A NIC is lacking if another container has it meanwhile, or if it is not healthy. A virtual function can be replaced
+by another one of its NIC. If a container needs its co-allocated devices and some are lacking, it is refused, so that its pod
+fails visibly, is created again and scheduled again. Any other container gets the devices that are left.
+
+GPUs without a reservation have no co-allocated devices. But the kubelet may allocate other GPUs than the reserved ones: its
+alignment changes when a pod ends or a GPU becomes unhealthy. So if a container waits for this number of GPUs and for
+co-allocated devices, devices are chosen that fit the allocated GPUs. They are chosen by the request of the pod, if it was
+received since this process started, and if possible without devices that are planned for other pods. If there are none and
+the container needs them, it is refused. Registries bind no other pod with this number of GPUs to the node meanwhile.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain, product
+from typing import NamedTuple
+
+import msgspec
+
+from topoalign.allocator.reconciliation.adoption import in_offered_order
+from topoalign.core.admission.joint import Bounds, place_among
+from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.deviceshare.demand import is_joint
+from topoalign.core.deviceshare.node_devices import ContainerDevices
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.errors import BadRequest, NoFit, quoted
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.device_sets import NO_DEVICES
+from topoalign.core.placement.reserved import parts_of, reserved_with
+from topoalign.core.ports import Clock
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.ownership import Ownership
+from topoalign.core.state.reservations import NodeReservations, allocations_of
+
+
+def reported_co_allocated(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
+    """Yields resource -> the co-allocated devices of an allocation, under the ids that the container sees."""
+    for resource, ids in allocation.devices.items():
+        co_allocated = [device for device in ids if device in allocation.co_allocated]
+        if co_allocated:
+            yield (
+                resource,
+                [each for device in co_allocated for each in reported_ids(device, allocation.virtual_functions)],
+            )
+
+
+def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
+    """Yields the same for a container's reservation."""
+    for resource, ids in reserved.co_allocated.items():
+        yield resource, [each for device in ids for each in reported_ids(device, reserved.virtual_functions)]
+
+
+def reported_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
+    """Returns the ids under which a container sees a device: for a NIC with virtual functions, the functions' ids."""
+    return tuple(map(DeviceID, functions.get(device, (device,))))
+
+
+def overlapping_co_allocated(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
+    """Returns the co-allocated devices of a record that overlap these devices, under the ids that its container sees."""
+    wanted = owned.set_of(asked)
+    return [each for _, ids in reported_co_allocated(record) for each in ids if wanted.overlaps(owned.holding(each))]
+
+
+REMEMBERED = 1_000
+"""Requests of pods with device annotations that are kept: far more than the pods bound to a node and not admitted yet."""
+
+
+class CoAllocatedLacking(NoFit):
+    """Raised for GPUs whose container must not start without NICs that cannot be allocated."""
+
+    code = "CoAllocatedLacking"
+
+    def __init__(self, gpus: Collection[DeviceID], lacking: Collection[DeviceID]) -> None:
+        super().__init__(
+            f"with {quoted(sorted(gpus))} the container needs {quoted(sorted(lacking))}, which cannot be allocated any more",
+            "let the pod be created again: the scheduler chooses again",
+        )
+
+
+class CoAllocated(NamedTuple):
+    """The co-allocated devices of one container."""
+
+    devices: Mapping[ResourceName, tuple[DeviceID, ...]] = {}
+    functions: Mapping[DeviceID, tuple[str, ...]] = {}
+    """NIC -> PCI addresses of its allocated virtual functions; absent if the NIC itself is allocated."""
+    lacking: tuple[DeviceID, ...] = ()
+    """Reserved devices that cannot be allocated."""
+
+    @property
+    def ids(self) -> tuple[DeviceID, ...]:
+        """The ids of all devices."""
+        return tuple(device for ids in self.devices.values() for device in ids)
+
+
+class WaitingContainer(NamedTuple):
+    """A container that waits for GPUs and for co-allocated devices."""
+
+    pod: Reservation
+    container: ReservedContainer
+    is_certain: bool
+    """Whether no container has its GPUs, so that its Allocate is still to come."""
+
+
+class Replacement(NamedTuple):
+    """The devices of a waiting container if the kubelet allocates other GPUs than the reserved ones."""
+
+    container: ReservedContainer
+    given: ContainerDevices | None
+    """None: no devices fit."""
+    is_certain: bool
+    """As in `WaitingContainer`."""
+
+
+class ReservedCoAllocations:
+    """Chooses co-allocated devices by the node's reservations."""
+
+    def __init__(
+        self,
+        state: Callable[[], NodeState],
+        clock: Clock,
+        reserved: Callable[[], NodeReservations],
+        placement: Placement,
+    ) -> None:
+        """`reserved`: the current reservations of the node; `placement`: the node's device policy."""
+        self._state = state
+        self._clock = clock
+        self._reserved = reserved
+        self._placement = placement
+        self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
+
+    def waiting(self, resource: ResourceName, devices: Collection[DeviceID]) -> ReservedContainer | None:
+        """
+        Returns the container for which exactly these GPUs are reserved and not allocated, if it has co-allocated
+        devices.
+        """
+        if resource != GPU:
+            return None
+        wanted = frozenset(devices)
+        reserved = self._reserved()
+        parts = parts_of(reserved, self._clock.monotonic(), resource) if reserved.reservations else ()
+        return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
+
+    def held_of(self, waiting: ReservedContainer | None) -> list[AllocationID]:
+        """Returns the allocations that hold co-allocated devices reserved for this container."""
+        if waiting is None:
+            return []
+        owned = self._state().ownership
+        ids = [each for _, own in reserved_co_allocated(waiting) for each in own]
+        return owned.overlapping(map(owned.holding, ids))
+
+    def available(self, waiting: ReservedContainer, gone: Collection[AllocationID]) -> CoAllocated:
+        """
+        Returns the reserved co-allocated devices of this container that can be allocated, once these allocations have ended.
+        Raises CoAllocatedLacking.
+        """
+        state = self._state()
+        for name in gone:
+            state = state.without(name)
+        devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+        functions: dict[DeviceID, tuple[str, ...]] = {}
+        lacking: list[DeviceID] = []
+        for resource, device in ((name, each) for name, ids in waiting.co_allocated.items() for each in ids):
+            wanted = waiting.virtual_functions.get(device, ())
+            free = free_functions(state, device, wanted)
+            if not state.health_of(device).usable or (not free if wanted else state.ownership.is_held(device)):
+                lacking.append(device)
+                continue
+            devices[resource] = (*devices.get(resource, ()), device)
+            if wanted:
+                functions[device] = free
+        if lacking and waiting.needs_co_allocated:
+            raise CoAllocatedLacking(waiting.devices.get(GPU, ()), lacking)
+        return CoAllocated(devices, functions, tuple(lacking))
+
+    def remember(self, pod: PodRequest) -> None:
+        """Keeps the request of a pod for which a registry is about to reserve devices."""
+        if is_joint(pod.annotations):
+            self._requests[pod.namespace, pod.name] = pod
+            self._requests.move_to_end((pod.namespace, pod.name))
+            while len(self._requests) > REMEMBERED:
+                self._requests.popitem(last=False)
+
+    def observe(self) -> None:
+        """Updates the reservations after a grant, before the granted allocations can end."""
+        self._reserved()
+
+    def preferred(
+        self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        """
+        Returns the GPUs for a container that waits for this number and can no longer have its own; () if there is none.
+        """
+        if not self._reserved().reservations:  # most often, and thousands of shares may be available
+            return ()
+        others = tuple(device for device in available if device not in must_include)
+        found = self._replacement(Bounds(size, tuple(must_include), others), ())
+        return found.given.devices.get(GPU, ()) if found is not None and found.given is not None else ()
+
+    def choose_for_unreserved(
+        self, resource: ResourceName, devices: Collection[DeviceID], gone: Collection[AllocationID]
+    ) -> tuple[CoAllocated, tuple[DeviceID, ...]]:
+        """
+        Chooses the co-allocated devices for GPUs without a reservation, once these allocations have ended. Returns them and
+        the devices that were reserved instead. Both are empty if no container waits for this number of GPUs. Raises
+        CoAllocatedLacking.
+        """
+        to_come = parts_of(self._reserved(), self._clock.monotonic(), resource)
+        is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
+        found = (
+            self._replacement(Bounds(len(devices), tuple(devices), ()), gone)
+            if resource == GPU and not is_own
+            else None
+        )
+        if found is None:
+            return CoAllocated(), ()
+        waiting, given, is_certain = found
+        reserved = tuple(
+            each for part in (waiting.devices, waiting.co_allocated) for ids in part.values() for each in ids
+        )
+        if given is None:
+            if waiting.needs_co_allocated and is_certain:
+                raise CoAllocatedLacking(devices, [each for ids in waiting.co_allocated.values() for each in ids])
+            return CoAllocated(), reserved if is_certain else ()
+        co_allocated = {
+            name: tuple(each for each in ids if each in given.co_allocated)
+            for name, ids in given.devices.items()
+            if name != GPU
+        }
+        return CoAllocated({name: ids for name, ids in co_allocated.items() if ids}, given.functions), reserved
+
+    def _replacement(self, gpus: Bounds, gone: Collection[AllocationID]) -> Replacement | None:
+        """
+        Chooses devices for a container that waits for this number of GPUs. None: no container waits for GPUs and
+        devices.
+        """
+        reserved = self._reserved()
+        waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
+        held = reserved.held(self._clock.monotonic()) if waiting else ()
+        for (pod, container, is_certain), with_planned in product(waiting, (True, False)):
+            request = self._requests.get((pod.namespace, pod.pod))
+            state = self._state()
+            for name in gone:
+                state = state.without(name)
+            others = [each for each in held if each.pod_uid != pod.pod_uid and (with_planned or not each.planned)]
+            for allocation in chain.from_iterable(map(allocations_of, others)):
+                state = state.holding(without_gpus(allocation))
+            if (
+                request is not None
+                and (given := place_joint_devices(state, request, container, gpus, self._placement)) is not None
+            ):
+                return Replacement(container, given, is_certain)
+        return Replacement(waiting[0].container, None, waiting[0].is_certain) if waiting else None
+
+    def _waiting_for(self, amount: int) -> list[WaitingContainer]:
+        """
+        Returns the containers that wait for this number of GPUs and for co-allocated devices. Those whose GPUs no container
+        has come first; the others may have lost their GPUs to a pod of another scheduler, until the owner is known. Plans of
+        gangs count only if the kubelet can call Allocate for them.
+        """
+        reserved = self._reserved()
+        now = self._clock.monotonic()
+        bound = {
+            (each.pod_uid, each.owner.container)
+            for each in self._state().allocations.values()
+            if each.owner is not None and GPU in each.devices
+        }
+        certain = {(uid, each.container) for uid, each, _ in parts_of(reserved, now, GPU)}
+        found = [
+            WaitingContainer(pod, each, (pod.pod_uid, each.container) in certain)
+            for pod in reserved.reservations
+            if reserved.until[pod.pod_uid] > now
+            for each in pod.containers
+            if each.co_allocated
+            and len(each.devices.get(GPU, ())) == amount
+            and (pod.pod_uid, each.container) not in bound
+            and (not pod.planned or (pod.pod_uid, each.container) in certain)
+        ]
+        return sorted(found, key=lambda each: not each.is_certain)
+
+    def named(
+        self, resource: ResourceName, allocation: Allocation, others: Mapping[ResourceName, Sequence[DeviceID]]
+    ) -> dict[ResourceName, tuple[DeviceID, ...]]:
+        """
+        Returns resource -> all devices that the container of this allocation has or will have of it, under the ids that the
+        container sees, in the hardware's order. This covers co-allocated devices and `others`, the devices of other
+        resources of the same kind (`VisibleGpus.devices_of_container`). Every plugin's answer names all of them, because
+        the kubelet passes on only one value of a variable.
+        """
+        state = self._state()
+        found = dict[ResourceName, list[DeviceID]]()
+        for name, ids in (*self._co_allocated(resource, allocation), *others.items()):
+            found.setdefault(name, []).extend(ids)
+        if resource in found or others:
+            own = allocation.from_kubelet.get(resource, ())
+            found.setdefault(resource, []).extend(allocation.instances.get(each, each) for each in own)
+        return {name: in_offered_order(state.hardware, name, dict.fromkeys(ids)) for name, ids in found.items()}
+
+    def _co_allocated(
+        self, resource: ResourceName, allocation: Allocation
+    ) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
+        """Yields the known co-allocated devices that the container of an allocation has or will have, by resource."""
+        own = allocation.from_kubelet.get(resource, ())
+        reserved = reserved_with(self._reserved(), self._clock.monotonic(), resource, own)
+        if reserved is None:  # the reservation has ended, and the kubelet repeats its call
+            yield from reported_co_allocated(allocation)
+            if (owner := allocation.owner) is not None:
+                others = [each for each in self._state().allocations.values() if each.owner == owner]
+                yield from (
+                    own_part for each in others if each.id != allocation.id for own_part in reported_co_allocated(each)
+                )
+            return
+        if resource == GPU:
+            co_allocated = [*reported_co_allocated(allocation)]
+            yield from co_allocated
+            yield from ((name, reserved.devices.get(name, ())) for name, _ in co_allocated)
+            return
+        gpus = {*reserved.devices.get(GPU, ())}
+        live = self._state().allocations.values()
+        given = next((each for each in live if gpus and gpus == {*each.from_kubelet.get(GPU, ())}), None)
+        yield from reported_co_allocated(given) if given is not None else reserved_co_allocated(reserved)
+
+
+def place_joint_devices(
+    state: NodeState, request: PodRequest, reserved: ReservedContainer, gpus: Bounds, placement: Placement
+) -> ContainerDevices | None:
+    """Chooses the devices of a container of this pod for these GPUs and the NICs that are reserved for it."""
+    rules = AdmissionRules(mode=Mode.KUBELET, placement=placement)
+    bounds = {GPU: gpus}
+    if nics := reserved.devices.get(NIC):
+        bounds[NIC] = Bounds(len(nics), nics, ())
+    numa_nodes = {node for gpu in gpus.allowed for node in state.hardware.devices.get(GPU, NO_DEVICES).get(gpu) or ()}
+    try:
+        container = next(each for each in read_pod(request, rules).containers if each.container == reserved.container)
+        return place_among(state, container, rules, bounds, (mask_of(numa_nodes), None) if numa_nodes else (None,))
+    except (BadRequest, NoFit, StopIteration):
+        return None
+
+
+def without_gpus(allocation: Allocation) -> Allocation:
+    """Returns the allocation without its GPUs."""
+    devices = {name: ids for name, ids in allocation.devices.items() if name != GPU}
+    return msgspec.structs.replace(allocation, devices=devices, slots={})
+
+
+def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Returns as many free virtual functions of a NIC as are wanted, the wanted ones first; () if there are too few."""
+    device = state.hardware.nic_by_id.get(nic)
+    owned = state.ownership
+    present = [each.pci for each in device.virtual_functions] if device is not None else []
+    free = [
+        each for each in dict.fromkeys((*wanted, *present)) if each in present and not owned.is_held(DeviceID(each))
+    ]
+    return tuple(free[: len(wanted)]) if len(free) >= len(wanted) else ()

@@ -1,0 +1,135 @@
+"""
+Follows what the registries have reserved on this node, for answers to the kubelet's GetPreferredAllocation.
+
+The newest message on the node's subject (`ReservationsChanged`) replaces all earlier ones. While the bus is
+disconnected, the last message counts until its reservations expire. A node without a message answers as if nothing were
+reserved: reservations change preferences, and nothing is allocated because of them alone. But they decide which NICs are
+co-allocated with GPUs, so a process that has just started waits for a moment until it has read them (`until_read`).
+
+A registry reserves what the node has confirmed, and then binds the pod. On a busy node the kubelet may call before this
+process has received the reservation. So for a while after a confirmation, the newest position of the stream is read first,
+and the process waits for that message.
+"""
+
+from contextlib import suppress
+
+import anyio
+import structlog
+
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.core import wire
+from topoalign.core.model.errors import BadRequest, Unavailable
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.ports import Bus, Clock, Received, Stream
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations
+from topoalign.runtime.tasks import wait_for_first
+
+AGAIN_SECONDS = 1.0
+"""Between two attempts to reach the stream."""
+READ_SECONDS = 3.0
+"""How long after its start a process lets the kubelet wait for reservations. With a bus it takes milliseconds."""
+
+EXPECTED_SECONDS = 10.0
+"""How long after a confirmation the kubelet may call before the reservation is received: a bind takes at most four."""
+RECEIVE_SECONDS = 1.0
+"""How long the kubelet waits for it then. On an idle node it takes less than a millisecond."""
+
+log = structlog.get_logger("topoalign.allocator.allocate.node_reservations")
+
+
+class NodeReservationList:
+    """Follows the reservations of this node."""
+
+    def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
+        """`bus`: the bus shared by all nodes."""
+        self._ledger = ledger
+        self._bus = bus
+        self._clock = clock
+        self._newest = NodeReservations()
+        self._observed: NodeState | None = None
+        """The state for which `_newest` was computed. One call of the kubelet reads the reservations a dozen times."""
+        self._began = clock.monotonic()
+        self._read = anyio.Event()
+        self._expected_until = self._began
+        """Monotonic seconds until which a reservation may exist that was not received yet."""
+        self._position = 0
+        self._more = anyio.Event()
+        """`_position`: of the newest received message. `_more`: set by the next message."""
+        self.unreadable = 0
+        """Messages on the subject that are no reservations of this node."""
+
+    def current(self) -> NodeReservations:
+        """Returns the known reservations, updated by what the node has allocated since."""
+        state = self._ledger.state
+        if self._newest.reservations and state is not self._observed:
+            before = self._newest
+            self._newest = self._newest.observe(state, self._ledger.release_log.origins, own=True)
+            self._observed = state if self._newest is before else None
+        return self._newest
+
+    def expect(self) -> None:
+        """Expects a reservation: the node has confirmed a prediction, and a registry is about to reserve the devices."""
+        self._expected_until = self._clock.monotonic() + EXPECTED_SECONDS
+
+    async def until_read(self) -> None:
+        """
+        Waits until the reservations have been read, at most until `READ_SECONDS` after the start. If one is expected, waits
+        until the newest message is received, at most for `RECEIVE_SECONDS`.
+        """
+        left = self._began + READ_SECONDS - self._clock.monotonic()
+        if left > 0 and not self._read.is_set():
+            await wait_for_first(self._read.wait, lambda: self._clock.sleep(left))
+        elif self._clock.monotonic() < self._expected_until:
+            await wait_for_first(self._until_newest, lambda: self._clock.sleep(RECEIVE_SECONDS))
+
+    async def _until_newest(self) -> None:
+        """Waits until the newest message of the stream is received. Returns at once if the stream does not answer."""
+        with suppress(Unavailable, BadRequest):
+            newest = await self._bus.last_position(Stream.RESERVATIONS, wire.reservation_subject(self._ledger.node))
+            while self._position < newest:
+                await self._more.wait()
+
+    async def run(self) -> None:
+        """Follows the reservations of this node, until cancelled."""
+        subject = wire.reservation_subject(self._ledger.node)
+        while True:
+            try:
+                newest = await self._bus.last_position(Stream.RESERVATIONS, subject)
+                break
+            except Unavailable as error:
+                log.debug("the reservations cannot be read yet", finding=error.finding)
+                await self._clock.sleep(AGAIN_SECONDS)
+        if not newest:
+            self._read.set()
+        async with self._bus.follow(Stream.RESERVATIONS, subject, after=max(0, newest - 1)) as received:
+            async for each in received:
+                self.take(each)
+                self._position = each.position
+                self._more.set()
+                self._more = anyio.Event()
+                if each.position >= newest:
+                    self._read.set()
+
+    def take(self, received: Received) -> None:
+        """Applies a message of the subject. One that is no reservation of this node is ignored and counted."""
+        try:
+            event = wire.decode(received.message)
+        except BadRequest as error:
+            self._note_unreadable(error.finding)
+            return
+        if not isinstance(event, ReservationsChanged) or event.node != self._ledger.node:
+            self._note_unreadable(f"{type(event).__name__} of node {event.node!r}")
+            return
+        live = self._ledger.state.allocations.keys()
+        now = self._clock.monotonic()
+        self._newest = self.current().apply(event, received.position, now, live)
+        self._observed = None
+
+    def _note_unreadable(self, finding: str) -> None:
+        self.unreadable += 1
+        log.warning(
+            "a message about reservations was ignored",
+            finding=finding,
+            remedy="see who may publish on the node's reservation subject: only registries should",
+        )

@@ -1,0 +1,218 @@
+"""
+Manages the directories that containers see at /etc/vcuda: one for each allocation of units, below one root.
+
+A directory is named by a digest of the resource and the ids of the devices. It is not named after the pod, because Allocate
+does not name it, nor after the record, which changes if the journal is lost. So the mount that the kubelet keeps for each
+start of a container stays valid.
+
+    <root>/units-2f1c…          of this process' user, mode 0755, mounted read-only
+        vcuda.config            owner and limits; written before the container starts
+        pids.config             processes of the container, since one of them has registered
+        vcuda.sock
+        <container id>/         copies of the two files, which the library reads if there is no vcuda.config above
+
+If another container gets the same units later, its directory is created again. If the former container still runs, its mount
+is empty from then on, and the library ends its processes, because it opens `pids.config` regularly (source: vcuda-controller
+72e0115, src/hijack_call.c).
+
+The root is closed to other users of the host (mode 0700). Callers are identified by control groups and mounts, and a host
+user with a delegated control group could give it and its mounts the names of a container.
+
+Files are replaced as a whole, and only own directories with such a name are touched. Leftovers of a killed process
+(temporary files, directories under removal) are removed.
+
+A container may write in its directory if its mount is not read-only. So only regular files and directories are opened there,
+and no link is followed. A directory to remove is renamed at once, and its content is removed in small batches. So a pipe, a
+deep tree or a million files neither keep the agent busy nor block the units for the next container.
+"""
+
+import os
+import re
+import struct
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from topoalign.allocator.containers import limiter_files
+from topoalign.allocator.containers.limiter_files import (
+    MODE,
+    digest_of,
+    discard,
+    is_real_directory,
+    is_socket,
+    list_entries,
+    make_root,
+    open_directory,
+    put_aside,
+    read_file,
+    remove_tree,
+    write_file,
+)
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.offers import CORES
+
+# The files that the library reads: `vcuda.config`, what a container is limited to, and `pids.config`, which processes
+# are its.
+#
+# The first is one C struct of 8,240 bytes in the machine's byte order; strings end with a zero byte:
+#
+#     pod_uid         0     48 bytes        utilization     8216  int32, hundredths of a GPU
+#     limit           48    int32           hard_limit      8220  int32
+#     occupied        52    4044 bytes      driver_version  8224  2 int32
+#     container_name  4096  4096 bytes      enable          8232  int32
+#     bus_id          8192  16 bytes        (padding)       8236
+#     gpu_memory      8208  uint64, bytes
+#
+# - `enable` 0: a container with whole GPUs is not limited.
+# - `hard_limit` 1: `utilization` is the most that it gets; `limit` is read only where it is 0, and stays 0.
+# - A container with memory and without computing time has `utilization` 100, which is no limit: with 0 the
+#   library would give it next to nothing.
+# - `driver_version` stays 0: the library reads the driver's version from /proc.
+#
+# The second is the ids of processes as int32, ascending, because the library looks them up by bisection; it reads
+# 1,024.
+#
+# Source: vcuda-controller 72e0115, include/hijack.h and its loader; the offsets were measured with gcc on x86-64.
+
+
+CONFIG = struct.Struct("=48si4044x4096s16sQ5i4x")
+"""Without `occupied`, which is zero."""
+CONFIG_FILE = "vcuda.config"
+PIDS_FILE = "pids.config"
+MOST_PROCESSES = 1_024
+
+
+class Limits(NamedTuple):
+    """The limits of a container."""
+
+    pod_uid: str
+    container: str
+    cores: int
+    """Hundredths of a GPU's computing time; 0: it requests none."""
+    memory: int
+    """Bytes."""
+    bus_id: str = ""
+    """PCI address of its GPU in NVML's form: `0000:0C:00.0`. Empty: not known."""
+
+    @property
+    def utilization(self) -> int:
+        """The field of this name."""
+        return self.cores or CORES
+
+
+def encode_config(limits: Limits) -> bytes:
+    """Encodes `vcuda.config`."""
+    return CONFIG.pack(
+        c_string(limits.pod_uid, 48),
+        0,
+        c_string(limits.container, 4096),
+        c_string(limits.bus_id, 16),
+        limits.memory,
+        limits.utilization,
+        1,
+        0,
+        0,
+        int(limits.cores < CORES),
+    )
+
+
+def owner_in(config: bytes) -> tuple[str, str] | None:
+    """Decodes pod UID and container of a `vcuda.config`; None if it is invalid."""
+    if len(config) != CONFIG.size:
+        return None
+    pod_uid, _, container, *_ = CONFIG.unpack(config)
+    return string_in(pod_uid), string_in(container)
+
+
+def string_in(field: bytes) -> str:
+    """Decodes a C string up to its zero byte."""
+    return field.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def pids_of(pids: Iterable[int]) -> bytes:
+    """Encodes `pids.config`: the first `MOST_PROCESSES` of these, ascending."""
+    kept = sorted(pids)[:MOST_PROCESSES]
+    return struct.pack(f"={len(kept)}i", *kept)
+
+
+def c_string(value: str, size: int) -> bytes:
+    """Encodes a C string for a field of `size` bytes, including its zero byte."""
+    return value.encode()[: size - 1]
+
+
+SOCKET = "vcuda.sock"
+NAME = re.compile(r"units-[0-9a-f]{32}")
+MOST_KEPT = 64
+"""Entries of a directory that is used again: the agent writes four, and a temporary file."""
+
+
+def units_directory_name(resource: ResourceName, units: Collection[DeviceID]) -> str:
+    """Returns the directory name of these units, in any order."""
+    return f"units-{digest_of(resource, units)}"
+
+
+def list_units_directories(root: Path) -> list[str]:
+    """Lists the own directories below the root; empty without a root. Raises OSError."""
+    return limiter_files.list_own_directories(root, NAME)
+
+
+def config_in(root: Path, name: str) -> bytes:
+    """Reads the `vcuda.config` of a directory; empty if there is none."""
+    try:
+        with open_directory(root) as at, open_directory(name, at) as directory:
+            return read_file(directory, CONFIG_FILE)
+    except OSError:
+        return b""
+
+
+def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
+    """Reads pod UID and container of a directory's owner; None if it has none yet."""
+    return owner_in(config_in(root, name))
+
+
+def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
+    """
+    Prepares the directory for a container with these limits that is about to start. Removes registrations of a former
+    container of the same name; creates the directory of another owner again. Raises OSError; then no incomplete file exists,
+    and the call can be repeated.
+    """
+    make_root(root)
+    with open_directory(root) as at:
+        if read_config_owner(root, name) != (limits.pod_uid, limits.container) or is_crowded(at, name):
+            if gone := discard(at, name):
+                with suppress(OSError):  # its former container, if it still runs, finds it empty at once
+                    remove_tree(at, gone)
+            os.mkdir(name, MODE, dir_fd=at)
+        with open_directory(name, at) as directory:
+            os.fchmod(directory, MODE)
+            for each in list_entries(directory):
+                if is_real_directory(directory, each):
+                    put_aside(directory, each, at)
+                elif each != CONFIG_FILE and not (each == SOCKET and is_socket(directory, each)):
+                    os.unlink(each, dir_fd=directory)
+            if read_file(directory, CONFIG_FILE) != (config := encode_config(limits)):
+                write_file(directory, CONFIG_FILE, config, durable=True)
+
+
+def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
+    """
+    Writes the files of a registered container into the directory of its id, and the file named `pids` also one level above.
+    Writes only changed files. Raises OSError, also if the directory no longer exists.
+    """
+    with open_directory(root) as at, open_directory(name, at) as directory:
+        with suppress(FileExistsError):
+            os.mkdir(container_id, MODE, dir_fd=directory)
+        with open_directory(container_id, directory) as own:
+            os.fchmod(own, MODE)
+            for file, content in files.items():
+                if read_file(own, file) != content:
+                    write_file(own, file, content)
+        if read_file(directory, pids) != files[pids]:
+            write_file(directory, pids, files[pids])
+
+
+def is_crowded(at: int, name: str) -> bool:
+    """Whether a directory has more in it than `MOST_KEPT`. Raises OSError where there is none."""
+    with open_directory(name, at) as directory:
+        return len(list_entries(directory, MOST_KEPT + 1)) > MOST_KEPT

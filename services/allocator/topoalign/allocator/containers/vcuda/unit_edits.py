@@ -1,0 +1,87 @@
+"""
+Adds the limiter vcuda to Allocate's answers: the directory of the units, and the library if it is configured.
+
+Computing time and memory of a container have separate answers, and of two mounts at one path the kubelet keeps one. Either
+directory works, because both have the same content before the container starts (`limiter`).
+"""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from topoalign.allocator.containers.host_files import ContainerUnready
+from topoalign.allocator.containers.limiter_files import make_root
+from topoalign.allocator.containers.vcuda.unit_directories import units_directory_name
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES, sees_all_processes
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.plugin_config.configuration import Flags
+
+CONTAINER_DIRECTORY = "/etc/vcuda"
+CONTAINER_LIBRARIES = "/usr/local/nvidia"
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+
+
+class VcudaEdits(NamedTuple):
+    """Adds what one resource needs of the limiter to answers to Allocate."""
+
+    root: str
+    """`flags.vcudaRoot`, on the host."""
+    libraries: str
+    """`flags.vcudaLibraries`, on the host; empty: containers get the library in another way."""
+
+    def add(
+        self, response: v1beta1.ContainerAllocateResponse, resource: ResourceName, units: Collection[DeviceID]
+    ) -> None:
+        """Adds the mounts for a container that was given these units, and where its libraries are."""
+        response.mounts.append(
+            v1beta1.Mount(
+                container_path=CONTAINER_DIRECTORY,
+                host_path=f"{self.root}/{units_directory_name(resource, units)}",
+                read_only=True,
+            )
+        )
+        if self.libraries:
+            response.envs = dict(sorted({**response.envs, LIBRARY_PATH: f"{CONTAINER_LIBRARIES}/lib64"}.items()))
+            response.mounts.append(
+                v1beta1.Mount(container_path=CONTAINER_LIBRARIES, host_path=self.libraries, read_only=True)
+            )
+
+
+def vcuda_edits(flags: Flags, proc: Path, cgroups: Path) -> VcudaEdits:
+    """Returns the current edits of the limiter. Raises ContainerUnready if it could not work for any container."""
+    if reason := unready(flags.vcuda_root, proc, cgroups):
+        raise reason
+    return VcudaEdits(flags.vcuda_root.rstrip("/"), flags.vcuda_libraries)
+
+
+def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:
+    """
+    Returns why no container could be limited: the caller of a registration could not be identified, its processes could not
+    be found, or its files could not be written. None: containers can be limited.
+    """
+    if not root:
+        finding = "the limiter vcuda has no directory (flags.vcudaRoot)"
+        return ContainerUnready(finding, "give discovery and allocator the same configuration file")
+    if not sees_all_processes(proc):
+        finding = "the limiter vcuda cannot identify callers: the agent does not see the node's processes"
+        return ContainerUnready(finding, "run the agent in the host's PID namespace (hostPID)")
+    if not any(is_root(cgroups / each) for each in HIERARCHIES):
+        finding = f"the limiter vcuda does not find the host's control groups at {cgroups}"
+        return ContainerUnready(finding, "mount the host's /sys/fs/cgroup there")
+    try:
+        make_root(Path(root))
+    except OSError as error:
+        finding = f"the limiter vcuda cannot create its directory: {error.strerror}"
+        return ContainerUnready(finding, "see that flags.vcudaRoot is a directory on the host that the agent may write")
+    return None
+
+
+def is_root(hierarchy: Path) -> bool:
+    """
+    Whether this is the host's hierarchy of control groups, and not the container's. In version 2 the root is the only group
+    without events ("Control Group v2" of the kernel's documentation). In version 1 this cannot be checked. A directory that
+    cannot be read is no hierarchy.
+    """
+    return os.path.isfile(hierarchy / PROCESSES) and not os.path.exists(hierarchy / "cgroup.events")

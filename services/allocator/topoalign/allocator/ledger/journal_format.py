@@ -1,0 +1,204 @@
+"""
+Encodes and decodes journals, and finds what can be trusted in a damaged one.
+
+A header, and then one line per entry. A line is the CRC-32 of its JSON, a blank, and the JSON. A line without an end is an
+append that was cut short and never answered, so it is dropped; anything else that is not as it was written is damage.
+
+The state follows from the newest snapshot on. So damage before it loses only facts that the bus has not received, and the
+snapshot replaces them. Damage after it, or in the header, means that allocations may be missing, and leaves the record
+unconfirmed. Of the undamaged lines, those around the newest snapshot are trusted as far as they follow one another. A
+journal of another node, or of a later version of this format, is not trusted at all.
+
+Fields may be added to the format and to events, never renamed: readers ignore unknown fields. A fact of an unknown kind may
+have changed the allocations, so it counts as damage.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+from zlib import crc32
+
+import msgspec
+
+from topoalign.core.model.errors import Undecodable, clean, quoted
+from topoalign.core.model.events import AllocationsSnapshot, LedgerEvent
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Entry
+
+VERSION = 1
+
+Place = tuple[int, int]
+"""Epoch and seq of a fact."""
+
+
+class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="topoalign.journal"):
+    """The first line: the node of the journal, and the version of the format."""
+
+    version: int
+    node: NodeName
+    unconfirmed: str = ""
+    """Why entries may be missing; empty: none is."""
+
+
+class JournalLine(NamedTuple):
+    """One line that is whole."""
+
+    entry: Entry
+    encoded: bytes
+    """As it is on disk."""
+
+
+class JournalContent(msgspec.Struct, frozen=True, kw_only=True):
+    """What `read_journal` finds in a journal."""
+
+    lines: Sequence[JournalLine] = ()
+    """What can be trusted: all, or lines with a snapshot among them, or none."""
+    unfinished: int = 0
+    """Bytes of a last line that was never finished."""
+    damage: str | None = None
+    """What is damaged."""
+    unconfirmed: str | None = None
+    """Why the record is unconfirmed: allocations may be missing in `lines`. None: it is confirmed."""
+
+
+T = TypeVar("T")
+
+_headers = msgspec.json.Decoder(JournalHeader)
+_entries = msgspec.json.Decoder(Entry)
+
+
+def encode_line(record: Entry | JournalHeader) -> bytes:
+    """The line for a header or an entry: CRC-32 in hexadecimal, a blank, JSON, a line feed."""
+    payload = msgspec.json.encode(record)
+    return b"%08x %s\n" % (crc32(payload), payload)
+
+
+def read_journal(content: bytes, node: NodeName, published: Place | None) -> JournalContent:
+    """
+    Reads the bytes of a journal of this node: what can be trusted of it, and what is damaged. Never raises.
+
+    `published`: the newest fact that the bus has; None: not known. A journal that ends before it has lost facts.
+    """
+    whole, _, unfinished = content.rpartition(b"\n")
+    if not whole:
+        return lost_journal("it has no header" if content else "it is empty")
+    first, *others = whole.split(b"\n")
+    damages: list[str] = []
+    try:
+        header = decode_line("the header", first, _headers)
+    except Undecodable as error:
+        damages.append(error.finding)
+        header = JournalHeader(version=VERSION, node=node, unconfirmed=error.finding)
+    if header.version > VERSION:
+        return lost_journal(f"it is of version {header.version}, and this program reads up to version {VERSION}")
+    if header.node != node:
+        return lost_journal(f"it is the journal of node {quoted([header.node])}, and this is node {quoted([node])}")
+    runs, found = runs_of(others, node)
+    damages += found
+    if unfinished and is_whole(unfinished[:-1]):
+        damages.append("the last line has lost its end")
+        runs.append([])
+    if not header.unconfirmed:
+        damages += missing_at_end(runs[-1], published)
+    if not damages:
+        return JournalContent(lines=runs[-1], unfinished=len(unfinished), unconfirmed=header.unconfirmed or None)
+    damage = damages[0] if len(damages) == 1 else f"{damages[0]}, and {len(damages) - 1} more"
+    trusted = next((run for run in reversed(runs) if has_snapshot(run)), [])
+    is_all = trusted is runs[-1] and has_snapshot(trusted) and not missing_at_end(trusted, published)
+    return JournalContent(lines=trusted, damage=damage, unconfirmed=header.unconfirmed or (None if is_all else damage))
+
+
+def lost_journal(damage: str) -> JournalContent:
+    """The record of a journal of which nothing can be trusted, for this reason."""
+    return JournalContent(damage=damage, unconfirmed=damage)
+
+
+def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[JournalLine]], list[str]]:
+    """The lines that are whole, as one list for each run without a gap or damage; and what is wrong between the runs."""
+    runs: list[list[JournalLine]] = [[]]
+    damages: list[str] = []
+    for number, line in enumerate(lines, 2):
+        try:
+            entry = decode_entry(number, line, node)
+        except Undecodable as error:
+            damages.append(error.finding)
+            runs.append([])
+            continue
+        if not all(follows(*pair) for pair in pairwise([*facts_of_lines(runs[-1][-1:]), *entry.events])):
+            damages.append(f"facts before line {number} are missing")
+            runs.append([])
+        runs[-1].append(JournalLine(entry, line + b"\n"))
+    return runs, damages
+
+
+def missing_at_end(run: Sequence[JournalLine], published: Place | None) -> list[str]:
+    """Returns what is missing at the end of a journal whose last run is this; empty: nothing is known to be missing."""
+    facts = facts_of_lines(run)
+    if facts and not has_snapshot(run) and facts[0].seq != 1:
+        return ["the snapshot at its end is missing"]
+    if published is not None and published > (fact_position(facts[-1]) if facts else (0, 0)):
+        return ["facts at its end are missing, which were published"]
+    return []
+
+
+def decode_entry(number: int, line: bytes, node: NodeName) -> Entry:
+    """Decodes line `number` (from 1). Raises Undecodable, also for facts of another node."""
+    entry = decode_line(f"line {number}", line, _entries)
+    for event in entry.events:
+        if event.node != node:
+            raise Undecodable(f"line {number}", f"it is about node {quoted([event.node])}")
+    return entry
+
+
+def decode_line(what: str, line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """Checks a line against its checksum and decodes its JSON. `what` names it in the error. Raises Undecodable."""
+    if not is_whole(line):
+        raise Undecodable(what, "it does not match its checksum")
+    try:
+        return decoder.decode(line.partition(b" ")[2])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Undecodable(what, clean(str(error), 200)) from error
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether a line (without its line feed) matches its checksum."""
+    checksum, _, payload = line.partition(b" ")
+    return checksum == b"%08x" % crc32(payload)
+
+
+def facts_of_lines(lines: Sequence[JournalLine]) -> list[LedgerEvent]:
+    """The facts of all these lines, in order."""
+    return [event for line in lines for event in line.entry.events]
+
+
+def has_snapshot(lines: Sequence[JournalLine]) -> bool:
+    """Whether a snapshot of all allocations is among the facts of these lines."""
+    return any(isinstance(event, AllocationsSnapshot) for event in facts_of_lines(lines))
+
+
+def follows(before: LedgerEvent, event: LedgerEvent) -> bool:
+    """Whether no fact is missing between these two: seq counts up by one, and an epoch begins with a snapshot."""
+    if event.epoch == before.epoch:
+        return event.seq == before.seq + 1
+    return event.epoch > before.epoch and isinstance(event, AllocationsSnapshot)
+
+
+def fact_position(event: LedgerEvent) -> Place:
+    """Epoch and seq of a fact; greater for a later one."""
+    return event.epoch, event.seq
+
+
+def unpublished(
+    events: Sequence[tuple[LedgerEvent, float]], published: tuple[int, int] | None, newest: int
+) -> Sequence[tuple[LedgerEvent, float]]:
+    """
+    The facts, with their times, that the bus does not have: all after the newest published one; all, if the journal has
+    that one no longer. `newest` is the index of the newest snapshot.
+
+    If it is not known what the bus has received, the newest snapshot replaces everything before it: publishing old facts
+    again after newer ones would be worse than leaving some out.
+    """
+    if published is None:
+        return events[newest:]
+    positions = [at for at, (event, _) in enumerate(events) if (event.epoch, event.seq) == published]
+    return events[positions[0] + 1 :] if positions else events

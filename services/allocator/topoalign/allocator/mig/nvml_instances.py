@@ -1,0 +1,210 @@
+"""
+Creates and destroys MIG instances by NVML, which only privileged users may do.
+
+NVML is opened for each task and closed after it. Each call has a time limit and runs in a thread of its own, so a driver
+that does not answer blocks this thread only. Functions: NVML as in nvidia-ml-py 13.615.71.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from ctypes import Structure, byref, c_uint, c_void_p
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeVar
+
+from topoalign.allocator.mig.instances import GpuInstance, InstanceInUse, PlaceTaken
+from topoalign.core.model.errors import DriverFault, clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.mig import MigDevice, MigPlacement
+from topoalign.core.ports import Clock
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
+
+INIT_WITHOUT_GPUS = 1
+"""NVML_INIT_FLAG_NO_GPUS."""
+PROFILES = 18
+COMPUTE_PROFILES = 9
+SHARED_ENGINES = 0
+"""NVML_GPU_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED."""
+MOST = 64
+"""Instances of one profile on a GPU."""
+REMEDY = "see that the agent is root and has CAP_SYS_ADMIN, and read the driver's messages in the kernel log"
+T = TypeVar("T")
+
+
+class PlacementSlices(Structure):
+    """nvmlGpuInstancePlacement_t."""
+
+    _fields_ = (("start", c_uint), ("size", c_uint))
+
+
+class NvmlInstances:
+    """The `InstanceMaker` of real GPUs."""
+
+    def __init__(self, clock: Clock, deadline: float) -> None:
+        """`deadline`: seconds that each call of NVML has."""
+        self._thread = DriverThread("NVML for MIG instances", clock, deadline)
+
+    async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
+        """All GPU instances of a GPU. Raises DriverFault."""
+        return await self._run(gpu, MigGpu.there)
+
+    async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
+        """
+        Creates a GPU instance of this profile at this placement, and one compute instance of all of it. Raises
+        DriverFault and PlaceTaken.
+        """
+        return await self._run(gpu, partial(MigGpu.make, profile=profile, placement=placement))
+
+    async def destroy(self, gpu: DeviceID, instance: int) -> None:
+        """Destroys the GPU instance with this id and all in it, if it exists. Raises DriverFault."""
+        await self._run(gpu, partial(MigGpu.destroy, instance=instance))
+
+    async def _run(self, gpu: DeviceID, work: "Callable[[MigGpu], T]") -> T:
+        def done(steps: CallProgress) -> T:
+            with open_mig_gpu(gpu, steps) as found:
+                return work(found)
+
+        return await self._thread.run(done)
+
+
+@contextmanager
+def open_mig_gpu(gpu: DeviceID, steps: CallProgress) -> "Iterator[MigGpu]":
+    """Opens NVML for the block and yields a GPU. Raises DriverFault, also for an error of NVML in the block."""
+    steps("import pynvml")
+    try:
+        import pynvml  # most nodes make no instances
+    except ImportError as error:
+        raise DriverFault("the Python module pynvml is not installed", "install nvidia-ml-py") from error
+    try:
+        steps("nvmlInitWithFlags")
+        pynvml.nvmlInitWithFlags(INIT_WITHOUT_GPUS)
+        try:
+            yield MigGpu(gpu, pynvml, steps)
+        finally:
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise fault_of(gpu, steps.current[0], error) from error
+
+
+def fault_of(gpu: DeviceID, call: str, error: Exception) -> DriverFault:
+    """The fault of a call of NVML about a GPU."""
+    return DriverFault(f"{gpu}: {call}: {clean(str(error), 200)}", REMEDY)
+
+
+class MigGpu:
+    """One GPU in MIG mode, while NVML is open."""
+
+    def __init__(self, gpu: DeviceID, pynvml: ModuleType, steps: CallProgress) -> None:
+        self._pynvml = pynvml
+        self._steps = steps
+        self.id = gpu
+        self._device = self._ask("nvmlDeviceGetHandleByUUID", gpu)
+
+    def there(self) -> tuple[GpuInstance, ...]:
+        """All GPU instances."""
+        uuids: dict[int, set[DeviceID]] = {}
+        for handle in self._mig_handles():
+            number = int(self._ask("nvmlDeviceGetGpuInstanceId", handle))
+            uuids.setdefault(number, set()).add(DeviceID(str(self._ask("nvmlDeviceGetUUID", handle))))
+        found = {}
+        for profile in self._profiles():
+            for handle in self._instances("nvmlDeviceGetGpuInstances", self._device, profile.id):
+                info = self._ask("nvmlGpuInstanceGetInfo", handle)
+                place = MigPlacement(start=int(info.placement.start), size=int(info.placement.size))
+                of = frozenset(uuids.get(int(info.id), ()))
+                found[int(info.id)] = GpuInstance(int(info.id), strip_profile_prefix(profile), place, of)
+        return tuple(found.values())
+
+    def make(self, profile: str, placement: MigPlacement) -> MigDevice:
+        """As `NvmlInstances.make`: both instances, or neither."""
+        kind = next((each for each in self._profiles() if strip_profile_prefix(each) == profile), None)
+        if kind is None:
+            raise DriverFault(
+                f"{self.id} has no MIG profile {profile} any more", "see whether its MIG mode was changed"
+            )
+        slices = PlacementSlices(placement.start, placement.size)
+        try:
+            handle = self._ask("nvmlDeviceCreateGpuInstanceWithPlacement", self._device, kind.id, byref(slices))
+        except self._pynvml.NVMLError_InsufficientResources as error:
+            raise PlaceTaken(self.id, profile, placement) from error
+        try:
+            self._compute(handle, int(kind.sliceCount))
+            return self._mig_device(int(self._ask("nvmlGpuInstanceGetInfo", handle).id), profile, placement)
+        except self._pynvml.NVMLError as error:
+            fault = fault_of(self.id, self._steps.current[0], error)
+            with suppress(self._pynvml.NVMLError):
+                self._clear(handle)
+            raise fault from error
+
+    def destroy(self, instance: int) -> None:
+        """As `NvmlInstances.destroy`."""
+        try:
+            handle = self._ask("nvmlDeviceGetGpuInstanceById", self._device, instance)
+        except self._pynvml.NVMLError_NotFound:
+            return
+        try:
+            self._clear(handle)
+        except self._pynvml.NVMLError_InUse as error:
+            finding = f"{self.id}: processes use GPU instance {instance}"
+            raise InstanceInUse(finding, "see which with nvidia-smi; it is destroyed when they have ended") from error
+
+    def _clear(self, handle: Any) -> None:
+        """Destroys a GPU instance, and the compute instances in it before."""
+        for profile in self._compute_profiles(handle):
+            for compute in self._instances("nvmlGpuInstanceGetComputeInstances", handle, profile.id):
+                self._ask("nvmlComputeInstanceDestroy", compute)
+        self._ask("nvmlGpuInstanceDestroy", handle)
+
+    def _compute(self, handle: Any, slices: int) -> None:
+        """Creates one compute instance of all slices of a GPU instance."""
+        profiles = [each for each in self._compute_profiles(handle) if int(each.sliceCount) == slices]
+        if not profiles:
+            raise self._pynvml.NVMLError(self._pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self._ask("nvmlGpuInstanceCreateComputeInstance", handle, profiles[0].id)
+
+    def _mig_device(self, number: int, profile: str, placement: MigPlacement) -> MigDevice:
+        """Reads the MIG device of a GPU instance."""
+        for index, handle in enumerate(self._mig_handles()):
+            if int(self._ask("nvmlDeviceGetGpuInstanceId", handle)) == number:
+                return MigDevice(
+                    uuid=DeviceID(str(self._ask("nvmlDeviceGetUUID", handle))),
+                    profile=profile,
+                    gpu_instance=number,
+                    compute_instance=int(self._ask("nvmlDeviceGetComputeInstanceId", handle)),
+                    memory=int(self._ask("nvmlDeviceGetAttributes", handle).memorySizeMB) << 20,
+                    index=index,
+                    placement=placement,
+                )
+        raise self._pynvml.NVMLError(self._pynvml.NVML_ERROR_NOT_FOUND)
+
+    def _mig_handles(self) -> Iterator[Any]:
+        for index in range(int(self._ask("nvmlDeviceGetMaxMigDeviceCount", self._device))):
+            with suppress(self._pynvml.NVMLError_NotFound):
+                yield self._ask("nvmlDeviceGetMigDeviceHandleByIndex", self._device, index)
+
+    def _profiles(self) -> Iterator[Any]:
+        for kind in range(PROFILES):
+            with suppress(self._pynvml.NVMLError_NotSupported, self._pynvml.NVMLError_InvalidArgument):
+                yield self._ask("nvmlDeviceGetGpuInstanceProfileInfo", self._device, kind)
+
+    def _compute_profiles(self, handle: Any) -> Iterator[Any]:
+        for kind in range(COMPUTE_PROFILES):
+            with suppress(self._pynvml.NVMLError_NotSupported, self._pynvml.NVMLError_InvalidArgument):
+                yield self._ask("nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, kind, SHARED_ENGINES)
+
+    def _instances(self, call: str, of: Any, profile: int) -> Iterator[Any]:
+        """The handles of the instances of one profile."""
+        handles = (c_void_p * MOST)()
+        count = c_uint(MOST)
+        self._ask(call, of, profile, handles, byref(count))
+        return (c_void_p(handle) for handle in handles[: count.value])
+
+    def _ask(self, function: str, *arguments: object) -> Any:
+        self._steps(function)
+        return getattr(self._pynvml, function)(*arguments)
+
+
+def strip_profile_prefix(profile: Any) -> str:
+    """Returns the name of a profile as NVIDIA prints it: NVML's `MIG 1g.10gb` is `1g.10gb`."""
+    return "".join(str(profile.name).split()[-1:])

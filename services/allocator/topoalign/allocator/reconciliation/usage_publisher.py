@@ -1,0 +1,217 @@
+"""
+Publishes what the kubelet allocates without this allocator: CPUs, memory, and devices of other plugins.
+
+It is read from PodResources, kept in the node's state, and published whenever it changes, so that predictions elsewhere know
+what is left. Only the newest reading matters, so an unpublished one is replaced by the next. The stream may lose the
+reading, or another client may publish over it, so the stream is checked from time to time. Over a forged reading it is
+published again under a new epoch, because subscribers drop messages without a greater revision of the same epoch.
+
+After a start the kubelet's files may be read before PodResources has answered. An earlier version of a subscriber would take
+such a reading for a node without containers. So while the stream has a reading from before the start, a reading without
+containers waits until PodResources has answered, for at most `FIRST_SECONDS`.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+import msgspec
+import structlog
+
+from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.core import wire
+from topoalign.core.admission.prediction import spread
+from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.events import ContainerUsage, KubeletObserved, Owner, UsageObserved
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Bus, Clock, Message, Stream
+from topoalign.runtime.fact_publisher import FactPublisher
+
+AGAIN_SECONDS = 2.0
+"""Between two attempts while the bus does not confirm."""
+RENEW_SECONDS = 5.0
+"""Between two epochs that begin because another client published a reading: forged ones may come in any number."""
+FIRST_SECONDS = 60.0
+"""How long after the start the first reading waits for PodResources, because the kubelet may not run."""
+HELD_SECONDS = 0.5
+"""Between two checks whether the first reading still waits."""
+POLL_SECONDS = 60.0
+"""Between two checks whether the stream still has the published reading."""
+
+log = structlog.get_logger("topoalign.allocator.reconciliation.usage_publisher")
+
+
+class UsagePublisher:
+    """Publishes the ledger's newest `UsageObserved` whenever it has changed, and again if the stream has lost it."""
+
+    def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
+        """`hub` is the bus shared by all nodes; `bus` may also join the one inside this process."""
+        self._ledger = ledger
+        self._clock = clock
+        self._hub = hub
+        self._publisher = FactPublisher(bus, clock)
+        self._published: UsageObserved | None = None
+        self._position = 0
+        """The position of `_published` in the stream."""
+        self._waits_until = clock.monotonic() + FIRST_SECONDS
+        """Monotonic seconds until which a first reading without containers may wait."""
+        self._has_former = False
+        """Whether the stream had a reading from before the start."""
+        self._shortened = False
+        """Whether the last reading was too large for one message."""
+        self._renewed: float | None = None
+        """Monotonic seconds at which the last such epoch began."""
+
+    async def run(self) -> None:
+        """Publishes each new reading until cancelled. Retries every `AGAIN_SECONDS` while the bus refuses it."""
+        while True:
+            version = self._ledger.version
+            usage = self._ledger.state.usage
+            if usage is not None and usage is not self._published:
+                if await self._waits(usage):
+                    await self._clock.sleep(HELD_SECONDS)
+                    continue
+                if not await self._publish(usage):
+                    await self._clock.sleep(AGAIN_SECONDS)
+                    continue
+            await self._ledger.wait_past(version)
+
+    @property
+    def has_published(self) -> bool:
+        """Whether a reading was published since the start of this process."""
+        return self._published is not None
+
+    async def _waits(self, usage: UsageObserved) -> bool:
+        """Whether this is a first reading without containers that would replace one from before the start."""
+        if usage.containers_known or self.has_published or self._clock.monotonic() >= self._waits_until:
+            return False
+        if not self._has_former:
+            try:
+                self._has_former = await self._hub.last_position(Stream.NODES, wire.subject(usage)) > 0
+            except Unavailable:
+                return True  # such a bus does not accept the reading either
+        return self._has_former
+
+    async def watch(self) -> None:
+        """
+        Checks the stream every `POLL_SECONDS` until cancelled. Publishes the usage again if it is not the newest message.
+        """
+        while True:
+            await self._clock.sleep(POLL_SECONDS)
+            published = self._published
+            if published is None:
+                continue
+            with suppress(Unavailable):
+                position = await self._hub.last_position(Stream.NODES, wire.subject(published))
+                if published is not self._ledger.state.usage:
+                    continue
+                if position < self._position:
+                    self._ledger.take_reading(msgspec.structs.replace(published, revision=published.revision + 1))
+                elif position > self._position:
+                    self.announce()
+
+    def announce(self) -> None:
+        """Publishes the usage under a new epoch, at most every `RENEW_SECONDS`. Does nothing before the first reading."""
+        usage = self._ledger.state.usage
+        now = self._clock.monotonic()
+        if usage is None or (self._renewed is not None and now < self._renewed + RENEW_SECONDS):
+            return
+        self._renewed = now
+        epoch = max(int(self._clock.wall() * 1000), usage.epoch + 1)
+        self._ledger.take_reading(msgspec.structs.replace(usage, epoch=epoch, revision=1))
+
+    async def _publish(self, usage: UsageObserved) -> bool:
+        """Publishes a reading. Returns False if it has to be tried again."""
+        message = self._message(usage)
+        if len(message.body) > wire.LARGEST_BODY:
+            log.error("usage too large for the bus", containers=len(usage.containers), bytes=len(message.body))
+        else:
+            try:
+                self._position = await self._publisher.publish(message)
+            except Unavailable as error:
+                log.debug("usage not published", finding=error.finding)
+                return False
+        self._published = usage
+        return True
+
+    def _message(self, usage: UsageObserved) -> Message:
+        """
+        Builds the message. If it exceeds the limit, the kubelet's containers are left out and the message states that. The
+        predictions of this node itself still use all of it.
+        """
+        message = wire.encode(usage, self._clock.wall())
+        size = len(message.body)
+        had = self._shortened
+        self._shortened = size > wire.LARGEST_BODY
+        if not self._shortened:
+            return message
+        if not had:
+            log.error("the data for predictions is too large for the bus: subscribers cannot predict", bytes=size)
+        return wire.encode(without_details(usage, size), self._clock.wall())
+
+
+def without_details(usage: UsageObserved, size: int) -> UsageObserved:
+    """Returns the usage with the kubelet's rules, without its containers, and with the reason. `size`: bytes of all."""
+    if usage.kubelet is None:
+        return usage
+    why = f"what the kubelet holds is too much for one message: {size} bytes, and {wire.LARGEST_BODY} are the limit"
+    had = usage.kubelet
+    kubelet = KubeletObserved(version=had.version, rules=had.rules, record_doubt=had.record_doubt, unknown=why)
+    return msgspec.structs.replace(usage, kubelet=kubelet)
+
+
+def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
+    """
+    Whether this allocator records a device: a GPU under any resource, because it may have been offered under another name
+    before, and a NIC under a resource that is offered now.
+    """
+    owner = hardware.card_of(device)
+    return owner in hardware.gpu_by_id or (owner in hardware.nic_by_id and resource in hardware.offers_of)
+
+
+def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
+    """Returns CPUs, memory and foreign devices of all containers, sorted by owner; containers without any are left out."""
+    containers = by_owner(shown)
+    blocks = spread([block for each in containers for block in each.memory], hardware)
+    usage = [
+        msgspec.structs.replace(
+            each, memory=tuple(next(blocks) for _ in each.memory), devices=foreign(each.devices, hardware)
+        )
+        for each in containers
+    ]
+    return tuple(each for each in usage if each.cpus or each.memory or each.devices)
+
+
+def by_owner(shown: Iterable[ContainerUsage]) -> list[ContainerUsage]:
+    """Returns one entry per owner, sorted. A pod that ends may be reported together with its successor of the same name."""
+    found: dict[Owner, list[ContainerUsage]] = {}
+    for each in shown:
+        found.setdefault(each.owner, []).append(each)
+    return [
+        join_usages(owner, found[owner])
+        for owner in sorted(found, key=lambda owner: (owner.namespace, owner.pod, owner.container))
+    ]
+
+
+def join_usages(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage:
+    """Joins several entries of one owner: all CPUs and devices of any of them, and all memory blocks."""
+    devices: dict[ResourceName, set[DeviceID]] = {}
+    for part in parts:
+        for name, ids in part.devices.items():
+            devices.setdefault(name, set()).update(ids)
+    blocks = [block for part in parts for block in part.memory]
+    return ContainerUsage(
+        owner=owner,
+        cpus=format_cpuset(cpu for part in parts for cpu in parse_cpuset(part.cpus)),
+        memory=tuple(sorted(blocks, key=lambda block: (block.resource, block.nodes, block.size))),
+        devices={name: tuple(sorted(ids)) for name, ids in devices.items()},
+    )
+
+
+def foreign(
+    devices: dict[ResourceName, tuple[DeviceID, ...]], hardware: Topology
+) -> dict[ResourceName, tuple[DeviceID, ...]]:
+    """Keeps the devices that this allocator does not record, by resource; resources without any are left out."""
+    others = {name: tuple(d for d in ids if not is_recorded_here(hardware, name, d)) for name, ids in devices.items()}
+    return {name: ids for name, ids in others.items() if ids}

@@ -1,0 +1,134 @@
+"""
+The state of discovery that survives a restart: cordons, devices that wait for a reset, and its last epoch.
+
+It is a small file in the state directory, replaced as a whole or not at all. The list of devices that wait for a reset
+is dropped if the node was booted since, because a boot is a reset; cordons stay until an operator removes them. A file
+that cannot be read is renamed, never overwritten, because it contains an operator's cordons.
+
+While a new version takes over, two processes use the file, and either answers operators. So each reads the other's
+changes before it writes, and from time to time.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from topoalign.core.model.errors import StateFault, clean
+from topoalign.core.model.ids import DeviceID
+
+NAME = "devices.json"
+REMEDY = "make the state directory (TOPOALIGN_STATE_DIR) writable for this service, and see that its disk has room"
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the file."""
+
+    version: Literal[1] = 1
+    boot_id: str = ""
+    """Of the kernel that ran when it was written."""
+    cordons: dict[DeviceID, str] = {}
+    """Device -> the operator's reason."""
+    awaiting_reset: dict[DeviceID, str] = {}
+    """Device -> what happened to it."""
+    epoch: int = 0
+    """Of the last run."""
+    unconfirmed: str = ""
+    """Why cordons may be missing, until an operator cordons or uncordons a device; empty: none is missing."""
+
+
+class RecordFile:
+    """The record of one node, and the file that it is in."""
+
+    def __init__(self, directory: Path, boot_id: str) -> None:
+        self._directory = directory
+        self._boot_id = boot_id
+        self.kept = DeviceRecord(boot_id=boot_id)
+        self._seen: tuple[int, int] | None = None
+        """Inode and time of the file as it was read or written last."""
+
+    def load(self) -> str | None:
+        """
+        Reads the file, if there is one. If it cannot be read, sets it aside and returns the reason. Later starts return the
+        reason, too, until an operator has cordoned or uncordoned a device.
+        """
+        path = self._directory / NAME
+        self._seen = self._now()
+        try:
+            read = msgspec.json.decode(path.read_bytes(), type=DeviceRecord)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            why = clean(getattr(error, "strerror", None) or str(error), 200)
+            unconfirmed = f"{path} could not be read ({why}), so cordons are not known; {self._set_aside(path)}"
+            self.kept = DeviceRecord(boot_id=self._boot_id, unconfirmed=unconfirmed)
+            return unconfirmed
+        self.kept = self._of_this_boot(read)
+        return read.unconfirmed or None
+
+    def _set_aside(self, path: Path) -> str:
+        number = 1
+        try:
+            while (aside := path.with_name(f"{NAME}.corrupt-{number}")).exists():
+                number += 1
+            path.rename(aside)
+        except OSError as error:
+            return f"it could not be set aside: {clean(error.strerror or str(error))}"
+        return f"it was set aside as {aside.name}"
+
+    def reload(self) -> None:
+        """Reads what another process of this node has written since. A file that cannot be read is ignored."""
+        now = self._now()
+        if now is None or now == self._seen:
+            return
+        self._seen = now
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.kept = self._of_this_boot(
+                msgspec.json.decode((self._directory / NAME).read_bytes(), type=DeviceRecord)
+            )
+
+    def _of_this_boot(self, read: DeviceRecord) -> DeviceRecord:
+        waiting = (read if read.boot_id == self._boot_id else self.kept).awaiting_reset
+        return msgspec.structs.replace(read, boot_id=self._boot_id, awaiting_reset=waiting)
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = (self._directory / NAME).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def change(self, change: Callable[[DeviceRecord], DeviceRecord]) -> None:
+        """Applies a change and writes it to disk. Raises StateFault; then nothing has changed."""
+        changed = change(self.kept)
+        if changed == self.kept:
+            return
+        try:
+            self._replace(msgspec.json.format(msgspec.json.encode(changed, order="sorted")))
+        except OSError as error:
+            where = self._directory / NAME
+            raise StateFault(f"{where} cannot be written: {clean(error.strerror or str(error))}", REMEDY) from error
+        self.kept, self._seen = changed, self._now()
+
+    def _replace(self, body: bytes) -> None:
+        """Replaces the file. If the node stops meanwhile, the old file or the new one is there."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = self._directory / f"{NAME}.new"
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+        file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(file, "wb", closefd=False) as stream:
+                stream.write(body)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        fresh.rename(self._directory / NAME)
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -1,0 +1,394 @@
+"""
+Reads one GPU from NVML and /sys together.
+
+NVML has its identity; the files have its place, since they show the bridges above it and NVML does not. For the NUMA
+node the files take precedence: they come from the kernel, while NVML's affinity can name every node of the machine.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from ctypes import Structure, byref, c_uint
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from topoalign.core.model.errors import quoted
+from topoalign.core.model.events import DeviceHealth
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile
+from topoalign.core.model.topology.model import Fabric, Gpu, Topology
+from topoalign.core.model.topology.validate import LARGEST_MEMORY
+from topoalign.discovery.drivers.nvml.nvml_library import (
+    MOST_NVLINKS,
+    NOT_FOUND,
+    NVLINK_COUNT,
+    RECOVERY_ACTION,
+    REMAPPING_FAILED,
+    REMAPPING_PENDING,
+    UNREPORTED,
+    CallFailed,
+    Handle,
+    Library,
+)
+from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
+
+# NVLinks: each GPU reports where its end leads, and pairs are made of two ends.
+#
+# An end leads to another GPU, whose PCI address it reports, or to an NVSwitch, behind which every other GPU on the
+# switch is reached. The number of NVLinks of a pair is that of its direct links if it has any, else the smaller of both
+# GPUs' links to the switch, which is what `nvidia-smi topo -m` prints. Example: GPUs with 12 and 11 links to the switch
+# are a pair with NV11. In a virtual machine the switch may be hidden, so an end that leads to an unknown device counts
+# as a switch (both rules: HAMi, as in its pull request 2103).
+#
+# Reading is one pass per GPU and not per pair; on a slow driver the difference is half a second.
+
+
+GPU_KIND = 0
+NPU_KIND = 1
+SWITCH_KIND = 2
+"""nvmlIntNvLinkDeviceType_t."""
+
+
+class End(NamedTuple):
+    """The far end of an NVLink."""
+
+    address: str | None
+    """PCI address. None: not reported."""
+    kind: int | None
+    """GPU_KIND, NPU_KIND, SWITCH_KIND, or another number. None: not reported."""
+    up: bool = True
+    """False: the GPU has the link, but it is not enabled; where it leads is not read."""
+
+
+DOWN = End(None, None, up=False)
+
+
+@dataclass(frozen=True)
+class NvLinkTable:
+    """The NVLinks of a machine."""
+
+    pairs: Mapping[tuple[DeviceID, DeviceID], int]
+    """Of each pair that has any, in the order of the GPUs."""
+    to_switch: Mapping[DeviceID, int]
+    findings: tuple[str, ...]
+    down: Mapping[DeviceID, int] = field(default_factory=dict)
+    """GPU -> its links that are not up."""
+
+    def add_nvlink_counts(self, gpu: Gpu) -> Gpu:
+        """Adds the numbers of its NVLinks to a GPU."""
+        return replace(gpu, nvswitch_links=self.to_switch.get(gpu.id, 0), nvlinks_down=self.down.get(gpu.id, 0))
+
+
+def read_ends(nvml: Library, device: Handle) -> list[End]:
+    """
+    Reads the NVLinks of a GPU. Raises CallFailed.
+
+    NVML answers "invalid argument" or "not supported" for a link that the GPU does not have, so such a link is not down.
+    """
+    count = nvml.fields(device, (NVLINK_COUNT,)).get(NVLINK_COUNT, MOST_NVLINKS)
+    ends = []
+    for link in range(min(count, MOST_NVLINKS)):
+        if (enabled := nvml.nvlink_enabled(device, link)) is not None:
+            up = enabled and End(nvml.nvlink_remote(device, link), nvml.nvlink_remote_kind(device, link))
+            ends.append(up or DOWN)
+    return ends
+
+
+def pair_ends(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceID, str]) -> NvLinkTable:
+    """Combines the ends that each GPU reports into NVLinks between GPUs. `addresses`: the known PCI addresses."""
+    at = {address: gpu for gpu, address in addresses.items()}
+    direct: Counter[tuple[DeviceID, DeviceID]] = Counter()
+    to_switch: Counter[DeviceID] = Counter()
+    down = {gpu: sum(not end.up for end in own) for gpu, own in ends.items()}
+    for gpu, own in ends.items():
+        for end in own:
+            peer = at.get(end.address) if end.address is not None else None
+            if peer is not None and peer != gpu:
+                direct[gpu, peer] += 1
+            elif end.up and end.kind not in (GPU_KIND, NPU_KIND):
+                to_switch[gpu] += 1
+    pairs = {}
+    findings = []
+    for a, b in combinations(ends, 2):
+        there = direct[a, b]
+        back = direct[b, a]
+        if there != back:
+            findings.append(f"{a} sees {there} NVLinks to {b}, which sees {back}: the smaller number is used")
+        count = min(there, back) if there or back else min(to_switch[a], to_switch[b])
+        if count:
+            pairs[a, b] = count
+    return NvLinkTable(pairs=pairs, to_switch=dict(to_switch), findings=tuple(findings), down=down)
+
+
+# What a GPU in MIG mode can be divided into, and where its instances are.
+#
+# NVML counts the profiles of all architectures; a GPU has some of them. NVML reports possible and actual placements to
+# privileged users only. For other users there are no profiles, and no instance has a placement. With drivers that do not
+# name profiles there are none either.
+#
+# Source: nvidia-ml-py 13.615.71, nvmlGpuInstanceProfileInfo_v2_t; HAMi 4707fb02 for the cores of a profile.
+
+
+KINDS = 18
+"""NVML_GPU_INSTANCE_PROFILE_COUNT: the profiles that NVML counts."""
+MOST_PLACEMENTS = 64
+"""Of one profile: eight times what GPUs have."""
+
+NAMED = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:[+-][a-z.]+)*")
+"""The profile in the name of an instance, or in that of a profile: `1g.10gb+me`."""
+
+
+class InstanceSlices(Structure):
+    """nvmlGpuInstancePlacement_t."""
+
+    _fields_ = (("start", c_uint), ("size", c_uint))
+
+
+def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[MigProfile, ...]:
+    """
+    Reads the profiles of a GPU with this much memory (bytes), in NVML's order. Empty: not reported. Raises CallFailed.
+    """
+    asked = (nvml.maybe("nvmlDeviceGetGpuInstanceProfileInfo", device, kind) for kind in range(KINDS))
+    infos = [info for info in asked if info is not None]
+    whole = max((int(info.multiprocessorCount) for info in infos), default=0)
+    found: dict[str, MigProfile] = {}
+    for info in infos:
+        places = read_placements(nvml, device, info.id)
+        memory = int(info.memorySizeMB) << 20
+        slices = int(info.sliceCount)
+        named = NAMED.search(info.name)
+        name = named[0] if named else make_profile_name(slices, slices, memory, total)
+        if not places or name in found:
+            continue
+        cores = -(-int(info.multiprocessorCount) * 100 // whole) if whole else 0
+        found[name] = MigProfile(name=name, memory=memory, slices=slices, cores=cores, placements=places)
+    return tuple(found.values())
+
+
+def read_placements(nvml: Library, device: Handle, profile: int) -> tuple[MigPlacement, ...]:
+    """Reads the possible placements of the profile with this id of NVML. Empty: not reported. Raises CallFailed."""
+    places = (InstanceSlices * MOST_PLACEMENTS)()
+    count = c_uint(MOST_PLACEMENTS)
+    call = "nvmlDeviceGetGpuInstancePossiblePlacements"
+    if nvml.maybe(call, device, profile, places, byref(count)) is None:
+        return ()
+    return tuple(MigPlacement(start=place.start, size=place.size) for place in places[: count.value])
+
+
+def read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlacement | None:
+    """Reads the slices of the GPU instance with this id. None: not reported. Raises CallFailed."""
+    try:
+        instance = nvml.maybe("nvmlDeviceGetGpuInstanceById", device, gpu_instance)
+        info = None if instance is None else nvml.maybe("nvmlGpuInstanceGetInfo", instance)
+    except CallFailed as error:
+        if error.code == NOT_FOUND:  # not every container may see all instances
+            return None
+        raise
+    return None if info is None else MigPlacement(start=info.placement.start, size=info.placement.size)
+
+
+def make_profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
+    """
+    Returns the name of a profile that the driver does not name: `1g.10gb`, or `1c.2g.20gb` for a compute instance that is
+    smaller than its GPU instance. `memory`, `total`: bytes of the instance and of the GPU.
+
+    NVIDIA names the memory by eighths of the whole, rounded up (go-nvlib, mig_profile).
+    """
+    gib = 1 << 30
+    whole = -(-(total or memory) // gib)
+    eighths = -(-memory * 8 // (total or memory)) if memory else 0
+    part = f"{compute_slices}c." if compute_slices != gpu_slices else ""
+    return f"{part}{gpu_slices}g.{round(whole * eighths / 8)}gb"
+
+
+# The NVLink fabric of a GPU, as nvmlDeviceGetGpuFabricInfoV reports it. Constants: NVML as in nvidia-ml-py 13.615.71.
+
+
+NOT_STARTED = 1
+IN_PROGRESS = 2
+COMPLETED = 3
+"""nvmlGpuFabricState_t; 0 is not supported. Only `COMPLETED` has a status, a cluster and a health."""
+TRUE = 1
+"""Of a field of the healthMask that is a yes or no; 0 is not supported, 2 is false."""
+CONFIGURED = 1
+"""The largest value of the field INCORRECT_CONFIGURATION that is no error; 0 is not supported."""
+
+
+def joined_fabric(info: Any) -> Fabric | None:
+    """Returns the NVLink domain of a GPU. None: no domain, or one within the node, whose cluster is all zeros."""
+    if info is None or info.state != COMPLETED or info.status != 0 or not any(info.clusterUuid):
+        return None
+    return Fabric(cluster=str(UUID(bytes=bytes(info.clusterUuid))), clique=int(info.cliqueId))
+
+
+def fabric_state(info: Any) -> str:
+    """`Gpu.fabric_state`; empty if the fabric is in order or not supported."""
+    if info is None or info.state not in (NOT_STARTED, IN_PROGRESS, COMPLETED):
+        return ""
+    if info.state != COMPLETED:
+        return "not-started" if info.state == NOT_STARTED else "in-progress"
+    if info.status != 0:
+        return "failed"
+    health = int(getattr(info, "healthMask", 0))
+    degraded_bandwidth = health & 0x3 == TRUE
+    route_unhealthy = health >> 4 & 0x3 == TRUE
+    incorrect_configuration = health >> 8 & 0xF > CONFIGURED
+    return "degraded" if degraded_bandwidth or route_unhealthy or incorrect_configuration else ""
+
+
+RECOVERY = {
+    1: "the driver asks for a reset of the GPU",
+    2: "the driver asks for a reboot of the node",
+    3: "the driver asks for its peer-to-peer traffic to be drained",
+    4: "the driver asks for it to be drained and reset",
+    5: "the driver asks for its IMEX domain to be recovered",
+}
+"""Values of the field `RECOVERY_ACTION`; 0 means none."""
+RESETS = {1, 2, 4}
+"""Recovery actions that end with a reset."""
+
+MOST_READS = 4
+"""Attempts to read the MIG instances of a GPU. If they change during each attempt, the last one counts."""
+_INSTANCE = re.compile(r"[A-Za-z0-9_.:/-]{1,96}")
+
+
+class Judged(NamedTuple):
+    """One GPU of a reading, with its health and findings."""
+
+    gpu: Gpu
+    health: DeviceHealth
+    findings: tuple[str, ...]
+    awaits_reset: bool = False
+    answers: bool = True
+    """Whether it answered all calls."""
+
+
+Profiles = dict[DeviceID, tuple[MigProfile, ...]]
+"""GPU -> its MIG profiles. They never change, and reading them takes some twenty calls."""
+
+
+def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: Topology, profiles: Profiles) -> Judged:
+    """
+    Reads a GPU without its NVLinks. `profiles`: the known ones, to which those of this GPU are added. Raises CallFailed if
+    the GPU fails.
+    """
+    address = nvml.pci(device)
+    seen = next((gpu for gpu in files.gpus if address is not None and gpu.pci == address), Gpu(id=uuid, index=index))
+    nodes = set(files.node_ids)
+    cpus = {cpu.id for cpu in files.cpus}
+    memory = nvml.memory(device)
+    memory_node = nvml.memory_node(device)
+    mig, mig_findings = read_mig(nvml, device, memory) if nvml.mig_enabled(device) else (None, ())
+    if mig is not None and uuid not in profiles:
+        profiles[uuid] = read_profiles(nvml, device, memory)
+    fabric = nvml.fabric(device)
+    gpu = Gpu(
+        id=uuid,
+        index=index,
+        name=nvml.name(device),
+        minor=nvml.minor(device),
+        pci=address,
+        bridge=seen.bridge,
+        memory=memory if memory is not None and memory <= LARGEST_MEMORY else seen.memory,
+        cpu_affinity=keep_known_ids(cpus, nvml.cpu_affinity(device, max(cpus, default=0))) or seen.cpu_affinity,
+        numa_affinity=seen.numa_affinity or keep_known_ids(nodes, nvml.memory_affinity(device, max(nodes, default=0))),
+        memory_node=memory_node if memory_node in nodes else seen.memory_node,
+        fabric=joined_fabric(fabric),
+        fabric_state=fabric_state(fabric),
+        mig=mig,
+        mig_profiles=profiles[uuid] if mig is not None else (),
+    )
+    health, findings, awaits_reset = judge(nvml, index, device)
+    return Judged(gpu, health, (*mig_findings, *findings), awaits_reset)
+
+
+def keep_known_ids(known: Collection[int], ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the ids that the machine has."""
+    return tuple(i for i in ids if i in known)
+
+
+def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tuple[str, ...], bool]:
+    """
+    Returns the health of the GPU by the driver's own state, findings, and whether it needs a reset. Memory rows that wait to
+    be remapped are a finding only, because the GPU works on until its next reset.
+    """
+    fields = nvml.fields(device, (RECOVERY_ACTION, REMAPPING_FAILED, REMAPPING_PENDING))
+    findings = (f"GPU {index} has memory rows to remap at its next reset",) if fields.get(REMAPPING_PENDING) else ()
+    action = fields.get(RECOVERY_ACTION, 0)
+    if action:
+        return (
+            unhealthy(RECOVERY.get(action, f"the driver asks for recovery action {action}")),
+            findings,
+            action in RESETS,
+        )
+    if fields.get(REMAPPING_FAILED):
+        return unhealthy("a defective memory row could not be remapped"), findings, False
+    return HEALTHY, findings, False
+
+
+def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
+    """
+    Reads the MIG instances of a GPU with this much memory, and findings about them. Raises CallFailed.
+
+    NVML may renumber the instances when one is destroyed, and handles may then name other instances (nvml.h,
+    nvmlDeviceGetMigDeviceHandleByIndex). If the instances change during a reading, they are read again, at most `MOST_READS`
+    times.
+    """
+    uuids = uuid_by_index(nvml, device)
+    for _ in range(MOST_READS):
+        found = read_instances(nvml, device, total)
+        before = uuids
+        uuids = uuid_by_index(nvml, device)
+        if uuids == before:
+            break
+    return found
+
+
+def uuid_by_index(nvml: Library, device: Handle) -> dict[int, str]:
+    """Reads the uuids of the MIG instances of a GPU, by index. Instances without one are left out. Raises CallFailed."""
+    found = {}
+    for index, handle in nvml.mig_handles(device).items():
+        try:
+            found[index] = nvml.uuid(handle)
+        except CallFailed as error:
+            if error.code not in {NOT_FOUND, *UNREPORTED}:
+                raise
+    return found
+
+
+def read_instances(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
+    """Reads the MIG instances once."""
+    instances: list[MigDevice] = []
+    findings = []
+    for index, handle in nvml.mig_handles(device).items():
+        try:
+            instance = read_instance(nvml, device, index, handle, total)
+            if not _INSTANCE.fullmatch(instance.uuid) or instance.uuid in {other.uuid for other in instances}:
+                findings.append(f"a MIG instance is left out: {quoted([instance.uuid])} names no device, or two")
+            else:
+                instances.append(instance)
+        except CallFailed as error:
+            if error.code not in {NOT_FOUND, *UNREPORTED}:  # one that is not found has been destroyed meanwhile
+                raise
+            findings.append(f"a MIG instance that does not report all values is left out: {error}")
+    return tuple(sorted(instances, key=lambda mig: (mig.gpu_instance, mig.compute_instance))), tuple(findings)
+
+
+def read_instance(nvml: Library, device: Handle, index: int, handle: Handle, total: int | None) -> MigDevice:
+    """Reads one MIG instance. `total`: bytes of the whole GPU's memory. Raises CallFailed."""
+    size = nvml.mig_size(handle)
+    gpu_instance, compute_instance = nvml.mig_ids(handle)
+    named = NAMED.search(size.name)
+    return MigDevice(
+        uuid=DeviceID(nvml.uuid(handle)),
+        profile=named[0] if named else make_profile_name(size.gpu_slices, size.compute_slices, size.memory, total),
+        gpu_instance=gpu_instance,
+        compute_instance=compute_instance,
+        memory=size.memory,
+        index=index,
+        placement=read_placement(nvml, device, gpu_instance),
+    )

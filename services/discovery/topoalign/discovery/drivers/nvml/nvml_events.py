@@ -1,0 +1,285 @@
+"""
+Receives events of NVML between two readings: XIDs, memory errors, changes of MIG.
+
+Waiting for NVML's events blocks, so it is done in a thread of its own, a second at a time, with a deadline on each
+call. Every GPU is registered by itself, MIG instances by their GPU. A GPU that cannot be registered does not affect the
+others: it is tried again later, and until then its health is unknown. For a GPU without any events only the readings
+count.
+
+After a failed wait all GPUs are registered again, at once the first time and then at growing intervals. As long as it
+fails, the health of all GPUs is unknown, unless the error says that a GPU is lost: the readings show which one, and the
+others are not affected. A call that hangs blocks this one thread, and no second thread is started before it has ended.
+
+A process that has NVML open does not see GPUs that come back or are added, so every user in the process has to close it
+from time to time: `let_go` waits until that was done here.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import anyio
+import structlog
+
+from topoalign.core.model.errors import DriverFault
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.ports import Clock, HardwareEvent, Listener, Occurrence
+from topoalign.discovery.drivers.nvml.nvml_library import (
+    FUNCTION_NOT_FOUND,
+    GPU_IS_LOST,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    OF_THE_LIBRARY,
+    CallFailed,
+    Handle,
+    Library,
+    NvmlEvent,
+    address_of,
+)
+from topoalign.runtime.clock import backoff_seconds
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
+
+KINDS: Final = {
+    0x0001: Occurrence.SINGLE_BIT_ECC,
+    0x0002: Occurrence.DOUBLE_BIT_ECC,
+    0x0008: Occurrence.XID,
+    0x0100: Occurrence.CHANGED,  # MIG instances were created or destroyed
+    0x4000: Occurrence.UNAVAILABLE,
+    0x8000: Occurrence.CHANGED,  # the driver asks for another recovery action than before
+}
+"""nvmlEventType…, as bits."""
+
+NO_EVENTS = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
+"""Codes of a wait that mean: this driver or user has no events."""
+
+WAIT_SECONDS = 1.0
+"""For one wait. An event ends it at once; this is how long closing NVML may have to wait for it."""
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 30.0
+"""Seconds between attempts while waiting fails; doubled each time."""
+WAITS_BETWEEN_TRIES = 30
+"""Waits before GPUs that could not be registered are registered again."""
+MOST_WAITING = 1024
+"""Events that are taken out of a set before it ends: a GPU that reports without end does not keep it open."""
+
+REMEDY = "run nvidia-smi on the node, and look for driver errors in its kernel log"
+
+Deliver = Callable[[HardwareEvent | None, frozenset[DeviceID]], object]
+"""Called after each wait, in order, with the event, if there was one, and the GPUs that could not be registered."""
+
+log = structlog.get_logger("topoalign.discovery")
+
+
+class NvmlEvents:
+    """Listens to the GPUs that readings find."""
+
+    def __init__(self, clock: Clock, deadline: float) -> None:
+        """`deadline` is in seconds and holds for each call, in addition to the time that the call waits."""
+        self._clock = clock
+        self._thread = DriverThread("NVML, waiting for events,", clock, WAIT_SECONDS + deadline)
+        self._gpus: frozenset[DeviceID] | None = None
+        """The GPUs to register; None: close NVML. Written by the event loop, read by the thread."""
+        self._changed = anyio.Event()
+        self._closed = anyio.Event()
+        self._closed.set()
+        self._event_sets = EventSets()
+
+    def listen_to(self, gpus: frozenset[DeviceID]) -> None:
+        """Registers these GPUs instead of the former ones."""
+        if gpus != self._gpus:
+            self._gpus = gpus
+            self._changed.set()
+
+    async def let_go(self) -> None:
+        """Closes NVML until `listen_to` is called again. Returns when it is closed, or when the call hangs."""
+        self._gpus = None
+        await self._closed.wait()
+
+    async def run(self, listener: Listener) -> None:
+        """Runs until cancelled."""
+        report = EventReport(listener)
+        loop = asyncio.get_running_loop()
+
+        def deliver(event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
+            loop.call_soon_threadsafe(report.observe, event, silent)
+
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            while (gpus := self._gpus) is not None:
+                self._closed = anyio.Event()
+                try:
+                    await self._thread.run(partial(self._listen, deliver))
+                    if self._gpus is not None:  # none of them reports events, and nothing is missed
+                        report.observe(None, frozenset())
+                    break
+                except (DriverFault, CallFailed) as fault:
+                    failures = report.failed(fault, self._gpus or gpus)
+                finally:
+                    self._closed.set()
+                if failures > 1:
+                    await self._clock.sleep(backoff_seconds(failures - 1, FIRST_PAUSE, LONGEST_PAUSE))
+
+    def _listen(self, deliver: Deliver, steps: CallProgress) -> None:
+        """Waits for events, in the thread, until no GPU is registered. An abandoned thread leaves NVML open."""
+        try:
+            while (gpus := self._gpus) is not None and self._event_sets.open(gpus, steps):
+                event = self._event_sets.wait()
+                deliver(event, self._event_sets.silent)
+            self._event_sets.empty()
+            while self._event_sets.undelivered:
+                deliver(self._event_sets.wait(), self._event_sets.silent)
+        except CallFailed as error:
+            self._event_sets.close()
+            if error.code not in NO_EVENTS:
+                raise
+        self._event_sets.close()
+
+
+class EventSets:
+    """The event set and the GPUs registered in it. Only the thread uses it."""
+
+    def __init__(self) -> None:
+        self._nvml = Library()
+        self._set: Handle | None = None
+        self._gpus: frozenset[DeviceID] | None = None
+        """The GPUs for which the set was created."""
+        self._names: dict[int | None, DeviceID] = {}
+        """Address of its handle -> a GPU in the set."""
+        self.silent: frozenset[DeviceID] = frozenset()
+        """GPUs that could not be registered."""
+        self._waits = 0
+        self.undelivered: deque[HardwareEvent] = deque()
+        """Events of a set that was replaced."""
+
+    def open(self, gpus: frozenset[DeviceID], steps: CallProgress) -> bool:
+        """Registers these GPUs. Returns False if none of them reports events. Raises CallFailed, DriverFault."""
+        opened = self._nvml.open(steps)
+        if opened or gpus != self._gpus or (self.silent and self._waits >= WAITS_BETWEEN_TRIES):
+            self._register(gpus)
+        return bool(self._names)
+
+    def _register(self, gpus: frozenset[DeviceID]) -> None:
+        """Registers the GPUs in a new set; meanwhile the old set receives events. Raises CallFailed if it fails for all."""
+        events = self._nvml.event_set()
+        try:
+            names, silent = self._register_gpus(gpus, events) if events is not None else ({}, frozenset[DeviceID]())
+        except CallFailed:
+            self._nvml.free(events)
+            raise
+        self.empty()
+        if self._set is not None:
+            self._nvml.free(self._set)
+        self._set = events
+        self._gpus = gpus
+        self._names = names
+        self.silent = silent
+        self._waits = 0
+
+    def empty(self) -> None:
+        """Takes the waiting events out of the set, because its end would drop them."""
+        with suppress(CallFailed):
+            for _ in range(MOST_WAITING if self._set is not None else 0):
+                event = self._nvml.wait(self._set, 0)
+                if event is None:
+                    return
+                if (known := self._decode(event)) is not None:
+                    self.undelivered.append(known)
+
+    def _register_gpus(
+        self, gpus: frozenset[DeviceID], events: Handle
+    ) -> tuple[dict[int | None, DeviceID], frozenset[DeviceID]]:
+        """Registers GPUs. Returns the registered ones by the addresses of their handles, and those that failed."""
+        names: dict[int | None, DeviceID] = {}
+        without_events: set[DeviceID] = set()
+        errors: list[CallFailed] = []
+        for index in range(self._nvml.count()):
+            try:
+                device = self._nvml.handle(index)
+                uuid = DeviceID(self._nvml.uuid(device))
+                kinds = self._nvml.event_kinds(device) & sum(KINDS) if uuid in gpus else 0
+                if kinds and self._nvml.register(device, kinds, events):
+                    names[address_of(device)] = uuid
+                else:
+                    without_events.add(uuid)
+            except CallFailed as error:
+                if error.code in OF_THE_LIBRARY:
+                    raise
+                errors.append(error)
+        silent = gpus - set(names.values()) - without_events
+        if silent and errors and not names:
+            raise errors[0]
+        return names, silent
+
+    def wait(self) -> HardwareEvent | None:
+        """The next event, or None after WAIT_SECONDS without one. Raises CallFailed."""
+        if self.undelivered:
+            return self.undelivered.popleft()
+        self._waits += 1
+        event = self._nvml.wait(self._set, int(WAIT_SECONDS * 1000))
+        return self._decode(event) if event is not None else None
+
+    def _decode(self, event: NvmlEvent) -> HardwareEvent | None:
+        """Decodes an event; None for a kind that was not requested."""
+        kind = KINDS.get(event.kind)
+        if kind is None:
+            return None
+        return HardwareEvent(
+            kind=kind,
+            gpu=self._names.get(address_of(event.device)) or self._name(event),
+            xid=event.data if kind is Occurrence.XID else None,
+            gpu_instance=event.gpu_instance,
+            compute_instance=event.compute_instance,
+        )
+
+    def _name(self, event: NvmlEvent) -> DeviceID | None:
+        try:
+            return DeviceID(self._nvml.uuid(event.device))
+        except CallFailed:
+            return None
+
+    def close(self) -> None:
+        """Close NVML here; `wait` needs new registrations after that."""
+        if self._set is not None:
+            self._nvml.free(self._set)
+        self._nvml.close()
+        self._set = None
+        self._gpus = None
+        self._names = {}
+        self.silent = frozenset()
+
+
+class EventReport:
+    """Passes events to the listener, and reports once when events can no longer be received."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._failures = 0
+        self._lost: frozenset[DeviceID] | None = None
+        """GPUs reported to the listener as not received; None: all are received."""
+
+    def observe(self, event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
+        """Takes the result of a wait: an event, or None."""
+        self._failures = 0
+        if (silent or None) != self._lost:
+            self._lost = silent or None
+            reason = f"events of {len(silent)} GPUs cannot be waited for" if silent else None
+            self._listener.lose_subscription(reason, silent)
+            log.info("events of GPUs are received") if reason is None else log.warning(reason, gpus=sorted(silent))
+        if event is not None:
+            self._listener.hear(event)
+
+    def failed(self, fault: DriverFault | CallFailed, gpus: frozenset[DeviceID]) -> int:
+        """Takes a failed wait. Returns how many have failed in a row; the first one is not reported."""
+        self._failures += 1
+        lost = isinstance(fault, CallFailed) and fault.code == GPU_IS_LOST
+        unknown = frozenset() if lost else gpus
+        if self._failures > 1 and self._lost != unknown:
+            self._lost = unknown
+            reason = f"events of GPUs cannot be waited for: {fault}"
+            self._listener.lose_subscription(reason, unknown)
+            log.warning("events of GPUs cannot be waited for", finding=str(fault), remedy=REMEDY)
+        return self._failures

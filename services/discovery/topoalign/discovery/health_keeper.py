@@ -1,0 +1,390 @@
+"""
+Keeps the health of a node's devices: combines errors, readings and operator overrides, and remembers them.
+
+The parts are: `xids` for the severity of an XID, `health` for the state of a device, `record` for what survives a
+restart.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from topoalign.core.model.errors import StateFault, clean
+from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.maintenance import Override
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
+from topoalign.discovery.device_record import DeviceRecord, RecordFile
+from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
+from topoalign.discovery.xids import Severity, XidRules, describe_xid
+from topoalign.runtime.clock import backoff_seconds
+
+# The health of each device, from all readings and errors so far.
+#
+# There are two sources: readings, each of which covers all devices, and signs, such as an XID, between readings. A bad
+# sign takes a device out of use at once. The device comes back when it has shown no sign for the quiet time and a
+# reading that began after that is good. The quiet time doubles for each recovery within the past hour. After some signs
+# only a reset helps; they last until readings have seen the device go and come back, until the node was booted, or
+# until an operator heals it.
+#
+# Every device is judged by itself: an error of one changes the health of no other. A MIG instance is listed if it alone
+# is unhealthy; else it has the health of its GPU.
+#
+# Nothing here reads a clock or hardware: `now` is in monotonic seconds.
+
+
+RELAPSE_SECONDS = 3600.0
+"""If a device fails again within this time after a recovery, its quiet time doubles. Also the longest quiet time."""
+
+
+@dataclass
+class Mark:
+    """Why a device is unhealthy although readings may be good."""
+
+    reason: str
+    newest: float
+    """When the newest sign was seen."""
+    lasting: bool
+    """Only a reset helps."""
+    went: bool = False
+    """A reading since then found the device waiting for its reset, or missing."""
+
+    def seen(self, when: float) -> None:
+        """Records that there was, or may have been, another sign at this time, which may be before the newest one."""
+        self.newest = max(self.newest, when)
+
+
+@dataclass
+class HealthJudge:
+    """Judges the health of all devices of a node."""
+
+    quiet_seconds: float
+    """Seconds without a sign before a good reading makes the device healthy again."""
+    _found: dict[DeviceID, DeviceHealth] = field(default_factory=dict)
+    """The health of GPUs and NICs by the newest reading."""
+    _gpu_or_nic_of: dict[DeviceID, DeviceID] = field(default_factory=dict)
+    """MIG instance -> its GPU."""
+    _failure: str | None = None
+    """Why the newest reading failed."""
+    _unsubscribed: dict[DeviceID, str] = field(default_factory=dict)
+    """GPU -> why its signs cannot be received."""
+    _marks: dict[DeviceID, Mark] = field(default_factory=dict)
+    _well: set[DeviceID] = field(default_factory=set)
+    """Devices that a reading found healthy at some time. Only they get a mark if a reading finds them unhealthy: a NIC whose
+    port is not up yet at boot becomes healthy without a quiet time."""
+    _recoveries: dict[DeviceID, list[float]] = field(default_factory=dict)
+    """When devices recovered within the last RELAPSE_SECONDS."""
+
+    def read(
+        self,
+        found: Mapping[DeviceID, DeviceHealth],
+        instances: Mapping[DeviceID, DeviceID],
+        awaiting_reset: Iterable[DeviceID],
+        began: float,
+    ) -> None:
+        """Takes a reading of all GPUs and NICs that began at `began`. `instances`: MIG instance -> its GPU."""
+        had = self._gpu_or_nic_of
+        self._failure = None
+        self._found = dict(found)
+        self._gpu_or_nic_of = dict(instances)
+        for device, health in found.items():
+            if health.state is HealthState.HEALTHY:
+                self._well.add(device)
+            elif health.state is HealthState.UNHEALTHY and device in self._well:
+                self.sign(device, health.reason, began)
+        gone = set(awaiting_reset)
+        for device, mark in list(self._marks.items()):
+            owner = self._gpu_or_nic_of.get(device, device)
+            if owner not in found:  # a device remembered from an earlier run may not have been read yet
+                if device in had:
+                    del self._marks[device]  # the instance was destroyed
+            elif owner in gone:
+                mark.went = True
+            elif found[owner].state is HealthState.HEALTHY:
+                self._recover(device, owner, mark, began)
+
+    def _recover(self, device: DeviceID, owner: DeviceID, mark: Mark, now: float) -> None:
+        """Removes the mark after a good reading, if the quiet time is over and no reset is needed."""
+        if mark.went:
+            mark.lasting = False
+            mark.went = False
+            mark.seen(now)
+        if owner in self._unsubscribed:
+            mark.seen(now)  # signs of it cannot be received, so it may not be quiet
+        if not mark.lasting and now - mark.newest >= self.quiet(device, now):
+            del self._marks[device]
+            self._recoveries[device] = [*self._relapses(device, now), now]
+
+    def quiet(self, device: DeviceID, now: float) -> float:
+        """Returns for how many seconds this device must be without a sign."""
+        longest = max(self.quiet_seconds, RELAPSE_SECONDS)
+        return backoff_seconds(1 + len(self._relapses(device, now)), self.quiet_seconds, longest)
+
+    def _relapses(self, device: DeviceID, now: float) -> list[float]:
+        return [time for time in self._recoveries.get(device, ()) if now - time < RELAPSE_SECONDS]
+
+    def failed(self, reason: str) -> None:
+        """Takes a failed reading: the health of all devices becomes unknown."""
+        self._failure = reason
+
+    def lose_subscription(self, reason: str | None, gpus: Iterable[DeviceID] = ()) -> None:
+        """Signs of these GPUs, and of no others, cannot be received for this reason."""
+        self._unsubscribed = {} if reason is None else dict.fromkeys(gpus, reason)
+
+    def sign(self, device: DeviceID, reason: str, now: float, *, lasting: bool = False) -> bool:
+        """
+        Takes a bad sign of a device, and returns whether it is new. The first reason stays, unless a lasting sign follows a
+        passing one.
+        """
+        mark = self._marks.get(device)
+        news = mark is None or (lasting and not mark.lasting)
+        if mark is None or news:
+            self._marks[device] = Mark(reason, now, lasting)
+        else:
+            mark.seen(now)
+            mark.went = mark.went and not lasting
+        return news
+
+    def heal(self, device: DeviceID) -> None:
+        """Removes the marks of a device and its instances: they have the health of the newest reading again."""
+        for name in (device, *(instance for instance, gpu in self._gpu_or_nic_of.items() if gpu == device)):
+            self._marks.pop(name, None)
+            self._recoveries.pop(name, None)
+
+    def lasting(self) -> dict[DeviceID, str]:
+        """Returns the devices that wait for a reset, with the reasons. They are remembered until the node boots."""
+        return {device: mark.reason for device, mark in self._marks.items() if mark.lasting}
+
+    def health_by_device(self, cordons: Mapping[DeviceID, str]) -> dict[DeviceID, DeviceHealth]:
+        """
+        Returns the health of all GPUs and NICs, and of MIG instances with a mark or a cordon of their own. Empty before
+        a reading.
+
+        `cordons`: device -> the operator's reason.
+        """
+        devices = [*self._found]
+        devices += [each for each in self._gpu_or_nic_of if each in self._marks or each in cordons]
+        return {device: add_cordon(self._health_of(device), cordons.get(device)) for device in devices}
+
+    def _health_of(self, device: DeviceID) -> DeviceHealth:
+        mark = self._marks.get(device)
+        found = self._found.get(device)
+        blind = self._failure or self._unsubscribed.get(device)
+        if mark is None and blind is not None and found is not None:
+            return DeviceHealth(state=HealthState.UNKNOWN, reason=blind)
+        if mark is None:
+            return found or HEALTHY  # an instance without a health of its own
+        if blind is not None:
+            return unhealthy(mark.reason, blind)
+        if found is not None and found.state is not HealthState.HEALTHY:
+            return unhealthy(mark.reason, found.reason)
+        if mark.lasting:
+            return unhealthy(mark.reason, "out of use until it was reset, or an operator heals it")
+        return unhealthy(mark.reason, "out of use until it has been quiet for a while")
+
+
+def add_cordon(health: DeviceHealth, reason: str | None) -> DeviceHealth:
+    """Adds an operator's cordon to a health. `reason` None: there is no cordon."""
+    if reason is None:
+        return health
+    reasons = (health.reason, f"cordoned: {reason}" if reason else "cordoned")
+    return msgspec.structs.replace(health, reason="; ".join(filter(None, reasons)), cordoned=True)
+
+
+LONGEST_REASON = 200
+
+log = structlog.get_logger("topoalign.discovery")
+
+
+class HealthKeeper:
+    """Combines the sources of health of one node."""
+
+    def __init__(self, record: RecordFile, xids: XidRules, quiet_seconds: float, clock: Clock) -> None:
+        self._record = record
+        self._xids = xids
+        self._clock = clock
+        self._judge = HealthJudge(quiet_seconds)
+        self._unsaved: str | None = None
+        self._unnumbered: str | None = None
+        """Why the last epoch is not on record; logged once."""
+        if unconfirmed := record.load():
+            remedy = "cordon again the devices that must not be used; if there are none, uncordon one device"
+            log.error("cordons are not known", finding=unconfirmed, remedy=remedy)
+        for device, reason in record.kept.awaiting_reset.items():
+            self._judge.sign(device, reason, clock.monotonic(), lasting=True)
+
+    def not_ready_reason(self) -> str | None:
+        """Readiness: why the record that must survive a restart is incomplete."""
+        return self._record.kept.unconfirmed or self._unsaved
+
+    @property
+    def cordons(self) -> Mapping[DeviceID, str]:
+        """Device id -> the operator's reason."""
+        return self._record.kept.cordons
+
+    def new_epoch(self) -> int:
+        """
+        Returns a new epoch, greater than all earlier ones, also if the clock was set back. Under an epoch that was used
+        before, subscribers would drop the messages as repetitions.
+        """
+        epoch = max(int(self._clock.wall() * 1000), self._record.kept.epoch + 1)
+        try:
+            self._record.change(lambda record: msgspec.structs.replace(record, epoch=epoch))
+        except StateFault as fault:
+            if self._unnumbered != fault.finding:
+                log.warning(
+                    "the epoch cannot be recorded, so the next start takes it from the clock alone",
+                    finding=fault.finding,
+                    remedy=fault.remedy,
+                )
+            self._unnumbered = fault.finding
+        return epoch
+
+    def follow(self, xids: XidRules, quiet_seconds: float) -> None:
+        """Uses these rules from now on."""
+        self._xids = xids
+        self._judge.quiet_seconds = quiet_seconds
+
+    def health_by_device(self) -> dict[DeviceID, DeviceHealth]:
+        """The health of each device, with cordons, as it is published."""
+        return self._judge.health_by_device(self.cordons)
+
+    def read(self, found: Mapping[DeviceID, DeviceHealth], inventory: Inventory, began: float) -> None:
+        """Takes a reading. `found`: all GPUs and NICs, including those that the inventory lacks."""
+        topology = inventory.topology
+        instances = {instance.uuid: gpu.id for gpu in topology.gpus for instance in gpu.mig or ()}
+        missing = found.keys() - topology.gpu_by_id.keys() - topology.nic_by_id.keys()
+        gone = frozenset() if inventory.nameless else missing
+        self._judge.read(found, instances, inventory.awaiting_reset | gone, began)
+        self._remember()
+
+    def failed(self, reason: str) -> None:
+        """Takes a failed reading: the health of all devices becomes unknown for this reason."""
+        self._reload()
+        self._judge.failed(reason)
+
+    def lose_subscription(self, reason: str | None, gpus: Iterable[DeviceID]) -> None:
+        """Events of these GPUs cannot be received for this reason; None: all can be received."""
+        self._judge.lose_subscription(reason, gpus)
+
+    def observe(self, event: HardwareEvent, topology: Topology) -> bool:
+        """Takes an event of the hardware. Returns whether a reading should follow soon."""
+        severity, reason = self._judge_severity(event)
+        devices = affected_devices(topology, event)
+        if not devices:
+            log.warning("an event of an unknown GPU", kind=event.kind, xid=event.xid, gpu=event.gpu)
+            return True
+        if severity in (Severity.IGNORED, Severity.READ):
+            log.debug("a GPU reports", devices=devices, what=reason, meaning=severity.value)
+            return severity is Severity.READ
+        lasting = severity is Severity.LASTING
+        news = [self._judge.sign(device, reason, self._clock.monotonic(), lasting=lasting) for device in devices]
+        if any(news):
+            log.warning("a GPU has failed", devices=devices, what=reason, meaning=severity.value)
+        self._remember()
+        return any(news)
+
+    def _judge_severity(self, event: HardwareEvent) -> tuple[Severity, str]:
+        match event.kind:
+            case Occurrence.XID:
+                xid = event.xid or 0
+                return self._xids.severity(xid), describe_xid(xid)
+            case Occurrence.DOUBLE_BIT_ECC:  # the XID that comes with it decides
+                return Severity.READ, "uncorrectable memory error"
+            case Occurrence.SINGLE_BIT_ECC:
+                return Severity.IGNORED, "corrected memory error"
+            case Occurrence.UNAVAILABLE:
+                return Severity.PASSING, "the driver has taken it out of use"
+            case Occurrence.CHANGED:
+                return Severity.READ, "its MIG instances or its recovery action changed"
+
+    def apply_override(self, override: Override, devices: Sequence[DeviceID], reason: str) -> None:
+        """
+        Applies an override of an operator, or a service's report. Raises StateFault if it cannot be written; then it is
+        void.
+        """
+        self._reload()
+        match override:
+            case "cordon":
+                self._keep(devices, dict.fromkeys(devices, clean(reason, LONGEST_REASON)))
+            case "uncordon":
+                self._keep(devices, {})
+            case "heal":
+                for device in devices:
+                    self._judge.heal(device)
+                self._remember()
+            case "report":
+                self._report(devices, clean(reason, LONGEST_REASON))
+                return
+        log.info(
+            "an operator override was applied", override=override, devices=devices, reason=clean(reason, LONGEST_REASON)
+        )
+
+    def _report(self, devices: Sequence[DeviceID], reason: str) -> None:
+        """
+        Takes a service's report that these devices failed. The mark passes after the quiet time; only new ones are
+        logged.
+        """
+        now = self._clock.monotonic()
+        if news := [device for device in devices if self._judge.sign(device, reason, now)]:
+            log.warning("a service of the node reports a failure", devices=news, what=reason)
+
+    def _keep(self, devices: Sequence[DeviceID], cordons: Mapping[DeviceID, str]) -> None:
+        """
+        Replaces the cordons of these devices. The operator who does so has looked at the cordons, so the record counts as
+        confirmed again.
+        """
+
+        def with_these(record: DeviceRecord) -> DeviceRecord:
+            others = {device: why for device, why in record.cordons.items() if device not in devices}
+            return msgspec.structs.replace(record, cordons={**others, **cordons}, unconfirmed="")
+
+        self._record.change(with_these)
+
+    def _reload(self) -> None:
+        """Takes over what another process of this node has written to the record."""
+        had = self._record.kept.awaiting_reset
+        self._record.reload()
+        now = self._record.kept.awaiting_reset
+        for device in had.keys() - now.keys():
+            self._judge.heal(device)
+        for device in now.keys() - had.keys():
+            self._judge.sign(device, now[device], self._clock.monotonic(), lasting=True)
+
+    def _remember(self) -> None:
+        """Records the devices that wait for a reset. If that fails, they are out of use all the same."""
+
+        def with_lasting(record: DeviceRecord) -> DeviceRecord:
+            return msgspec.structs.replace(record, awaiting_reset=self._judge.lasting())
+
+        self._reload()
+        try:
+            self._record.change(with_lasting)
+        except StateFault as fault:
+            if self._unsaved != fault.finding:
+                log.error("a restart would forget what waits for a reset", finding=fault.finding, remedy=fault.remedy)
+            self._unsaved = fault.finding
+        else:
+            self._unsaved = None
+
+
+def affected_devices(topology: Topology, event: HardwareEvent) -> tuple[DeviceID, ...]:
+    """
+    Returns the devices that an event concerns: the MIG instances that it names, or the whole GPU. It is the whole GPU if the
+    instances are not known, because they may have been created since the last reading, and if the GPU is offered as a whole,
+    because a container with the GPU has its instances, too.
+    """
+    gpu = topology.gpu_by_id.get(event.gpu) if event.gpu is not None else None
+    if gpu is None:
+        return ()
+    if gpu.id in topology.offers_by_base:
+        return (gpu.id,)
+    instances = tuple(
+        each.uuid
+        for each in gpu.mig or ()
+        if each.gpu_instance == event.gpu_instance and event.compute_instance in (None, each.compute_instance)
+    )
+    return instances or (gpu.id,)

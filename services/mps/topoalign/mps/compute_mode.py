@@ -1,0 +1,112 @@
+"""
+Reads the GPUs of the node, and sets their compute mode, by NVML.
+
+NVML is opened for each task and closed after it, because it is needed only when a daemon starts or ends. Each call has a
+time limit and runs in a daemon thread. A driver that does not answer is reported, and does not keep this process from
+ending. Functions: NVML as in nvidia-ml-py 13.615.71.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from topoalign.core.model.errors import DriverFault, clean
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.ports import Clock
+from topoalign.mps.daemon_shares import MpsGpu
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
+
+DEFAULT = 0
+EXCLUSIVE_PROCESS = 3
+"""nvmlComputeMode_t."""
+INIT_WITHOUT_GPUS = 1
+"""NVML_INIT_FLAG_NO_GPUS: NVML opens also on a node with a lost GPU."""
+CALL_SECONDS = 10.0
+"""How long each call may take."""
+Ask = Callable[..., Any]
+"""Calls the function of NVML with this name."""
+
+
+class Nvml:
+    """NVML of the node. One task at a time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._thread = DriverThread("NVML", clock, CALL_SECONDS)
+
+    async def read_gpus(self) -> tuple[MpsGpu, ...]:
+        """The GPUs that answer, in NVML's order. Raises DriverFault."""
+        return await self._thread.run(read_present_gpus)
+
+    async def set_compute_mode(self, devices: Collection[DeviceID], mode: int) -> None:
+        """Sets the compute mode of GPUs that exist. Raises DriverFault, also where this process may not."""
+        await self._thread.run(partial(set_mode_now, devices, mode))
+
+
+def read_present_gpus(steps: CallProgress) -> tuple[MpsGpu, ...]:
+    """Reads, in the thread, the GPUs that answer."""
+    with open_nvml(steps) as (pynvml, ask):
+        return tuple(read_mps_gpu(pynvml, ask, index, handle) for index, handle in handles(pynvml, ask))
+
+
+def set_mode_now(devices: Collection[DeviceID], mode: int, steps: CallProgress) -> None:
+    """Sets, in the thread, the compute mode of GPUs that exist."""
+    with open_nvml(steps) as (pynvml, ask):
+        for _, handle in handles(pynvml, ask):
+            if ask("nvmlDeviceGetUUID", handle) in devices:
+                ask("nvmlDeviceSetComputeMode", handle, mode)
+
+
+@contextmanager
+def open_nvml(steps: CallProgress) -> Iterator[tuple[ModuleType, Ask]]:
+    """
+    Opens NVML for the block; yields it and a function that calls it. Raises DriverFault, also for an error in the
+    block.
+    """
+    steps("import pynvml")
+    try:
+        import pynvml  # not where nothing is shared by MPS
+    except ImportError as error:
+        raise DriverFault("the Python module pynvml is not installed", "install nvidia-ml-py") from error
+
+    def ask(function: str, *arguments: object) -> Any:
+        steps(function)
+        return getattr(pynvml, function)(*arguments)
+
+    try:
+        ask("nvmlInitWithFlags", INIT_WITHOUT_GPUS)
+        try:
+            yield pynvml, ask
+        finally:
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        remedy = "see that NVIDIA's driver is loaded, and that this process is root and has the devices"
+        raise DriverFault(f"NVML: {clean(str(error), 200)}", remedy) from error
+
+
+def handles(pynvml: ModuleType, ask: Ask) -> Iterator[tuple[int, Any]]:
+    """Index and handle of each GPU that is not lost."""
+    for index in range(ask("nvmlDeviceGetCount")):
+        with suppress(pynvml.NVMLError_GpuIsLost):
+            yield index, ask("nvmlDeviceGetHandleByIndex", index)
+
+
+def read_mps_gpu(pynvml: ModuleType, ask: Ask, index: int, handle: Any) -> MpsGpu:
+    """Reads one GPU."""
+    memory = None
+    in_mig_mode = False
+    with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        memory = int(ask("nvmlDeviceGetMemoryInfo", handle).total)
+    with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        in_mig_mode = ask("nvmlDeviceGetMigMode", handle)[0] == 1
+    major, minor = ask("nvmlDeviceGetCudaComputeCapability", handle)
+    return MpsGpu(
+        id=DeviceID(ask("nvmlDeviceGetUUID", handle)),
+        index=index,
+        name=clean(ask("nvmlDeviceGetName", handle)),
+        memory=memory,
+        in_mig_mode=in_mig_mode,
+        capability=(int(major), int(minor)),
+    )

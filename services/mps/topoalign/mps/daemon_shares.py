@@ -1,0 +1,101 @@
+"""
+Computes what each MPS daemon of a node serves and which limits it sets, from the GPUs and the configuration.
+
+The rule is that of NVIDIA's device plugin v0.20.0 (cmd/mps-control-daemon/mps): with n replicas a client may use 1/n of the
+GPU's memory in whole MiB, and 100/n per cent of its threads, rounded down. Example: 80 GiB and 3 replicas are 27306 MiB and
+33 per cent. A GPU older than compute capability 7.5 serves 16 clients, any other 48; that plugin takes 7.5 for Volta, which
+is 7.0, so a V100 is refused more than 16 here as well.
+
+If MPS limits vcuda units or vGPU slots, the daemon sets no limits: each container has its own, from the environment that
+Allocate sets. The two resources of GPUs in units have one daemon, named after the resource of computing time.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.plugin_config.configuration import Configuration
+from topoalign.plugin_config.mps_files import Serves
+from topoalign.plugin_config.resource_offers import offer_resources
+
+MIB = 1 << 20
+MANY_CLIENTS = 48
+FEW_CLIENTS = 16
+SINCE_MANY = (7, 5)
+"""The first compute capability with `MANY_CLIENTS`."""
+
+
+class MpsGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as NVML reports it."""
+
+    id: DeviceID
+    index: int
+    name: str
+    memory: int | None
+    """Bytes; None: not reported."""
+    in_mig_mode: bool
+    capability: tuple[int, int]
+    """Compute capability, major and minor."""
+
+
+class MpsShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one daemon serves."""
+
+    resource: ResourceName
+    replicas: int
+    """Replicas of each GPU; 0: the GPU is in units, and every container with units is a client."""
+    own_limits: bool = False
+    """Whether the clients have limits of their own: the daemon has no defaults."""
+    gpus: tuple[MpsGpu, ...]
+    """In NVML's order; never empty."""
+
+    @property
+    def devices(self) -> tuple[DeviceID, ...]:
+        """The uuids of its GPUs."""
+        return tuple(gpu.id for gpu in self.gpus)
+
+    @property
+    def serves(self) -> Serves:
+        """The announcement to the allocator."""
+        return Serves(devices=frozenset(self.devices), replicas=0 if self.own_limits else self.replicas)
+
+    @property
+    def thread_percentage(self) -> int:
+        """Of a GPU's threads, for one client."""
+        return 100 // self.replicas
+
+    @property
+    def memory_limits(self) -> dict[DeviceID, str]:
+        """GPU -> memory for one client, `27306M`; without GPUs whose memory is not reported."""
+        return {gpu.id: f"{gpu.memory // self.replicas // MIB}M" for gpu in self.gpus if gpu.memory}
+
+    @property
+    def with_too_few_clients(self) -> tuple[MpsGpu, ...]:
+        """The GPUs that serve fewer clients than there are replicas."""
+        return tuple(gpu for gpu in self.gpus if self.replicas > most_clients(gpu))
+
+
+def most_clients(gpu: MpsGpu) -> int:
+    """Returns how many clients an MPS server can have on a GPU."""
+    return MANY_CLIENTS if gpu.capability >= SINCE_MANY else FEW_CLIENTS
+
+
+def mps_shares(found: Sequence[MpsGpu], configuration: Configuration) -> dict[ResourceName, MpsShare]:
+    """Resource -> what its daemon serves, for the resources that the configuration shares by MPS on this node."""
+    gpus = (
+        Gpu(id=gpu.id, index=gpu.index, name=gpu.name, mig=() if gpu.in_mig_mode else None, memory=gpu.memory)
+        for gpu in found
+    )
+    by_id = {gpu.id: gpu for gpu in found}
+    return {
+        offer.resource: MpsShare(
+            resource=offer.resource,
+            replicas=0 if offer.unit else offer.replicas,
+            own_limits=offer.by_amounts,
+            gpus=tuple(by_id[device] for device in offer.devices),
+        )
+        for offer in offer_resources(Topology(gpus=tuple(gpus)), configuration).offers
+        if offer.sharing == "mps" and offer.unit != "memory"
+    }

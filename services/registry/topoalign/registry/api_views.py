@@ -1,0 +1,320 @@
+"""
+The types of the HTTP API's answers; `msgspec.json.schema` of these types is its reference.
+
+Field names are part of the public contract: later versions add fields and never rename one. A device is always shown
+with its index, its id and its PCI address together. What is made once for each row is in no cycle of references, and the
+garbage collector passes it over (`gc=False`).
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+import msgspec
+
+from topoalign.core import wire
+from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.events import Allocation, DeviceHealth, MemoryBlock, Owner
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
+from topoalign.core.model.processes import LibraryReading, Measurement
+from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.names import NamedDevice, named_devices
+from topoalign.core.ports import Bus
+from topoalign.core.sharing.hami.foreign import UNKNOWN_NUMA, Liveness
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.share_amounts import held_by_slot, total
+from topoalign.core.usage.attribution import DeviceShares, shares_of
+from topoalign.core.usage.library import has_library, with_library
+from topoalign.registry.cluster_nodes import ClusterNode, bare
+from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, HamiView
+
+
+class ResourceCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Devices of one resource; `total` is the sum of the other three."""
+
+    total: int
+    free: int
+    """May be allocated whole now."""
+    allocated: int
+    """Held by a live allocation, healthy or not; a NIC of which one virtual function is held is held."""
+    unhealthy: int
+    """Not held and not allocatable: unhealthy, of unknown health, or cordoned."""
+
+
+class CpuCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """CPUs of a node: all of them, and those of one container alone."""
+
+    total: int
+    exclusive: int
+    """Held by one container alone."""
+
+
+class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One line of the list of nodes."""
+
+    name: NodeName
+    source: str | None
+    """What read the hardware: `nvml`, `sysfs`, `described: <name>`. None: not discovered yet."""
+    revision: int | None
+    """Of the topology, counted by discovery."""
+    boot_id: str | None
+    gpus: int
+    nics: int
+    numa_nodes: int
+    cpus: CpuCount
+    resources: dict[ResourceName, ResourceCount]
+    allocations: int
+    epoch: int
+    """Of the allocator's journal; 0 before its first fact."""
+    seq: int
+    digest: str
+    """Equal for equal allocations: compare it with the digest of another fold."""
+    stale: bool
+    """The node's allocator does not answer: what is shown was true, and no service confirms it now."""
+    last_event: str | None
+    """RFC 3339 time of the newest fact."""
+    foreign: str | None = None
+    """`hami`: HAMi allocates its GPUs, and the node is offered to no pod. Missing: topoalign allocates them."""
+
+
+class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One live allocation."""
+
+    node: NodeName
+    id: AllocationID
+    owner: Owner | None
+    """None: it is not known yet for which container."""
+    role: str
+    devices: tuple[NamedDevice, ...]
+    """In the order in which the container sees them."""
+    virtual_functions: dict[DeviceID, tuple[str, ...]]
+    """NIC -> PCI addresses of its virtual functions that are held: of a NIC that stands here only these."""
+    cpus: str
+    """Exclusive CPUs as a list `0-3,8`; empty in the shared pool."""
+    memory: tuple[MemoryBlock, ...]
+    affinity: tuple[int, ...] | None
+    """NUMA node ids it was aligned to. None: no preference, or not known from the kubelet."""
+    since: str | None
+    """RFC 3339 time of the grant. None: it was known in a snapshot only."""
+    ailing: dict[DeviceID, DeviceHealth]
+    """How those of its devices are that would not be handed out now; it keeps them."""
+    amounts: dict[DeviceID, Amount] = {}
+    """
+    GPU of which it has units or slots -> how much of it these are; of a slot without an amount an equal part. Missing: it
+    has none.
+    """
+
+
+class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that is known of one node."""
+
+    summary: NodeSummary
+    topology: Topology | None
+    health: dict[DeviceID, DeviceHealth]
+    allocations: tuple[AllocationView, ...]
+    hami: HamiView | None = None
+    """HAMi's annotations of the Kubernetes Node. Missing: there are none."""
+
+
+def summarize_member(member: ClusterNode, foreign: str | None = None) -> NodeSummary:
+    """The view of a node in the list of nodes. `foreign`: who else allocates its GPUs."""
+    counts = member.derived(summarize)
+    last = rfc3339(member.last_event)
+    return msgspec.structs.replace(counts, stale=not member.answering, last_event=last, foreign=foreign)
+
+
+def summarize(state: NodeState) -> NodeSummary:
+    """What the summary of a node takes from its state."""
+    discovered = state.topology
+    return NodeSummary(
+        name=state.node,
+        source=discovered.source if discovered is not None else None,
+        revision=discovered.revision if discovered is not None else None,
+        boot_id=discovered.boot_id if discovered is not None else None,
+        gpus=len(state.hardware.gpus),
+        nics=len(state.hardware.nics),
+        numa_nodes=len(state.hardware.nodes),
+        cpus=CpuCount(total=len(state.hardware.cpus), exclusive=len(state.ownership.cpus_in_use)),
+        resources={resource: count(state, resource) for resource in state.hardware.devices},
+        allocations=len(state.allocations),
+        epoch=state.epoch,
+        seq=state.seq,
+        digest=state.digest,
+        stale=True,
+        last_event=None,
+    )
+
+
+def count(state: NodeState, resource: ResourceName) -> ResourceCount:
+    """How many devices of a resource are free, allocated and unhealthy."""
+    devices = state.hardware.devices[resource]
+    free = len(state.ownership.free(resource))
+    allocated = len(state.ownership.held(resource))
+    return ResourceCount(total=len(devices), free=free, allocated=allocated, unhealthy=len(devices) - free - allocated)
+
+
+def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
+    """The view of a node that only HAMi manages: its GPUs are those that HAMi has registered."""
+    cards = foreign.cards(node)
+    return NodeSummary(
+        name=node,
+        source=None,
+        revision=None,
+        boot_id=None,
+        gpus=len(cards),
+        nics=0,
+        numa_nodes=len({card.numa for card in cards} - {UNKNOWN_NUMA}),
+        cpus=CpuCount(total=0, exclusive=0),
+        resources={},
+        allocations=foreign.pods(node),
+        epoch=0,
+        seq=0,
+        digest="",
+        stale=foreign.liveness(node) is not Liveness.LIVE,
+        last_event=None,
+        foreign=HAMI,
+    )
+
+
+def foreign_detail(foreign: ForeignNodes, node: NodeName) -> NodeDetail:
+    """All information about a node that only HAMi manages."""
+    shown = foreign_summary(foreign, node)
+    return NodeDetail(summary=shown, topology=None, health={}, allocations=(), hami=foreign.view(node))
+
+
+def detail(
+    member: ClusterNode,
+    allocations: tuple[AllocationView, ...],
+    foreign: str | None = None,
+    hami: HamiView | None = None,
+) -> NodeDetail:
+    """The view of one node: hardware, health of each device, its allocations, and HAMi's annotations."""
+    state = bare(member.state)
+    return NodeDetail(
+        summary=summarize_member(member, foreign),
+        topology=state.topology.topology if state.topology is not None else None,
+        health={device: state.health_of(device) for devices in state.hardware.devices.values() for device in devices},
+        allocations=allocations,
+        hami=hami,
+    )
+
+
+def allocation_views(member: ClusterNode, live: Iterable[Allocation]) -> Iterator[AllocationView]:
+    """The views of allocations of one node."""
+    hardware = member.state.hardware.without_tables()
+    unusable = member.derived(ailing)
+    for allocation in live:
+        ids = {device for devices in allocation.devices.values() for device in devices}
+        yield AllocationView(
+            node=member.state.node,
+            id=allocation.id,
+            owner=allocation.owner,
+            role=allocation.role,
+            devices=named_devices(hardware, allocation.devices),
+            virtual_functions=allocation.virtual_functions,
+            cpus=allocation.cpus,
+            memory=allocation.memory,
+            affinity=allocation.affinity,
+            since=rfc3339(member.since.get(allocation.id)),
+            ailing={device: unusable[device] for device in sorted(ids & unusable.keys())},
+            amounts=amounts_held(member.state.hardware, allocation),
+        )
+
+
+def amounts_held(hardware: Topology, allocation: Allocation) -> dict[DeviceID, Amount]:
+    """GPU -> how much of it an allocation holds in units or slots, for those of which it holds any."""
+    in_slots = held_by_slot(hardware, (allocation,))
+    return {**allocation.amounts, **{gpu: total(slots.values()) for gpu, slots in in_slots.items()}}
+
+
+def ailing(state: NodeState) -> dict[DeviceID, DeviceHealth]:
+    """The devices in allocations of a node that would not be allocated now, with their health."""
+    return {device: health for held in state.allocations.values() for device, health in state.ailing(held).items()}
+
+
+def rfc3339(time: float | None) -> str | None:
+    """Wall seconds as `2026-01-02T03:04:05.678Z`."""
+    if time is None:
+        return None
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# Who uses the GPUs of one node now: asked of its discovery for each request, because nothing stores measurements.
+#
+# Who holds what is taken from the fold; a node that is stale is asked all the same, because its discovery may well
+# answer.
+
+
+ANSWER_SECONDS = 10.0
+"""For a measurement: as long as the command line waits, and below the time-outs of clients."""
+LIBRARY_SECONDS = 3.0
+"""For what libraries count, which is left out otherwise."""
+
+
+class SharedDevice(DeviceShares, frozen=True, kw_only=True):
+    """One GPU or MIG instance, who holds it and who uses it; with the index and PCI address of its GPU."""
+
+    index: int
+    pci: str | None
+
+
+class SharesView(msgspec.Struct, frozen=True, kw_only=True):
+    """All GPUs of one node."""
+
+    node: NodeName
+    measured: str | None
+    """RFC 3339 time."""
+    stale: bool
+    """The node's allocator does not answer: who holds what was true, and no service confirms it now."""
+    finding: str
+    """Why it is not known where processes run; empty: it is."""
+    left_out: int
+    """Processes that are not listed because there are too many."""
+    library_finding: str
+    """Why it is not known what the libraries that limit containers count; empty: it is, or there are none."""
+    items: tuple[SharedDevice, ...]
+
+
+async def measure_node(bus: Bus, node: NodeName) -> Measurement:
+    """The use of a node's GPUs now. Raises Unavailable where its discovery does not answer or cannot measure."""
+    question = msgspec.json.encode(UseRequest(node=node))
+    return wire.answered(await bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS), Measurement)
+
+
+async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
+    """What the libraries that limit a node's containers count; nothing where there are none, or its allocator is silent."""
+    state = bare(member.state)
+    if not has_library(state):
+        return LibraryReading(node=state.node)
+    question = msgspec.json.encode(UseRequest(node=state.node))
+    try:
+        return wire.answered(
+            await bus.ask(wire.admission_subject(state.node, "library-use"), question, within=LIBRARY_SECONDS),
+            LibraryReading,
+        )
+    except TopoalignError as error:
+        return LibraryReading(node=state.node, finding=error.finding)
+
+
+def shares_view(member: ClusterNode, measurement: Measurement, reading: LibraryReading) -> SharesView:
+    """The measurement and what libraries count, with the node's allocations of this moment."""
+    state = bare(member.state)
+    shares = with_library(shares_of(state, measurement), reading)
+    gpus = state.hardware.gpu_by_id
+    return SharesView(
+        node=shares.node,
+        measured=rfc3339(shares.time),
+        stale=not member.answering,
+        finding=shares.finding,
+        left_out=shares.left_out,
+        library_finding=shares.library_finding,
+        items=tuple(
+            SharedDevice(
+                **{name: getattr(row, name) for name in DeviceShares.__struct_fields__},
+                index=gpus[row.card].index,
+                pci=gpus[row.card].pci,
+            )
+            for row in shares.devices
+        ),
+    )

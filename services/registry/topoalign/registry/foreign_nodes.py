@@ -1,0 +1,292 @@
+"""
+Nodes whose GPUs HAMi allocates, as the API server shows them: their GPUs, who holds them, and whether they are offered.
+
+A node is HAMi's while its Node has HAMi's register annotation, and either the handshake is live or a pod that is bound
+there and has not ended holds a share that HAMi allocated. Then it is offered to no pod: topoalign would allocate GPUs of
+which HAMi's containers have parts. If an allocator of topoalign answers for such a node, both would allocate the same GPUs
+(`ContestedNode`), which is logged and counted; if none does, the node is a `ForeignNode`. When HAMi has given up the node,
+or the annotation is deleted, the node is topoalign's.
+
+A pod holds a share if a container of it asks for devices and its annotation names a GPU. It does not matter which GPU: a
+plugin that cannot reach the driver registers none, and one that skips a GPU no longer registers it, while containers have
+them. The amount does not matter either: 0 of both is no limit. Whoever may create a pod may annotate it in this way, and a
+pod that also asks for a device cannot be distinguished from a pod of HAMi's.
+
+An annotation that cannot be read contains no information about GPUs; this is logged once. Such an annotation still means, on
+a node, that HAMi runs it, and on a pod that asks for devices, that it has a share.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+import anyio
+import msgspec
+import structlog
+from anyio.abc import TaskStatus
+
+from topoalign.core import wire
+from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED
+from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE, ForeignPage, ForeignRequest
+from topoalign.core.model.errors import Unavailable, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.core.ports import Bus, Clock, Endpoint
+from topoalign.core.sharing.hami.foreign import (
+    ForeignCard,
+    ForeignPod,
+    Liveness,
+    cards_of,
+    liveness_of,
+    read_cards,
+    read_shares,
+)
+from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
+from topoalign.kubelet.files.manifest import ManifestSpec, PodManifest
+from topoalign.kubelet.files.resource_quantities import whole
+from topoalign.registry.ports import SeenNode, SeenPod
+from topoalign.runtime.replies import answer_with
+from topoalign.runtime.request_turns import TaskTurns
+
+HAMI = "hami"
+LOOK_SECONDS = 15.0
+"""Between two checks of the handshakes, which expire by themselves; the interval of HAMi's scheduler."""
+LONGEST_HANDSHAKE = 100
+"""Characters of a handshake that are kept."""
+NOTHING: Mapping[str, ForeignPod] = {}
+
+log = structlog.get_logger("topoalign.registry.foreign_nodes")
+
+
+class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node with HAMi's register annotation."""
+
+    cards: tuple[RegisteredCard, ...]
+    finding: str
+    """Why its GPUs are not known; empty: they are."""
+    handshake: str | None
+    cordon: str | None
+    allocatable: int
+
+
+class HamiView(msgspec.Struct, frozen=True, kw_only=True):
+    """The information about a node in HAMi's annotations."""
+
+    liveness: Liveness
+    """Of its device plugin."""
+    handshake: str | None
+    """The annotation; its time is the local time of HAMi's scheduler."""
+    finding: str
+    """Why the GPUs are not known; empty: they are."""
+    cards: tuple[ForeignCard, ...]
+
+
+class ForeignNodes:
+    """The nodes and pods with HAMi's annotations; `run` it."""
+
+    def __init__(self, clock: Clock, answering: Callable[[NodeName], bool] = lambda node: False) -> None:
+        """`answering`: whether an allocator of topoalign answers for a node."""
+        self.changed: Callable[[NodeName], None] = lambda node: None
+        """Called with each node whose `refusal` has changed."""
+        self.behind: Callable[[], str | None] = lambda: "no nodes of Kubernetes are watched"
+        """Why not all that the API server has is known here."""
+        self._clock = clock
+        self._answering = answering
+        self._nodes: dict[NodeName, HamiNode] = {}
+        self._pods: dict[NodeName, dict[str, ForeignPod]] = {}
+        """Node -> UID -> pod that is bound to it, has not ended and holds shares that HAMi allocated."""
+        self._node_of: dict[str, NodeName] = {}
+        self._refusals: dict[NodeName, str] = {}
+
+    def __contains__(self, node: NodeName) -> bool:
+        """Whether the node has HAMi's register annotation."""
+        return node in self._nodes
+
+    def owner(self, node: NodeName) -> str | None:
+        """`hami` if HAMi allocates the GPUs of a node; None: it does not."""
+        return HAMI if node in self._refusals else None
+
+    def refusal(self, node: NodeName) -> str:
+        """The code of the refusal for every pod; empty: HAMi does not keep the node from being offered."""
+        return self._refusals.get(node, "")
+
+    @property
+    def refusals(self) -> Mapping[NodeName, str]:
+        """The same of all nodes that HAMi runs."""
+        return self._refusals
+
+    @property
+    def names(self) -> list[NodeName]:
+        """Of all nodes with HAMi's register annotation, sorted."""
+        return sorted(self._nodes)
+
+    def pods(self, node: NodeName) -> int:
+        """How many pods on a node hold shares that HAMi allocated."""
+        return len(self._pods.get(node, NOTHING))
+
+    def liveness(self, node: NodeName) -> Liveness:
+        """Of HAMi's device plugin on a node that is in `names`."""
+        known = self._nodes[node]
+        now = datetime.fromtimestamp(self._clock.wall(), UTC).replace(tzinfo=None)
+        return liveness_of(known.handshake, known.allocatable, now)
+
+    def cards(self, node: NodeName) -> tuple[RegisteredCard, ...]:
+        """Those of a node that is in `names`."""
+        return self._nodes[node].cards
+
+    def view(self, node: NodeName) -> HamiView | None:
+        """All information about a node in HAMi's annotations; None: there are none."""
+        known = self._nodes.get(node)
+        if known is None:
+            return None
+        return HamiView(
+            liveness=self.liveness(node),
+            handshake=known.handshake and clean(known.handshake, LONGEST_HANDSHAKE),
+            finding=known.finding,
+            cards=cards_of(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
+        )
+
+    def see(self, node: SeenNode) -> None:
+        """The API server shows a node."""
+        hami = node.hami
+        if hami is None or hami.register is None:
+            self.lose(node.name)
+            return
+        before = self._nodes.get(node.name)
+        finding = ""
+        try:
+            cards = read_cards(hami.register)
+        except InvalidAnnotation as error:
+            cards = ()
+            finding = error.finding
+            if before is None or not before.finding:
+                log.warning("HAMi's cards of a node cannot be read", node=clean(node.name), finding=finding)
+        self._nodes[node.name] = HamiNode(
+            cards=cards,
+            finding=finding,
+            handshake=hami.handshake and hami.handshake[:LONGEST_HANDSHAKE],
+            cordon=hami.cordon,
+            allocatable=node.allocatable_gpus,
+        )
+        self.observe(node.name)
+
+    def lose(self, node: NodeName) -> None:
+        """The API server has no such node, or it has no GPUs of HAMi's."""
+        if self._nodes.pop(node, None) is not None:
+            self._judge(node)
+
+    def see_pod(self, pod: SeenPod) -> None:
+        """The API server shows a pod."""
+        metadata = pod.content.metadata
+        spec = pod.content.spec
+        text = ((metadata and metadata.annotations) or {}).get(DEVICES_ALLOCATED)
+        if text is None or pod.node is None or pod.finished or not asks_for_devices(pod.content):
+            self.lose_pod(pod.uid)
+            return
+        init = [each.name for each in (spec and spec.init_containers) or ()]
+        containers = [each.name for each in (spec and spec.containers) or ()]
+        try:
+            shares = read_shares(text, init, containers)
+        except InvalidAnnotation as error:
+            if pod.uid not in self._node_of:
+                log.warning("HAMi's shares of a pod cannot be read", pod=clean(pod.name), finding=error.finding)
+            shares = ()
+        else:
+            if not any(share.card for share in shares):
+                self.lose_pod(pod.uid)
+                return
+        self._node_of[pod.uid] = pod.node
+        held = ForeignPod(namespace=pod.namespace, name=pod.name, uid=pod.uid, shares=shares)
+        self._pods.setdefault(pod.node, {})[pod.uid] = held
+        self.observe(pod.node)
+
+    def lose_pod(self, uid: str) -> None:
+        """A pod is gone, or holds nothing of HAMi's."""
+        node = self._node_of.pop(uid, None)
+        if node is None:
+            return
+        del self._pods[node][uid]
+        if not self._pods[node]:
+            del self._pods[node]
+        self.observe(node)
+
+    def observe(self, node: NodeName) -> None:
+        """A node has changed: the facts of its allocator, or whether it answers."""
+        if node in self._nodes:
+            self._judge(node)
+
+    async def run(self) -> None:
+        """Checks the handshakes regularly, for ever."""
+        turns = TaskTurns(self._clock)
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            for node in tuple(self._nodes):
+                self.observe(node)
+                await turns.give()
+
+    def _judge(self, node: NodeName) -> None:
+        before = self.refusal(node)
+        refusal = ""
+        if node in self._nodes and (self.pods(node) or self.liveness(node) is Liveness.LIVE):
+            refusal = CONTESTED_NODE if self._answering(node) else FOREIGN_NODE
+        if refusal == before:
+            return
+        if refusal:
+            self._refusals[node] = refusal
+        else:
+            del self._refusals[node]
+        if refusal == CONTESTED_NODE:
+            log.warning("HAMi and topoalign both give out the GPUs of a node: it is not offered", node=clean(node))
+        elif before == CONTESTED_NODE:
+            log.info("one alone gives out the GPUs of a node", node=clean(node))
+        self.changed(node)
+
+
+def asks_for_devices(pod: PodManifest) -> bool:
+    """Whether a limit of a container is for something else than CPUs, memory, hugepages and storage."""
+    spec = pod.spec or ManifestSpec()
+    return any(
+        "/" in resource and amount is not None and whole(str(amount)) != 0
+        for container in (*(spec.init_containers or ()), *(spec.containers or ()))
+        for resource, amount in ((container.resources and container.resources.limits) or {}).items()
+    )
+
+
+# Answers over the bus which nodes HAMi runs: `topoalign why` has no access to Kubernetes.
+
+
+SERVICE = "topoalign-registry"
+MOST = 1_000
+"""Nodes of a page: with names of 253 characters it is far below what a bus takes."""
+
+
+class NodesUnknown(Unavailable):
+    """Raised while it is not known which nodes HAMi runs."""
+
+    code = "NodesUnknown"
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(finding, "wait until the registry has read what Kubernetes has; /readyz shows when")
+
+
+async def serve_foreign(
+    bus: Bus, foreign: ForeignNodes, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Answers `ForeignRequest`, for ever; has started once it does."""
+
+    async def page(request: ForeignRequest) -> ForeignPage:
+        if (finding := foreign.behind()) is not None:
+            raise NodesUnknown(finding)
+        return foreign_page(foreign, request)
+
+    endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answer_with(ForeignRequest, page))
+    async with bus.serve(SERVICE, [endpoint]):
+        task_status.started()
+        await anyio.sleep_forever()
+
+
+def foreign_page(foreign: ForeignNodes, request: ForeignRequest) -> ForeignPage:
+    """The nodes after the one that the request names."""
+    names = sorted(foreign.refusals)
+    start = bisect_right(names, request.after)
+    shown = names[start : start + MOST]
+    return ForeignPage(nodes={name: foreign.refusal(name) for name in shown}, has_more=start + MOST < len(names))

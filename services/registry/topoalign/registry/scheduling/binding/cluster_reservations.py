@@ -1,0 +1,392 @@
+"""
+Keeps the reservations of all nodes: receives those of every registry, and writes by compare-and-set.
+
+The newest message of a node's subject has all of its reservations (`core.state.reservations`). A change is published
+with the position of the message that it is based on. If another registry has written meanwhile, the stream refuses it;
+then the newest message is read, and the caller decides again (`BusConflict`). So a registry that was stopped for a while
+writes no outdated state. Changes of several nodes are one atomic batch: all are stored or none. A message that is
+received or acknowledged late replaces no newer one.
+
+A reservation ends when the node reports the reserved devices, when it expires, or when it is cancelled. Every registry sees
+the first two by itself. They are written with the next change of the node, or within a second by the registry that wrote the
+newest message. If that one is gone, another one writes them some seconds later.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from secrets import token_hex
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.core import wire
+from topoalign.core.model.allocations import amounts_of
+from topoalign.core.model.errors import BusConflict, BusRefused, BusUnavailable, IdTaken, NotFound, Undecodable
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.ids import GPU, NodeName
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.ports import Bus, Clock, Message, Received, Stream
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reservations import NodeReservations, in_order_of_binds
+
+
+class ReservationsByNode(dict[NodeName, NodeReservations]):
+    """
+    Reservations by node, with an index of the nodes of each pod. Change it only by setting an item and by `drop`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nodes: dict[str, frozenset[NodeName]] = {}
+        """UID of a pod -> the nodes whose newest message has it: several after attempts on several nodes."""
+
+    def __setitem__(self, node: NodeName, known: NodeReservations) -> None:
+        self._note(node, known.until)
+        super().__setitem__(node, known)
+
+    def drop(self, node: NodeName) -> None:
+        """Forgets a node."""
+        if node in self:
+            self._note(node, ())
+            del self[node]
+
+    def nodes_of(self, uid: str) -> frozenset[NodeName]:
+        """Returns the nodes whose newest message has this pod, also if its reservation has ended."""
+        return self._nodes.get(uid, frozenset())
+
+    def _note(self, node: NodeName, uids: Collection[str]) -> None:
+        before = self[node].until.keys() if node in self else frozenset[str]()
+        for uid in before - frozenset(uids):
+            if left := self._nodes.pop(uid) - {node}:
+                self._nodes[uid] = left
+        for uid in frozenset(uids) - before:
+            self._nodes[uid] = self.nodes_of(uid) | {node}
+
+
+# A node may use the reservation of a deleted pod for another pod.
+#
+# The requests of existing pods are known (`admission_order`). Of a deleted pod only its reservation is known, and the node
+# uses it to answer its kubelet until it ends.
+
+
+def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
+    """
+    Whether the node may use one of the reservations for the pod of the other, and that matters. This is so in these cases:
+
+    - Both have the same number of GPUs, and one has co-allocated NICs.
+    - Both have the same number of slots, and one must have its own or has other amounts.
+    - Both have the same number of units of one kind, and differ in the other kind or in the number of GPUs.
+    """
+    if any(are_other_slots(a, b) or are_other_units(a, b) for a in one.containers for b in other.containers):
+        return True
+    parts = [each for pod in (one, other) for each in pod.containers]
+    gpus, others = ({len(each.devices.get(GPU, ())) for each in pod.containers} - {0} for pod in (one, other))
+    return any(each.co_allocated for each in parts) and not gpus.isdisjoint(others)
+
+
+def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
+    """Whether two containers have the same number of slots, and it matters which of them has which."""
+    counts = {(name, len(ids)) for name, ids in one.devices.items()}
+    if not (one.slots or other.slots) or counts.isdisjoint((name, len(ids)) for name, ids in other.devices.items()):
+        return False
+    stay = any(each.slots and not each.may_move for each in (one, other))
+    return stay or {*one.slots.values()} != {*other.slots.values()}
+
+
+def are_other_units(one: ReservedContainer, other: ReservedContainer) -> bool:
+    """Whether two containers have the same number of units of one kind, and differ in the other kind or in GPUs."""
+    counts = unit_counts(one)
+    others = unit_counts(other)
+    return counts != others and any(name in others and others[name][0] == n for name, (n, _) in counts.items())
+
+
+def unit_counts(container: ReservedContainer) -> dict[str, tuple[int, int]]:
+    """Returns resource -> the number of reserved units of a container, and the number of their GPUs."""
+    gpus = {name: len(amounts_of(ids)) for name, ids in container.devices.items()}
+    return {name: (len(ids), gpus[name]) for name, ids in container.devices.items() if gpus[name]}
+
+
+TIDY_SECONDS = 1.0
+"""Between two checks for ended reservations."""
+OTHERS_SECONDS = 5.0
+"""After this time a registry writes ended reservations although another one wrote the newest message."""
+PAUSE = 0.05
+"""Seconds before a message with an unknown result is published again."""
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class ReservationChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the reservations of one node."""
+
+    node: NodeName
+    position: int
+    """Position of the message that the change is based on (`NodeReservations.position`)."""
+    made: tuple[Reservation, ...] = ()
+    """New reservations; they replace those of the same pods."""
+    cancelled: tuple[str, ...] = ()
+    """UIDs of pods whose reservations end."""
+
+
+class ClusterReservations:
+    """The reservations of all nodes, as far as this registry knows; `run` keeps them up to date."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        writer: str,
+        facts: Callable[[NodeName], NodeState],
+        changed: Callable[[NodeName], None] = lambda node: None,
+        freed: Callable[[NodeName], None] = lambda node: None,
+        has_gone: Callable[[NodeName], bool] = lambda node: False,
+    ) -> None:
+        """
+        `writer`: unique id of this replica. `facts`: the state of a node; raises NotFound. `changed` is called with each
+        node whose reservations have changed, `freed` with each node on which this registry ended the reservation of a
+        pod that was not bound. `has_gone`: whether a node no longer exists.
+        """
+        self.writer = writer
+        self.epoch = int(clock.wall() * 1000)
+        self.counts: Counter[str] = Counter()
+        """Reservations that this registry has written as created, consumed, expired and cancelled, and its conflicts."""
+        self._bus = bus
+        self._clock = clock
+        self._facts = facts
+        self._changed = changed
+        self._freed = freed
+        self._has_gone = has_gone
+        self._known = ReservationsByNode()
+        self._seq = 0
+        """Number of the last change of any node. No id is used twice, also if a node is forgotten and returns."""
+        self._ended: dict[NodeName, float] = {}
+        """Node -> monotonic seconds since which a reservation of its newest message has ended."""
+        self._read = False
+
+    def behind(self) -> str | None:
+        """Readiness: why the reservations are not known yet."""
+        return None if self._read else "the reservations are not read yet"
+
+    def of(self, node: NodeName) -> NodeReservations:
+        """Returns the known reservations of a node."""
+        return self._known.get(node) or NodeReservations()
+
+    def held(self, node: NodeName) -> tuple[Reservation, ...]:
+        """Returns the reservations that are valid on a node now."""
+        return self.of(node).held(self._clock.monotonic())
+
+    def of_pod(self, uid: str) -> dict[NodeName, Reservation]:
+        """Returns node -> the pod's reservation there. There are several only while the pod is moved to another node."""
+        now = self._clock.monotonic()
+        return {
+            node: each
+            for node in sorted(self._known.nodes_of(uid))  # in the same order in every registry
+            for each in self.of(node).held(now)
+            if each.pod_uid == uid
+        }
+
+    def pods(self) -> dict[str, tuple[str, str]]:
+        """Returns UID -> namespace and name of all reserved pods."""
+        now = self._clock.monotonic()
+        return {each.pod_uid: (each.namespace, each.pod) for known in self._known.values() for each in known.held(now)}
+
+    def of_gang(self, gang: str) -> dict[str, NodeName]:
+        """Returns UID of a pod -> the node with its reservation as a member of this gang."""
+        now = self._clock.monotonic()
+        return {
+            each.pod_uid: node for node, known in self._known.items() for each in known.held(now) if each.gang == gang
+        }
+
+    def observe(self, node: NodeName) -> None:
+        """Updates the reservations of a node after one of its facts."""
+        known = self._known.get(node)
+        if known is None or not known.reservations:
+            return
+        with suppress(NotFound):
+            seen = known.observe(self._facts(node))
+            if seen is not known:
+                self._known[node] = seen
+                self._changed(node)
+
+    def forget(self, node: NodeName, *, although_reserved: bool = False) -> None:
+        """
+        Forgets a node that is gone, unless it has reservations. If the node returns, its first change gets a conflict, which
+        has the position of the newest message.
+        """
+        if although_reserved or not self.of(node).reservations:
+            self._known.drop(node)
+
+    async def write(self, changes: Sequence[ReservationChange]) -> None:
+        """
+        Publishes these changes, all or none, until it is known that they are stored.
+
+        Raises BusConflict, after reading the newest messages, if a change is not based on the newest one; raises BusRefused.
+        If the call is cancelled, the changes may be stored all the same, and are received then.
+        """
+        events = [self._event(change) for change in changes]
+        batch = [
+            (wire.encode(event, self._clock.wall()), change.position)
+            for event, change in zip(events, changes, strict=True)
+        ]
+        try:
+            positions = await self._publish(batch)
+        except BusConflict:
+            self.counts["conflicts"] += 1
+            for change in changes:
+                await self.refresh(change.node)
+            raise
+        for event, position in zip(events, positions, strict=True):
+            for how in ("made", "consumed", "expired", "cancelled"):
+                self.counts[how] += len(getattr(event, how))
+            if position > self.of(event.node).position:
+                self._apply(event, position)
+            if event.expired or event.cancelled:
+                self._freed(event.node)
+
+    async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
+        """Ends the reservations of this pod, on these nodes or on all. Raises BusRefused."""
+        while reserved := [node for node in self.of_pod(uid) if nodes is None or node in nodes]:
+            with suppress(BusConflict):
+                await self.write(
+                    [
+                        ReservationChange(node=node, position=self.of(node).position, cancelled=(uid,))
+                        for node in reserved
+                    ]
+                )
+
+    async def refresh(self, node: NodeName) -> None:
+        """
+        Reads the newest message of a node, again if one was received or written meanwhile. Waits for the bus; raises
+        BusRefused.
+        """
+        while True:
+            before = self.of(node).position
+            try:
+                received = await self._bus.newest(Stream.RESERVATIONS, wire.reservation_subject(node))
+                if self.of(node).position == before:
+                    break
+            except BusUnavailable:
+                await self._clock.sleep(PAUSE)
+        if received is None:  # the stream was lost: the known state is written again with the next change
+            self._known[node] = msgspec.structs.replace(self.of(node), position=0)
+        elif received.position != self.of(node).position:
+            self._take(received)
+
+    async def run(self) -> None:
+        """Follows the reservations of all nodes and writes ended ones, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow)
+            tasks.start_soon(self._tidy_regularly)
+
+    async def _publish(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
+        while True:
+            try:
+                if len(batch) == 1:
+                    return [await self._bus.publish(*batch[0])]
+                return await self._bus.publish_batch(batch)
+            except BusUnavailable:
+                await self._clock.sleep(PAUSE)
+            except IdTaken:
+                mark = token_hex(8)
+                batch = [(wire.renamed(message, mark), expected) for message, expected in batch]
+
+    def _event(self, change: ReservationChange) -> ReservationsChanged:
+        """Returns the node's reservations after a change."""
+        known = self.of(change.node)
+        now = self._clock.monotonic()
+        self._seq += 1
+        ended = known.ended(now)
+        return ReservationsChanged(
+            node=change.node,
+            epoch=self.epoch,
+            writer=self.writer,
+            seq=self._seq,
+            reservations=in_order_of_binds(known.held(now), change.made, change.cancelled),
+            made=tuple(each.pod_uid for each in change.made),
+            consumed=ended.consumed,
+            expired=ended.expired,
+            cancelled=tuple(uid for uid in change.cancelled if uid not in (*ended.consumed, *ended.expired)),
+        )
+
+    async def _follow(self) -> None:
+        end = await self._end()
+        last = 0
+        past: dict[str, Received] = {}
+        """Follows the stream: subject -> its newest message, until all stored messages are read."""
+        self._read = not end
+        async with self._bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
+            async for received in messages:
+                if received.position <= last:  # the stream was lost or rolled back: no known position is valid
+                    for node, known in self._known.items():
+                        self._known[node] = msgspec.structs.replace(known, position=0)
+                last = received.position
+                past[received.message.subject] = received
+                if self._read or received.position >= end:
+                    for newest in past.values():
+                        if newest.position > self._position_of(newest):
+                            self._take(newest)
+                    past = {}
+                    self._read = True
+
+    async def _end(self) -> int:
+        while True:
+            try:
+                return await self._bus.last_position(Stream.RESERVATIONS, wire.reservation_subject())
+            except (BusUnavailable, BusRefused):
+                await self._clock.sleep(TIDY_SECONDS)
+
+    def _position_of(self, received: Received) -> int:
+        """Returns the position up to which the messages of this subject are known."""
+        with suppress(Undecodable):
+            return self.of(wire.name_of(received.message.subject.rpartition(".")[2])).position
+        return received.position
+
+    def _take(self, received: Received) -> None:
+        """Applies the newest message of a node. An unreadable one changes only the position to write after."""
+        try:
+            event = wire.decode(received.message)
+        except (Undecodable, wire.UnknownEvent) as error:
+            log.warning("reservations cannot be read", position=received.position, finding=error.finding)
+            with suppress(Undecodable):
+                node = wire.name_of(received.message.subject.rpartition(".")[2])
+                self._known[node] = msgspec.structs.replace(self.of(node), position=received.position)
+                self._changed(node)
+            return
+        if isinstance(event, ReservationsChanged):
+            self._apply(event, received.position)
+
+    def _apply(self, event: ReservationsChanged, position: int) -> None:
+        node = event.node
+        known = self.of(event.node)
+        if (event.writer, event.epoch) == (self.writer, self.epoch):
+            self._seq = max(event.seq, self._seq)
+        self._known[node] = known.apply(event, position, self._clock.monotonic())
+        self._ended.pop(node, None)
+        with suppress(NotFound):
+            self._known[node] = self._known[node].observe(self._facts(node))
+        if self._has_gone(node):
+            self.forget(node)
+        self._changed(node)
+
+    async def _tidy_regularly(self) -> None:
+        while True:
+            await self._clock.sleep(TIDY_SECONDS)
+            for node in [node for node, known in self._known.items() if known.reservations]:
+                with suppress(BusConflict, BusRefused):
+                    await self._tidy(node)
+
+    async def _tidy(self, node: NodeName) -> None:
+        """Writes the ended reservations of a node, if this registry is responsible."""
+        known = self.of(node)
+        now = self._clock.monotonic()
+        ended = known.ended(now)
+        if not ended.consumed and not ended.expired:
+            return
+        if node not in self._ended:
+            self._ended[node] = now
+            self._changed(node)
+        own = known.newest is not None and known.newest.writer == self.writer
+        if own or now >= self._ended[node] + OTHERS_SECONDS:
+            await self.write([ReservationChange(node=node, position=known.position)])

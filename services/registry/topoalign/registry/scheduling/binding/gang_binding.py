@@ -1,0 +1,275 @@
+"""
+Reserves for a whole gang when the first of its pods is to be bound.
+
+All pods of the gang without a node are planned together (`core.admission.gang_plan`) and reserved in one atomic batch,
+or none is. From then on the filter passes each pod on its planned node only, until it is bound there. The reservation of
+a pod that is not bound in time expires like any other. So an incomplete gang releases everything except the devices of
+its bound pods.
+
+Members are the pods that the API server reports as neither ended nor being deleted, with or without a node. A pod that
+is not reported is not bound as a member, because the gang would not be complete. A pod without a node that cannot be
+scheduled yet, or that names another scheduler than the pod to be bound, does not count as present: nothing is planned
+for it, and the gang waits.
+
+A pod that has succeeded counts as present as long as a member has the same controller. So the replacement of a failed
+pod does not wait for finished pods, and a Job that runs again under the name of the gang waits until all of its own pods
+exist.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import anyio
+import msgspec
+import structlog
+
+from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, groups, key_of, plan_gang
+from topoalign.core.demand.gangs import Gang, gang_of
+from topoalign.core.model.errors import BusConflict, InvalidField, NoFit, clean
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import GANG
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Clock
+from topoalign.registry.ports import SeenPod
+from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
+from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
+from topoalign.runtime.request_turns import TaskTurns
+
+GANG_SECONDS = 120.0
+"""Time for binding all pods of a gang. The scheduler binds some tens of pods a second, and retries after seconds."""
+MOST_TRIES = 3
+"""How often a gang is planned in one bind, if other registries reserve on its nodes meanwhile."""
+MOST_ABSENT = 3
+"""Absent pods that a refusal names with the reason."""
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class GangWaits(NoFit):
+    """Raised for a pod of a gang that cannot start as a whole now."""
+
+    code = "GangWaits"
+
+    def __init__(self, gang: str, finding: str, remedy: str) -> None:
+        super().__init__(f"gang {clean(gang, 300)}: {finding}", remedy)
+
+
+class SeenMember(NamedTuple):
+    """A pod of a gang as the API server reports it."""
+
+    pod: PodToSchedule
+    gang: Gang
+    """From the pod's annotations; another member may have another size."""
+    node: NodeName | None
+    """None: it has none yet."""
+    controller: str
+    """UID of its controller; empty: it has none."""
+    has_succeeded: bool
+    """It is no longer a member, but may count as present."""
+    scheduler: str
+    """The name of its scheduler."""
+    waits_for: str
+    """As of `SeenPod`."""
+
+    @property
+    def name(self) -> str:
+        """`namespace/name`, for messages."""
+        return clean(f"{self.pod.request.namespace}/{self.pod.request.name}")
+
+    def absence(self, scheduler: str) -> str:
+        """
+        Returns why it does not count as present for a pod of this scheduler; empty: it does. A bound pod always counts.
+        """
+        if self.node is not None:
+            return ""
+        other = "" if self.scheduler == scheduler else f"names the scheduler {clean(self.scheduler)}"
+        return self.waits_for or other
+
+
+class Gangs:
+    """The gangs of all pods that the API server reports."""
+
+    def __init__(
+        self,
+        reservations: ClusterReservations,
+        clock: Clock,
+        nodes: Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]],
+        hardware: Callable[[NodeName], Topology],
+        candidate: Callable[[NodeName], Candidate | None],
+    ) -> None:
+        """
+        `nodes`: the nodes that would admit the pod now, the best first, among the allowed ones or the one that the scheduler
+        has chosen. `hardware`: the hardware of such a node. `candidate`: the node with its allocations; None: it is no
+        longer offered.
+        """
+        self._reservations = reservations
+        self._nodes = nodes
+        self._hardware = hardware
+        self._candidate = candidate
+        self._turns = TaskTurns(clock)
+        self._members: dict[str, dict[str, SeenMember]] = {}
+        """Gang -> UID of each of its pods -> the pod."""
+        self._gangs: dict[str, str] = {}
+        """UID of a pod -> its gang."""
+        self._planning = WeakValueDictionary[str, anyio.Lock]()
+        """Gang -> its lock, while it is planned."""
+
+    def see(self, pod: SeenPod) -> None:
+        """Takes a pod that the API server reports."""
+        metadata = pod.content.metadata
+        named = metadata is not None and GANG in (metadata.annotations or {})
+        if not named and pod.uid not in self._gangs:  # true for most pods
+            return
+        shown = member_of(pod)
+        if shown is None or self._gangs.get(pod.uid) != shown.gang.name:
+            self.lose(pod.uid)
+        if shown is not None:
+            self._gangs[pod.uid] = shown.gang.name
+            self._members.setdefault(shown.gang.name, {})[pod.uid] = shown
+
+    def lose(self, uid: str) -> None:
+        """Removes a pod."""
+        gang = self._gangs.pop(uid, None)
+        if gang is not None:
+            del self._members[gang][uid]
+            if not self._members[gang]:
+                del self._members[gang]
+
+    def node_of(self, uid: str) -> NodeName | None:
+        """Returns the planned node of a pod of a gang; None: any node is possible."""
+        if uid not in self._gangs:
+            return None
+        return next((node for node, each in self._reservations.of_pod(uid).items() if each.gang), None)
+
+    def waiting_with(self, uid: str) -> list[str]:
+        """Returns the UIDs of the pods of a pod's gang that have no node; empty: it has no gang."""
+        members = self._members.get(self._gangs.get(uid, ""), {})
+        return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
+
+    async def plan(self, pod: PodToSchedule, node: NodeName) -> str:
+        """
+        Reserves for the pod's whole gang, and returns its name; empty: it has none. Raises GangWaits if the gang does
+        not fit as a whole, if pods are missing, or if the pod is planned to another node; raises InvalidField.
+        """
+        gang = gang_of(pod.request)
+        if gang is None:
+            return ""
+        async with self._planning.setdefault(gang.name, anyio.Lock()):
+            if self.node_of(pod.uid) is None:
+                await self._reserve(gang, pod, node)
+        planned = self.node_of(pod.uid)
+        if planned is not None and planned != node:
+            raise GangWaits(gang.name, "the pod is planned to another node", "the scheduler tries again, on that node")
+        return gang.name
+
+    async def _reserve(self, gang: Gang, pod: PodToSchedule, node: NodeName) -> None:
+        """Plans all pods of the gang that have neither node nor reservation, and reserves for them."""
+        for _ in range(MOST_TRIES):
+            members = self._whole(gang, pod.uid)
+            planned = self._reservations.of_gang(gang.name)
+            waiting = [
+                each.pod
+                for uid, each in members.items()
+                if each.node is None and uid not in planned and holds_something(each.pod.request)
+            ]
+            if all(each.uid != pod.uid for each in waiting):  # another registry has planned it, or it needs nothing
+                return
+            plan, positions = await self._planned(gang.name, waiting, pod, node)
+            if plan is None:
+                break
+            try:
+                await self._reservations.write(
+                    [ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()]
+                )
+            except BusConflict:
+                continue
+            log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(plan))
+            await self._give_back(gang.name, plan)
+            return
+        raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
+
+    def _whole(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
+        """
+        Returns all present members by UID. Raises GangWaits if this pod is no member, if some are missing or cannot be
+        scheduled, or if they differ in the size.
+        """
+        shown = self._members.get(gang.name, {})
+        members = {each: member for each, member in shown.items() if not member.has_succeeded}
+        if uid not in members:
+            raise GangWaits(gang.name, "the pod is not shown by the API server", "the scheduler tries again")
+        if {each.gang.size for each in members.values() if each.node is None} != {gang.size}:
+            raise GangWaits(gang.name, "its pods differ in the gang's size", "give all of them the same")
+        controllers = {each.controller for each in members.values()} - {""}
+        done = sum(each.has_succeeded and each.controller in controllers for each in shown.values())
+        absences = {each: member.absence(members[uid].scheduler) for each, member in members.items()}
+        present = {each: member for each, member in members.items() if not absences[each]}
+        if len(present) + done < gang.size or uid not in present:
+            reasons = sorted(f"; {members[each].name} {why}" for each, why in absences.items() if why)
+            raise GangWaits(
+                gang.name,
+                f"not all of its pods are there yet: {len(present) + done} of {gang.size}{''.join(reasons[:MOST_ABSENT])}",
+                "create them and let them be scheduled, or correct the gang's size",
+            )
+        return present
+
+    async def _give_back(self, gang: str, plan: Plan) -> None:
+        """Ends reservations of pods that were deleted, or got another node, during the write."""
+        members = self._members.get(gang, {})
+        for node, made in plan.items():
+            for uid in [each.pod_uid for each in made]:
+                if uid not in members or members[uid].node not in (None, node):
+                    await self._reservations.cancel(uid, {node})
+
+    async def _planned(
+        self, gang: str, waiting: Sequence[PodToSchedule], pod: PodToSchedule, node: NodeName
+    ) -> tuple[Plan | None, dict[NodeName, int]]:
+        """Plans, if possible with this pod on this node. Returns also the positions of the reservations used."""
+        positions: dict[NodeName, int] = {}
+
+        def candidate(name: NodeName) -> Candidate | None:
+            positions[name] = self._reservations.of(name).position
+            return self._candidate(name)
+
+        fitting = {pod_class(pod): await self._nodes(pod, node)}
+        for each in waiting:
+            if pod_class(each) not in fitting:
+                fitting[pod_class(each)] = await self._nodes(each, None)
+        kinds = {kind: frozenset(names) for kind, names in fitting.items()}
+        members = [Member(each.uid, each.request, kinds[pod_class(each)]) for each in waiting]
+        nodes = dict.fromkeys(name for names in fitting.values() for name in names)
+        fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
+        for fixed in ((pod.uid, node), None):
+            for group in groups(fabrics, node):
+                if fixed is not None and node not in group:
+                    continue
+                steps = plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed)
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration as end:
+                        if end.value is not None:
+                            return end.value, positions
+                        break
+                    await self._turns.give()
+        return None, positions
+
+
+def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
+    """Returns a key that is equal for pods with the same request and constraints."""
+    return key_of(pod.request), msgspec.json.encode(pod.constraints, order="deterministic")
+
+
+def member_of(pod: SeenPod) -> SeenMember | None:
+    """Returns the pod as a member of its gang; None: it has none, is invalid, has failed, or is being deleted."""
+    try:
+        asked = pod.to_schedule()
+        gang = gang_of(asked.request)
+    except InvalidField:
+        return None
+    if gang is None or pod.deleting or (pod.finished and not pod.has_succeeded):
+        return None
+    scheduler = pod.scheduler or DEFAULT_SCHEDULER
+    return SeenMember(asked, gang, pod.node, pod.controller, pod.has_succeeded, scheduler, pod.waits_for)

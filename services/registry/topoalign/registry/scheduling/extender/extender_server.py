@@ -1,0 +1,251 @@
+"""Runs the server that a kube-scheduler and an API server call: its address, certificates and handlers."""
+
+import re
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio import to_thread
+from anyio.abc import TaskStatus
+from prometheus_client import Histogram
+
+from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.ports import Clock
+from topoalign.registry.scheduling.extender.extender_connection import IDLE_SECONDS, SchedulerConnection
+from topoalign.registry.scheduling.extender.handlers import Extender, make_application
+from topoalign.registry.scheduling.scheduling_api import SchedulingApi
+from topoalign.registry.scheduling.webhook.reviews import Webhook
+from topoalign.registry.settings import RegistrySettings
+from topoalign.runtime.context import Context
+from topoalign.runtime.http_server import listen_on_port, serve_application
+
+# The certificates of the scheduler's address: `tls.crt`, `tls.key`, and `client-ca.crt` where clients have to show one,
+# too. A `ca.crt` is not looked at: a Secret of cert-manager has one for those who trust this address.
+#
+# They are read again every few seconds and compared by content, because a Secret is changed by swapping a link. New
+# ones are used for the next handshake, without a restart; connections that are open go on. Files that do not fit
+# together change nothing: those in use stay, and readiness shows this. An expired certificate is served, as there is no
+# better one, and readiness has its date.
+
+
+VARIABLE = "TOPOALIGN_SCHEDULER_TLS_DIR"
+POLL_SECONDS = 10.0
+"""Between two checks: a kubelet takes up to a minute to bring a changed Secret to the node."""
+CERTIFICATE = "tls.crt"
+KEY = "tls.key"
+AUTHORITY = "client-ca.crt"
+
+UTC_TIME = 0x17
+DER_VERSION = 0xA0
+"""Tags of DER: a time with two digits of the year, and the field that not every certificate has."""
+
+Files = dict[str, bytes]
+
+log = structlog.get_logger("topoalign.registry.certificates")
+
+
+class Certificates:
+    """The certificates in use. `context` stays the same while they change."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        """Reads them. Raises InvalidField: certificates that cannot be used are no start."""
+        self._directory = directory
+        self._clock = clock
+        self._files = read_files(directory)
+        self._refused: Files | str | None = None
+        self._current = context_of(directory, self._files)
+        self._valid_until = not_after(self._files[CERTIFICATE])
+        self._trouble: str | None = None
+        self.context = context_of(directory, self._files)
+        """For the server. Each handshake takes what is current."""
+        self.context.sni_callback = self._choose
+
+    def trouble(self) -> str | None:
+        """The readiness check: why clients may refuse the certificate; None: they do not."""
+        if self._trouble is not None:
+            return self._trouble
+        if self._clock.wall() >= self._valid_until.timestamp():
+            return f"the certificate in {self._directory} expired on {self._valid_until:%Y-%m-%d %H:%M:%S} UTC"
+        return None
+
+    async def keep_up(self) -> None:
+        """Checks for changes until cancelled."""
+        while True:
+            await self._clock.sleep(POLL_SECONDS)
+            await to_thread.run_sync(self.look)
+
+    def look(self) -> None:
+        """Takes the files as they are now, if they are others and fit together."""
+        files: Files | None = None
+        try:
+            files = read_files(self._directory)
+            if files != self._files:
+                current = context_of(self._directory, files)
+                until = not_after(files[CERTIFICATE])
+                self._files = files
+                self._current = current
+                self._valid_until = until
+                self.context.verify_mode = current.verify_mode
+                self.context.minimum_version = current.minimum_version
+                log.info("certificate changed", directory=str(self._directory), valid_until=until.isoformat())
+            self._trouble = self._refused = None
+        except InvalidField as error:
+            refused = files if files is not None else error.finding
+            if refused != self._refused:
+                log.warning("certificate refused, the one before stays in use", finding=error.finding)
+            self._refused = refused
+            self._trouble = f"not in use: {error.finding}"
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._current
+
+
+def read_files(directory: Path) -> Files:
+    """The files that are there. Raises InvalidField where one is missing or cannot be read."""
+    try:
+        files = {name: (directory / name).read_bytes() for name in (CERTIFICATE, KEY)}
+        authority = directory / AUTHORITY
+        return files | ({AUTHORITY: authority.read_bytes()} if authority.exists() else {})
+    except OSError as error:
+        finding = clean(f"{error.filename}: {error.strerror}", 300)
+        raise InvalidField(VARIABLE, finding, f"have {CERTIFICATE} and {KEY} in this directory") from error
+
+
+def context_of(directory: Path, files: Files) -> ssl.SSLContext:
+    """
+    A server's TLS context, from TLS 1.2 on, that asks clients for a certificate where there is an authority; then from
+    TLS 1.3 on and without resumption, as who resumes a session shows no certificate, whatever has changed since. The key is
+    loaded from the directory; where that has changed since `files` were read, the next look takes it again.
+
+    Raises InvalidField for files that do not fit together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0
+    try:
+        context.load_cert_chain(directory / CERTIFICATE, directory / KEY, password=lambda: b"")
+        if AUTHORITY in files:
+            context.load_verify_locations(cadata=files[AUTHORITY].decode())
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.minimum_version = ssl.TLSVersion.TLSv1_3  # which resumes no session without tickets
+    except (ssl.SSLError, ValueError, OSError) as error:
+        finding = f"the files do not fit together: {clean(str(error), 200)}"
+        raise InvalidField(
+            VARIABLE, finding, f"have a PEM certificate in {CERTIFICATE} and its key in {KEY}"
+        ) from error
+    return context
+
+
+def not_after(certificate: bytes) -> datetime:
+    """When the first certificate of a PEM file expires (RFC 5280, 4.1). Raises InvalidField for what is none."""
+    try:
+        body = ssl.PEM_cert_to_DER_cert(first_certificate(certificate))
+        fields = elements(elements(elements(body)[0][1])[0][1])
+        validity = fields[4 if fields[0][0] == DER_VERSION else 3][1]
+        kind, text = elements(validity)[1]
+        years = "%y" if kind == UTC_TIME else "%Y"
+        found = datetime.strptime(text.decode(), f"{years}%m%d%H%M%SZ").replace(tzinfo=UTC)
+    except (ValueError, IndexError) as error:
+        finding = f"{CERTIFICATE} has no certificate with a time of validity"
+        raise InvalidField(VARIABLE, finding, "have a PEM certificate in it") from error
+    return found.replace(year=found.year - 100) if kind == UTC_TIME and found.year >= 2050 else found
+
+
+def first_certificate(certificates: bytes) -> str:
+    """The text of the first certificate of a PEM file: the server's own. Raises ValueError where there is none."""
+    text = certificates.decode()
+    start = text.index(ssl.PEM_HEADER)
+    end = text.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
+    return text[start:end]
+
+
+def elements(body: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of each element of a sequence in DER. Raises IndexError and ValueError for what is not whole."""
+    found = []
+    at = 0
+    while at < len(body):
+        tag = body[at]
+        length = body[at + 1]
+        at = at + 2
+        if length & 0x80:
+            count = length & 0x7F
+            length = int.from_bytes(body[at : at + count])
+            at = at + count
+        if at + length > len(body):
+            raise ValueError("cut short")
+        found.append((tag, body[at : at + length]))
+        at += length
+    return found
+
+
+VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
+OLDEST = (1, 36)
+"""Taken where no version is known: its answers harm no later version."""
+
+READINESS = "scheduler"
+"""The Service of extender and webhook, whose readiness page is /readyz/scheduler."""
+
+DRAIN_SECONDS = 5.0
+"""For which calls are answered after SIGTERM: more than the 4 s after which a bind is given up."""
+
+HELP = "How long calls of the scheduler took, from the end of the question to its answer."
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
+"""A scheduler waits for five."""
+
+
+async def serve_scheduler(
+    context: Context,
+    settings: RegistrySettings,
+    scheduling: SchedulingApi,
+    webhook: Webhook,
+    kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
+    *,
+    task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """
+    Serves until cancelled, after SIGTERM for `DRAIN_SECONDS`; has started, with its URL, once it listens. Expects that the
+    settings have a port. The webhook is served at the same address. `kubernetes`: the version of the API server, which
+    counts as the scheduler's where the settings have none.
+
+    Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
+    """
+    assert settings.scheduler_port is not None, "there is a port"
+    context.drain.seconds = DRAIN_SECONDS
+    version = parse_kubernetes_version(settings.scheduler_kubernetes)
+    seconds = Histogram("topoalign_scheduler_call_seconds", HELP, ["call"], buckets=SECONDS, registry=context.metrics)
+    extender = Extender(
+        scheduling, lambda: version or kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
+    )
+    certificates = None
+    if settings.scheduler_tls_dir:
+        certificates = Certificates(Path(settings.scheduler_tls_dir), context.clock)
+        context.checks["scheduler certificate"] = certificates.trouble
+        context.readiness.setdefault(READINESS, {})["certificate"] = certificates.trouble
+    listener = listen_on_port(settings.scheduler_host, settings.scheduler_port, "TOPOALIGN_SCHEDULER")
+    async with anyio.create_task_group() as tasks:
+        if certificates is not None:
+            tasks.start_soon(certificates.keep_up)
+        await serve_application(
+            make_application([*extender.routes(), *webhook.routes()]),
+            listener,
+            protocol=SchedulerConnection,
+            turns=context.turns,
+            idle_seconds=IDLE_SECONDS,
+            tls=None if certificates is None else certificates.context,
+            draining=context.drain.begun,
+            task_status=task_status,
+        )
+
+
+def parse_kubernetes_version(text: str) -> tuple[int, int] | None:
+    """Major and minor of a version of Kubernetes: `1.36`, `v1.38.2`. None for no text. Raises InvalidField."""
+    if not text:
+        return None
+    found = VERSION.fullmatch(text)
+    if found is None:
+        finding = f"{quoted([text])} is not a version"
+        raise InvalidField("TOPOALIGN_SCHEDULER_KUBERNETES", finding, "write it as 1.36")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,228 @@
+"""
+The HTTP application that kube-scheduler calls: `POST /scheduler/{filter,prioritize,bind,preempt}`.
+
+An error costs the scheduler more than a refusal: it repeats an erroneous filter with growing pauses, whatever changes in
+the cluster. So each call has the answer that does least harm:
+
+    a pod that cannot be meant    filter refuses it on every node, in words of its own, prioritize scores 0, preempt none
+    what passes by itself         filter and bind answer with `Error`, prioritize and preempt as above
+    a body that is no call        400, 408, 413 or 415 with {"code", "finding", "remedy"}: it is not from a kube-scheduler
+
+Nothing of it changes anything but bind.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+
+import anyio
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean, quoted
+from topoalign.registry.api import answer_defect, answer_product_error, error
+from topoalign.registry.scheduling.extender import extender_answers
+from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_called_pod, read_preempt
+from topoalign.registry.scheduling.extender.extender_answers import text_of_error
+from topoalign.registry.scheduling.scheduling_api import SchedulingApi
+from topoalign.runtime.request_turns import outlive_connection, take_turn
+
+LARGEST_BODY = 64 * 1024 * 1024
+"""Bytes: 5,000 whole nodes of 12 KiB each."""
+SMALL_BODY = 1024 * 1024
+"""Bytes: larger bodies come one at a time, as a scheduler sends them, so that a burst does not fill the memory."""
+BODY_SECONDS = 4.0
+"""How long a body may take to come: less than the 5 s after which a kube-scheduler gives up."""
+
+Call = Callable[[bytes], Awaitable[bytes]]
+"""A function from body to body, both JSON."""
+
+log = structlog.get_logger("topoalign.registry.extender")
+
+
+class RequestRefused(Exception):
+    """A request that is answered with an HTTP status: its body is too large, too slow, or of another type."""
+
+    def __init__(self, status: int, code: str, finding: str, remedy: str) -> None:
+        super().__init__(finding)
+        self.status = status
+        self.code = code
+        self.finding = finding
+        self.remedy = remedy
+
+
+class Extender:
+    """Answers a kube-scheduler from a `SchedulingApi`."""
+
+    def __init__(
+        self,
+        scheduling: SchedulingApi,
+        kubernetes: Callable[[], tuple[int, int]],
+        *,
+        seconds: float = BODY_SECONDS,
+        timing: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """
+        `kubernetes`: major and minor version of the scheduler; `seconds`: how long a body may take; `timing`: measures a
+        call of this name while its context is open.
+        """
+        self._scheduling = scheduling
+        self._kubernetes = kubernetes
+        self._seconds = seconds
+        self._timing = timing
+        self._refusals = extender_answers.RenderedRefusals()
+
+    def routes(self) -> list[BaseRoute]:
+        """The four calls."""
+        calls: dict[str, Call] = {
+            "filter": self.filter,
+            "prioritize": self.prioritize,
+            "bind": self.bind,
+            "preempt": self.preempt,
+        }
+        return [
+            call_route(f"/scheduler/{verb}", self._timed(verb, call), LARGEST_BODY, self._seconds)
+            for verb, call in calls.items()
+        ]
+
+    def _timed(self, verb: str, call: Call) -> Call:
+        async def timed(body: bytes) -> bytes:
+            with self._timing(verb):
+                return await call(body)
+
+        return timed
+
+    async def filter(self, body: bytes) -> bytes:
+        """Which nodes would admit the pod."""
+        asked = read_arguments(body)
+        try:
+            pod = read_called_pod(asked.pod)
+            await take_turn()
+            await self._scheduling.prepare(pod)
+            filtered = self._scheduling.filter(pod, asked.nodes, asked.labels)
+        except (InvalidField, NoFit) as error:
+            return extender_answers.refuse_all(asked, error)
+        except TopoalignError as failure:
+            log.warning("filter failed", code=failure.code, finding=failure.finding)
+            return extender_answers.filter_failed(failure.code)
+        if not filtered.passed:
+            return self._refusals.answer(asked, filtered, self._kubernetes())
+        return extender_answers.filter_answer(asked, filtered, self._kubernetes())
+
+    async def prioritize(self, body: bytes) -> bytes:
+        """How good each node is for the pod."""
+        asked = read_arguments(body)
+        try:
+            pod = read_called_pod(asked.pod)
+            await take_turn()
+            await self._scheduling.prepare(pod)
+            scores = self._scheduling.prioritize(pod, asked.nodes)
+        except TopoalignError as failure:
+            log.info("no scores", code=failure.code, finding=failure.finding)
+            scores = [0] * len(asked.nodes)
+        return extender_answers.scores_answer(asked.nodes, scores)
+
+    async def preempt(self, body: bytes) -> bytes:
+        """On which nodes these victims would make room for the pod."""
+        pod, victims = read_preempt(body)
+        try:
+            helped = await self._scheduling.preempt(read_called_pod(pod), victims)
+        except TopoalignError as failure:
+            log.info("no preemption", code=failure.code, finding=failure.finding)
+            helped = {}
+        return extender_answers.preempt_answer(helped)
+
+    async def bind(self, body: bytes) -> bytes:
+        """Binds the pod; it is bound when the answer has no error."""
+        outlive_connection()
+        asked = read_bind(body)
+        try:
+            await self._scheduling.bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
+        except TopoalignError as failure:
+            log.warning(
+                "not bound", pod=f"{asked.pod_namespace}/{asked.pod_name}", node=asked.node, finding=str(failure)
+            )
+            return extender_answers.bind_answer(text_of_error(failure.code))
+        return extender_answers.bind_answer()
+
+
+def make_application(routes: list[BaseRoute]) -> Starlette:
+    """The application with these routes, whose errors are JSON."""
+    handlers = {
+        TopoalignError: answer_product_error,
+        RequestRefused: answer_refused,
+        HTTPException: not_served,
+        Exception: answer_defect,
+    }
+    served = Starlette(routes=routes, exception_handlers=handlers)
+    served.router.redirect_slashes = False  # a redirect has no body, and goes to the host of the caller's Host header
+    return served
+
+
+def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
+    """A route for a call; `most`: bytes that the body may have; `seconds`: how long it may take to come."""
+
+    large = anyio.Lock()
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            body = await read_body(request, most, seconds, large)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        await take_turn()
+        return Response(await call(body), media_type="application/json")
+
+    return Route(path, endpoint, methods=["POST"])
+
+
+async def read_body(request: Request, most: int, seconds: float, large: anyio.Lock) -> bytes:
+    """
+    The body. Who reads one above SMALL_BODY holds `large`. Raises Refused for another type, more than `most` bytes or more
+    than `seconds`, and ClientDisconnect where the client goes before its end.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestRefused(415, "UnsupportedMediaType", f"content type {quoted([kind])}", "send application/json")
+    chunks: list[bytes] = []
+    size = 0
+    async with AsyncExitStack() as turn:
+        with anyio.move_on_after(seconds) as waiting:
+            async for chunk in request.stream():
+                if size <= SMALL_BODY < size + len(chunk):
+                    await turn.enter_async_context(large)
+                size += len(chunk)
+                if size <= most:
+                    chunks.append(chunk)
+                else:
+                    chunks.clear()  # and read on: an answer in the middle of a body is lost with the connection
+                if size > 2 * most:
+                    break
+    if size > most:
+        raise RequestRefused(
+            413, "TooLarge", f"a body of more than {most} bytes", "ask about fewer nodes, or set nodeCacheCapable"
+        )
+    if waiting.cancelled_caught:
+        raise RequestRefused(408, "TooSlow", f"the body did not come within {seconds:g} s", "look at the network")
+    return b"".join(chunks)
+
+
+async def answer_refused(request: Request, exc: Exception) -> Response:
+    """A request that is not read on; what comes of it is not waited for."""
+    assert isinstance(exc, RequestRefused)
+    answer = error(exc.code, exc.finding, exc.remedy, exc.status)
+    answer.headers["Connection"] = "close"
+    return answer
+
+
+async def not_served(request: Request, exc: Exception) -> Response:
+    """An address that does not exist, or a method other than POST."""
+    assert isinstance(exc, HTTPException)
+    if exc.status_code == 405:
+        answer = error("MethodNotAllowed", f"{clean(request.method, 20)} is not possible here", "send a POST", 405)
+        answer.headers["Allow"] = "POST"
+        return answer
+    remedy = "there are /scheduler/filter, prioritize, bind and preempt, and /webhook"
+    return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)

@@ -1,0 +1,390 @@
+"""
+Enforces ResourceQuotas for parts of GPUs: whether a namespace may have another pod.
+
+    new pods       are added to all pods of the namespace that have not ended, as in Kubernetes' own quotas
+    waiting pods   are added to those that are bound, reserved or being bound: pods that were created at the same moment
+                   would otherwise keep each other waiting for ever
+
+Only pods that request what quotas count are checked. While the quotas are not listed, pods that name an amount wait
+(`QuotasUnknown`). An amount that a pod does not name counts by the size of the GPUs of its node, so the result may differ
+from node to node; a new pod has no node yet and counts with the amounts that it names. A quota with scopes applies to some
+pods only and is not enforced; this is logged.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import structlog
+
+from topoalign.core.model.errors import InvalidField, Unavailable, clean
+from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.offers import Slots
+from topoalign.core.sharing.quotas import (
+    Amounts,
+    GpuSizes,
+    OverQuota,
+    PerGpu,
+    amounts_per_gpu,
+    check_quota,
+    lowest_limits,
+    quota_amounts,
+    total,
+)
+from topoalign.registry.ports import SeenPod, SeenQuota
+from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
+
+# The sums of a namespace are updated as pods are created, bound and end, because adding up 5,000 pods at each filter call
+# takes 9 ms. All pods are counted again when nodes offer amounts under other names, and the pods of a node when the size of
+# its GPUs changes.
+
+
+class NamespaceUse:
+    """The pods of one namespace that ask for devices and have not ended."""
+
+    def __init__(self, offers: OfferedResources) -> None:
+        self.pods: dict[str, PodRequest] = {}
+        """UID -> what it asks for."""
+        self.bound: dict[str, NodeName] = {}
+        """UID -> its node, of those that have one."""
+        self._offers = offers
+        self._per_gpu: PerGpu | None = None
+        """The names of amounts by which the pods were counted; None: they were not."""
+        self._version = 0
+        """Of the sizes by which they were."""
+        self._sizes: dict[str, GpuSizes] = {}
+        """UID -> those of its node by which it was counted."""
+        self._amounts: dict[str, Amounts] = {}
+        """UID -> what it holds on its node; without a node what it names."""
+        self._elsewhere: dict[str, tuple[GpuSizes, Amounts]] = {}
+        """UID -> what a pod without a node holds with GPUs of this size, as it was asked last."""
+        self._all: dict[ResourceName, int] = {}
+        self._of_bound: dict[ResourceName, int] = {}
+
+    def add(self, uid: str, request: PodRequest) -> None:
+        """Adds a new pod."""
+        self.pods[uid] = request
+        if self._per_gpu is not None:
+            self._count(uid, self._per_gpu)
+
+    def bind(self, uid: str, node: NodeName) -> None:
+        """Records the node of a pod, until its end."""
+        if self.bound.get(uid) != node:
+            self._uncount(uid)
+            self.bound[uid] = node
+            if self._per_gpu is not None:
+                self._count(uid, self._per_gpu)
+
+    def end(self, uid: str) -> None:
+        """Removes a pod that has ended."""
+        self._uncount(uid)
+        del self.pods[uid]
+        self.bound.pop(uid, None)
+
+    def all(self) -> Amounts:
+        """Returns the sum of all pods; pods without a node count with the amounts that they name."""
+        self._count_all()
+        return self._all
+
+    def placed(self, others: Mapping[str, NodeName], without: Collection[str]) -> Amounts:
+        """Returns the sum of the bound pods and of these `others` on their nodes, without the pods `without`."""
+        per_gpu = self._count_all()
+        used = dict(self._of_bound)
+        for uid in self.bound.keys() & without:
+            change(used, self._amounts[uid], -1)
+        for uid in (others.keys() & self._amounts.keys()) - self.bound.keys() - {*without}:
+            change(used, self._amounts_on(uid, others[uid], per_gpu), 1)
+        return used
+
+    def of(self, uids: Collection[str], node: NodeName | None) -> Amounts:
+        """Returns the sum of these pods on this node; None: of the amounts that they name."""
+        per_gpu = self._count_all()
+        return total(self._amounts_on(uid, node, per_gpu) for uid in uids if uid in self._amounts)
+
+    def _amounts_on(self, uid: str, node: NodeName | None, per_gpu: PerGpu) -> Amounts:
+        """Returns the amounts of a pod without a node if it were on this one."""
+        sizes = self._offers.sizes_on(node)
+        known = self._elsewhere.get(uid)
+        if known is None or known[0] != sizes:
+            known = self._elsewhere[uid] = sizes, quota_amounts(self.pods[uid], per_gpu, sizes)
+        return known[1]
+
+    def _count_all(self) -> PerGpu:
+        """Counts all pods by the offered names of amounts, which it returns, and the offered sizes."""
+        per_gpu = amounts_per_gpu(self._offers.slots)
+        version = self._offers.sizes_version
+        if per_gpu != self._per_gpu:
+            self._amounts = {}
+            self._sizes = {}
+            self._elsewhere = {}
+            self._all = {}
+            self._of_bound = {}
+            for uid in self.pods:
+                self._count(uid, per_gpu)
+        elif version != self._version:
+            for uid, node in self.bound.items():
+                if self._offers.sizes_on(node) is not self._sizes[uid]:
+                    self._uncount(uid)
+                    self._count(uid, per_gpu)
+        self._per_gpu = per_gpu
+        self._version = version
+        return per_gpu
+
+    def _count(self, uid: str, per_gpu: PerGpu) -> None:
+        sizes = self._sizes[uid] = self._offers.sizes_on(self.bound.get(uid))
+        amounts = self._amounts[uid] = quota_amounts(self.pods[uid], per_gpu, sizes)
+        change(self._all, amounts, 1)
+        if uid in self.bound:
+            change(self._of_bound, amounts, 1)
+
+    def _uncount(self, uid: str) -> None:
+        amounts = self._amounts.pop(uid, {})
+        self._sizes.pop(uid, None)
+        self._elsewhere.pop(uid, None)
+        change(self._all, amounts, -1)
+        if uid in self.bound:
+            change(self._of_bound, amounts, -1)
+
+
+def change(used: dict[ResourceName, int], amounts: Amounts, sign: int) -> None:
+    """Adds the amounts, or takes them away."""
+    for name, amount in amounts.items():
+        used[name] = used.get(name, 0) + sign * amount
+
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class QuotasUnknown(Unavailable):
+    """Raised while the quotas are not known."""
+
+    code = "QuotasUnknown"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the ResourceQuotas of Kubernetes are not listed yet, and the pod asks for what they limit",
+            "wait; if it stays so, see whether the registry may list and watch resourcequotas (deploy/kubernetes)",
+        )
+
+
+class Quotas:
+    """The quotas of all namespaces, and their pods that count."""
+
+    def __init__(self, offers: OfferedResources, reserved: Callable[[], Mapping[str, Collection[NodeName]]]) -> None:
+        """`reserved`: UID of each pod for which something is reserved -> where."""
+        self.listed = False
+        """Whether all quotas are known."""
+        self._offers = offers
+        self._reserved = reserved
+        self._quotas: dict[str, SeenQuota] = {}
+        self._limits: dict[str, Amounts] = {}
+        """Namespace -> the lowest limits of its quotas."""
+        self._held: dict[str, NamespaceUse] = {}
+        """By namespace."""
+        self._namespaces: dict[str, str] = {}
+        """UID of a pod -> its namespace, if it asks for devices."""
+        self._claims = Counter[str]()
+        """UIDs of pods that are being bound, and of those that wait with them."""
+        self._claimed_on: dict[str, NodeName] = {}
+        """The same -> the node."""
+        self._read = set[str]()
+        """UIDs of pods that are being bound and not reported yet."""
+        self._refused_beside_claims = False
+        """Whether a pod was refused while others were being bound, which may fail."""
+        self.freed: Callable[[], None] = lambda: None
+        """Called after a failed bind because of which another pod was refused: no event of Kubernetes follows."""
+        self.mates: Callable[[str], Collection[str]] = lambda uid: ()
+        """UID of a pod -> those of the pods of its gang that wait for a node: all of them are reserved with the first."""
+
+    def see(self, quota: SeenQuota) -> bool:
+        """Takes a quota. Returns whether a limit has changed: Kubernetes also writes its own counts into quotas."""
+        if self._quotas.get(quota.uid) == quota:
+            return False
+        if quota.scoped and quota.limits:
+            log.warning("a quota with scopes is not counted", namespace=clean(quota.namespace), quota=clean(quota.name))
+        self._quotas[quota.uid] = quota
+        return self._renew(quota.namespace)
+
+    def lose(self, uid: str) -> bool:
+        """Removes a quota. Returns whether it limited anything."""
+        gone = self._quotas.pop(uid, None)
+        return gone is not None and self._renew(gone.namespace)
+
+    def _renew(self, namespace: str) -> bool:
+        here = [each for each in self._quotas.values() if each.namespace == namespace and not each.scoped]
+        before = self._limits.pop(namespace, {})
+        now = lowest_limits(each.limits for each in here)
+        if now:
+            self._limits[namespace] = now
+        return before != now
+
+    def see_pod(self, pod: SeenPod) -> None:
+        """Takes a pod that has not ended. Its request does not change."""
+        self._read.discard(pod.uid)
+        if pod.uid not in self._namespaces:
+            if not names_devices(pod):
+                return
+            try:
+                request = without_annotations(pod).to_schedule().request
+            except InvalidField:  # no kubelet gives it anything
+                return
+            self._add(pod.uid, request)
+        if pod.node is not None:
+            self._held[pod.namespace].bind(pod.uid, pod.node)
+
+    def _add(self, uid: str, request: PodRequest) -> None:
+        self._namespaces[uid] = request.namespace
+        held = self._held.setdefault(request.namespace, NamespaceUse(self._offers))
+        held.add(uid, msgspec.structs.replace(request, annotations={}))
+
+    def end_pod(self, uid: str) -> None:
+        """Removes a pod that has ended or was deleted."""
+        namespace = self._namespaces.pop(uid, None)
+        if namespace is not None:
+            self._held[namespace].end(uid)
+            if not self._held[namespace].pods:
+                del self._held[namespace]
+
+    def check_new(self, pod: PodRequest) -> None:
+        """Raises OverQuota and QuotasUnknown for a pod that is to be created."""
+        self._check(pod, None, lambda held: held.all())
+
+    def check_waiting(self, pod: PodToSchedule, node: NodeName | None = None, without: Collection[str] = ()) -> None:
+        """
+        Raises OverQuota and QuotasUnknown for a pod that is to be bound to this node, with its gang; None: to any node,
+        so the amounts that it names count. A placed pod counts already. `without`: UIDs of pods that count as gone.
+        """
+        self._check_one(pod.uid, pod.request, node, without)
+
+    def full_on(
+        self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
+    ) -> frozenset[NodeName]:
+        """
+        Returns the nodes on which a waiting pod exceeds its quota. `without`: as `check_waiting`. Raises QuotasUnknown.
+        """
+        if not self._limits.get(pod.request.namespace):
+            return frozenset()
+        by_sizes: dict[int, list[NodeName]] = {}
+        for node in nodes:
+            by_sizes.setdefault(id(self._offers.sizes_on(node)), []).append(node)
+        full = (alike for alike in by_sizes.values() if not quota_has_room(self, pod, alike[0], without))
+        return frozenset(node for alike in full for node in alike)
+
+    @contextmanager
+    def claim(self, uid: str, node: NodeName) -> Iterator[None]:
+        """
+        Counts the pod and its gang on this node while it is being bound. After a successful bind the pod itself still
+        counts, because its reservation may end before Kubernetes reports the bind. Raises as `check_waiting`.
+        """
+        namespace = self._namespaces.get(uid)
+        if namespace is not None:
+            self._check_one(uid, self._held[namespace].pods[uid], node)
+        claimed = {uid, *self.mates(uid)}
+        self._claims.update(claimed)
+        self._claimed_on = {**dict.fromkeys(claimed, node), **self._claimed_on, uid: node}
+        try:
+            yield
+        except BaseException:
+            if self._refused_beside_claims:
+                self._refused_beside_claims = False
+                self.freed()
+            raise
+        else:
+            if uid in self._namespaces and uid not in self._read:
+                self._held[self._namespaces[uid]].bind(uid, node)
+        finally:
+            self._claims.subtract(claimed)
+            self._claims = +self._claims
+            self._claimed_on = {each: on for each, on in self._claimed_on.items() if each in self._claims}
+            if uid in self._read and uid not in self._claims:
+                self._read.discard(uid)
+                self.end_pod(uid)
+
+    def check_read(self, pod: PodToSchedule, node: NodeName) -> None:
+        """
+        Raises as `check_waiting` for a pod that is being bound and was read because it is not reported yet. It counts until
+        the bind ends, and again when it is reported.
+        """
+        if pod.uid in self._namespaces or pod.uid not in self._claims:
+            return
+        if pod.uid not in self._reserved():
+            self._check(pod.request, node, lambda held: held.placed(self._places(), (pod.uid,)))
+        self._read.add(pod.uid)
+        self._add(pod.uid, pod.request)
+
+    def _places(self) -> Mapping[str, NodeName]:
+        """The pods that are being bound or reserved -> the node, the first one where something is reserved on several."""
+        return {**{uid: min(nodes) for uid, nodes in self._reserved().items()}, **self._claimed_on}
+
+    def _check_one(self, uid: str, pod: PodRequest, node: NodeName | None, without: Collection[str] = ()) -> None:
+        reserved = self._reserved()
+        held = self._held.get(pod.namespace)
+        bound: Collection[str] = held.bound if held is not None else ()
+
+        def counts(each: str) -> bool:
+            return each in self._claims or each in reserved or each in bound
+
+        if counts(uid):
+            return
+        mates = [each for each in self.mates(uid) if each != uid and not counts(each)]
+        gone = (uid, *without)
+        self._check(pod, node, lambda held: held.placed(self._places(), gone), mates)
+
+    def _check(
+        self,
+        pod: PodRequest,
+        node: NodeName | None,
+        used: Callable[[NamespaceUse], Amounts],
+        mates: Collection[str] = (),
+    ) -> None:
+        """`used`: the sum of the other pods that count; `mates`: UIDs of the other pods of its gang."""
+        per_gpu = amounts_per_gpu(self._offers.slots)
+        counted = {*per_gpu, *(name for each in self._offers.units for name, _ in each.units)}
+        amounts = quota_amounts(pod, per_gpu, self._offers.sizes_on(node))
+        held = self._held.get(pod.namespace) or NamespaceUse(self._offers)
+        if mates:
+            amounts = total((amounts, held.of(mates, node)))
+        asked = {name: amount for name, amount in amounts.items() if amount and name in counted}
+        if not self.listed:
+            percentages = {Slots().percentage, *(each.slots.percentage for each in self._offers.slots)}
+            if any(
+                name in counted or name in percentages for name, amount in quota_amounts(pod, per_gpu).items() if amount
+            ):
+                raise QuotasUnknown
+            return
+        limits = self._limits.get(pod.namespace)
+        if limits is not None and not limits.keys().isdisjoint(asked):
+            try:
+                check_quota(pod.namespace, asked, used(held), limits, "this gang" if mates else "this pod")
+            except OverQuota:
+                self._refused_beside_claims |= bool(self._claims)
+                raise
+
+
+def quota_has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, gone: Collection[str]) -> bool:
+    """Whether the quota of its namespace has room for a waiting pod on a node if these were gone. Raises QuotasUnknown."""
+    try:
+        if quotas is not None:
+            quotas.check_waiting(pod, node, gone)
+    except OverQuota:
+        return False
+    return True
+
+
+def without_annotations(pod: SeenPod) -> SeenPod:
+    """Returns the pod without annotations, which a user may change while it runs; kubelet and quotas ignore them."""
+    metadata = pod.content.metadata
+    if metadata is None or not metadata.annotations:
+        return pod
+    alone = msgspec.structs.replace(metadata, annotations=None)
+    return msgspec.structs.replace(pod, content=msgspec.structs.replace(pod.content, metadata=alone))
+
+
+def names_devices(pod: SeenPod) -> bool:
+    """Whether a container has a limit of an extended resource. Most pods have none, and need not be read."""
+    spec = pod.content.spec
+    containers = () if spec is None else (*(spec.init_containers or ()), *(spec.containers or ()))
+    return any("/" in name for each in containers if each.resources for name in each.resources.limits or ())

@@ -1,0 +1,165 @@
+"""The types between the extender protocol and the decisions: a pod to schedule, refusals and victims."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from topoalign.core.demand.node_filters import Constraints
+from topoalign.core.demand.share_annotations import OF_PODS
+from topoalign.core.deviceshare.demand import OWN_DOMAIN
+from topoalign.core.deviceshare.names import ANNOTATIONS, DEVICE_PREFIX
+from topoalign.core.model.decisions import Resolvability
+from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import PodRequest
+from topoalign.kubelet.files import manifest
+
+PODS_PENDING = "PodsPending"
+"""The result of `fits` while data is missing. It passes by itself."""
+
+
+class PodToSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod as the scheduler sends it."""
+
+    uid: str
+    """UID of the pod: a pod that is created again under the same name has another one."""
+    request: PodRequest
+    """Its names, requests and annotations, which are not trusted."""
+    constraints: Constraints = Constraints()
+    """The nodes to which it may go. The scheduler calls for no others."""
+    nominated: NodeName | None = None
+    """`status.nominatedNodeName`: the node on which it has preempted others. None: it has not."""
+
+
+class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a node would not admit a pod."""
+
+    code: str
+    """Stable code of the reason: `NotAligned`, `NotEnoughDevices`."""
+    helped_by_victims: bool = False
+    """Whether the pod could fit without other pods."""
+    resolvability: Resolvability | None = None
+    """`never` and `unhealthy`: the end of other pods does not help. None: it may help, or it was not checked."""
+
+    @property
+    def label(self) -> str:
+        """The code, with a note if the end of other pods does not help: `NotAligned (never fits)`."""
+        return f"{self.code} ({LABELS[self.resolvability]})" if self.resolvability in LABELS else self.code
+
+
+LABELS: Mapping[Resolvability | None, str] = {
+    Resolvability.NEVER: "never fits",
+    Resolvability.UNHEALTHY: "unhealthy devices",
+}
+
+
+class Filtered(msgspec.Struct, frozen=True, kw_only=True):
+    """The decisions of some nodes about a pod: each node is in one of the two fields."""
+
+    passed: Sequence[NodeName]
+    """In the order of the call."""
+    refused: Mapping[NodeName, NodeRefusal]
+    """Node -> why not."""
+
+
+class Victims(msgspec.Struct, frozen=True, kw_only=True):
+    """Pods of one node that a preemption would delete."""
+
+    uids: tuple[str, ...]
+    """Their UIDs."""
+    disruptions: int = 0
+    """PodDisruptionBudgets that would be violated, as the scheduler counts them."""
+
+
+class SchedulingApi(Protocol):
+    """The registry as the extender protocol calls it."""
+
+    async def prepare(self, pod: PodToSchedule) -> None:
+        """
+        Does the long work of a following `filter` or `prioritize`, and yields to the event loop. Its results stay if it is
+        cancelled. Raises as `filter` does.
+        """
+
+    def filter(
+        self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
+    ) -> Filtered:
+        """
+        Returns which of these nodes would admit the pod; it has no effect. `labels`: of nodes that were sent as whole
+        objects. An unknown node is judged by them (a node that cluster-autoscaler may add).
+
+        Raises InvalidField for an invalid pod.
+        """
+
+    def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
+        """Returns a score from 0 to 10 for each of these nodes, in their order. Raises InvalidField as `filter` does."""
+
+    async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
+        """
+        Returns the nodes that would admit the pod without these victims. Yields to the event loop, as `prepare`.
+
+        Raises InvalidField as `filter` does.
+        """
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        """
+        Binds the pod to the node; when this returns, the Binding exists. Returns or raises well within the five seconds
+        after which a scheduler retries.
+
+        Raises a TopoalignError if the Binding was not created, or if that is not known.
+        """
+
+
+# The registry keeps only the annotations of a pod that decide about its devices or its gang, or cause a refusal.
+#
+# A user may write 256 KiB of annotations, and a registry keeps thousands of waiting pods. The other annotations are dropped
+# when a pod is read, and a pod with more than 32 KiB of relevant ones is refused: a list of 256 uuids has 11 kB.
+
+
+MOST_CHARACTERS = 32 * 1024
+"""Length of the relevant annotations, including their keys."""
+NAMED = frozenset((*ANNOTATIONS, *OF_PODS))
+BEGINNINGS = (OWN_DOMAIN, DEVICE_PREFIX)
+"""Prefixes of keys that are ours, or are refused as misspelled."""
+
+
+def counting(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Returns the relevant annotations; of more than `MOST_CHARACTERS` the first ones, up to one character more."""
+    found: dict[str, str] = {}
+    left = MOST_CHARACTERS + 1
+    for key, value in annotations.items():
+        if key in NAMED or key.startswith(BEGINNINGS):
+            found[key] = value[: max(left - len(key), 0)]
+            left -= len(key) + len(value)
+            if left <= 0:
+                break
+    return found
+
+
+def with_counting(request: PodRequest) -> PodRequest:
+    """Returns the request with relevant annotations only. Raises InvalidField for more than `MOST_CHARACTERS`."""
+    kept = counting(request.annotations)
+    if sum(map(len, (*kept, *kept.values()))) > MOST_CHARACTERS:
+        finding = f"more than {MOST_CHARACTERS} characters about devices"
+        raise InvalidField("metadata.annotations", finding, "shorten the lists of types and uuids")
+    return msgspec.structs.replace(request, annotations=kept)
+
+
+def pod_to_schedule(uid: str, pod: manifest.PodManifest) -> PodToSchedule:
+    """Returns a pod with its relevant annotations. Raises InvalidField for an invalid pod."""
+    request = with_counting(manifest.request_from_pod(pod))
+    nominated = pod.status and pod.status.nominated_node_name
+    return PodToSchedule(
+        uid=uid,
+        request=request,
+        constraints=manifest.constraints_of(pod),
+        nominated=NodeName(nominated) if nominated else None,
+    )
+
+
+def without_others(pod: manifest.PodManifest) -> manifest.PodManifest:
+    """Returns the pod with relevant annotations only; with too many if it had too many."""
+    if pod.metadata is None or not pod.metadata.annotations:
+        return pod
+    kept = counting({key: value or "" for key, value in pod.metadata.annotations.items()})
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=dict(kept)))
