@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.prediction import prediction_basis
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NIC
@@ -48,7 +48,7 @@ def test_nodes_differ_and_their_facts_agree_with_one_another() -> None:
         events = list(busy.said())
         state = replay(busy.node, events)
         basis = prediction_basis(state, 0.0)
-        free = free_of(basis.state, basis.rules)
+        free = count_free(basis.state, basis.rules)
         frees.add(msgspec.json.encode(msgspec.to_builtins(free, str_keys=True, order="deterministic")))
 
         validate(state.hardware)

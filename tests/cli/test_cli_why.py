@@ -350,7 +350,7 @@ def test_a_kubectl_that_does_not_answer_in_time_is_given_up(
 
 
 async def alive(body: bytes) -> bytes:
-    return wire.answer(WriterPosition())
+    return wire.encode_answer(WriterPosition())
 
 
 def test_a_running_cluster_is_read_from_its_streams(
@@ -364,7 +364,7 @@ def test_a_running_cluster_is_read_from_its_streams(
             for node in some_cluster().nodes:
                 for event in (node.topology, node.health, node.usage, node.allocations):
                     assert event is not None
-                    await bus.publish(wire.encode(event, 1.0))
+                    await bus.publish(wire.encode_event(event, 1.0))
             subject = wire.admission_subject(NodeName("node"), "alive").replace(".node.", ".*.")
             async with bus.serve("topoalign-allocator", [Endpoint(name="alive", subject=subject, answer=alive)]):
                 yield url

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from topoalign.core.admission.admit import admission, answer_to
 from topoalign.core.hints.answers import MOST_HINTS, check_answer
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.providers import answer
+from topoalign.core.hints.providers import answer_hint_request
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, AllocationGranted, MemoryBlock, MemoryUse, Owner
 from topoalign.core.model.hints import HintAnswer, HintRule, Hints, Need, TopologyHint
@@ -29,7 +29,7 @@ ASKED = pod(container(gpus=2, cpus=4, gib=1))
 
 def asked_and_answered(state: NodeState, rules: AdmissionRules) -> tuple[HintRequest, HintAnswer]:
     asked = asking(state, ASKED, MAIN, rules)
-    return asked, answer(asked)
+    return asked, answer_hint_request(asked)
 
 
 def with_hints(answered: HintAnswer, provider: str, resources: Mapping[ResourceName, Hints]) -> HintAnswer:

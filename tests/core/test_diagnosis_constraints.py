@@ -18,9 +18,9 @@ from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import ContainerRequest, Policy
 from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 
-SCORER = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+SCORER = scorer_by_name(Scoring.QUALITY, Packing.BINPACK)
 TAINT = Taint("dedicated", "NoSchedule", "infra")
 CORDON = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
 POOL_A = Constraints({"pool": "a"})

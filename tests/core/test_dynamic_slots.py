@@ -26,7 +26,7 @@ from topoalign.core.model.topology.offers import Slots
 from topoalign.core.state.divisions import Parts, divisions
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
-from topoalign.core.usage.attribution import shares_of
+from topoalign.core.usage.attribution import attribute_use
 
 BOTH = [BEST, KUBELET]
 
@@ -166,7 +166,7 @@ def test_processes_in_an_instance_are_of_the_container_with_its_slot() -> None:
         node=state.node, time=1.0, devices=(DeviceUse(device=DeviceID("MIG-0"), processes=(process,)),)
     )
 
-    found = {each.device: each for each in shares_of(state, measured).devices}
+    found = {each.device: each for each in attribute_use(state, measured).devices}
 
     assert [("held-0",)] == [each.allocations for each in found[DeviceID("MIG-0")].holders]
     assert () == found[DGX.gpus[0].id].holders

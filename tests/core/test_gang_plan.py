@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, groups, plan_gang
+from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, group_nodes_by_fabric, plan_gang
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
@@ -125,8 +125,8 @@ def test_each_fabric_is_tried_alone_and_then_all_nodes() -> None:
     """That of the node which was asked for comes first."""
     fabrics = {NodeName(name): fabric for name, fabric in (("a", "x/1"), ("b", "x/2"), ("c", ""), ("d", "x/1"))}
 
-    assert [("a", "d"), ("b",), ("a", "b", "c", "d")] == [*groups(fabrics)]
-    assert [("b",), ("a", "d"), ("a", "b", "c", "d")] == [*groups(fabrics, NodeName("b"))]
+    assert [("a", "d"), ("b",), ("a", "b", "c", "d")] == [*group_nodes_by_fabric(fabrics)]
+    assert [("b",), ("a", "d"), ("a", "b", "c", "d")] == [*group_nodes_by_fabric(fabrics, NodeName("b"))]
 
 
 @pytest.mark.parametrize(

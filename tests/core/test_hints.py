@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.devices import device_hints
 from topoalign.core.hints.memory import MemoryNode, memory_hints
-from topoalign.core.hints.providers import PROVIDERS, answer, question, request_of
+from topoalign.core.hints.providers import PROVIDERS, answer_hint_request, request_of_question, to_hint_question
 from topoalign.core.hints.rules import hints_of_rule
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, MemoryUse, Owner
@@ -29,7 +29,7 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.numa_sets.subsets import TooManyNumaNodes, subsets
 from topoalign.core.state.fold import NodeState
@@ -44,7 +44,7 @@ def said(
     state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
 ) -> dict[str, dict[ResourceName, Hints]]:
     """What each provider says."""
-    return answer(asking(state, pod, container, rules)).providers
+    return answer_hint_request(asking(state, pod, container, rules)).providers
 
 
 def in_full(hints: Hints) -> list[TopologyHint]:
@@ -58,7 +58,7 @@ def expected_hints(
     sets = [set(chosen) for size in range(1, len(nodes) + 1) for chosen in combinations(nodes, size)]
     judged = [each for each in sets if (could if mode is Mode.KUBELET else fits)(each)]
     least = min((len(each) for each in judged), default=len(nodes))
-    return [TopologyHint(mask_of(each), len(each) == least) for each in sets if fits(each)]
+    return [TopologyHint(node_mask(each), len(each) == least) for each in sets if fits(each)]
 
 
 @st.composite
@@ -139,9 +139,9 @@ def test_memory_hints_are_sufficient_subsets_of_no_other_group(
         allocatable = {MEMORY: data.draw(amount), PAGES: data.draw(amount)}
         free = {name: data.draw(st.integers(0, most)) for name, most in allocatable.items()}
         group = data.draw(groups) or (each,)
-        nodes[each] = MemoryNode(allocatable, free, mask_of(group), data.draw(st.booleans()))
+        nodes[each] = MemoryNode(allocatable, free, node_mask(group), data.draw(st.booleans()))
     request = {MEMORY: data.draw(st.integers(1, 6)), PAGES: data.draw(st.integers(0, 3))}
-    reusable = {(mask_of((0, 2)), MEMORY): data.draw(amount), (mask_of((5,)), PAGES): data.draw(amount)}
+    reusable = {(node_mask((0, 2)), MEMORY): data.draw(amount), (node_mask((5,)), PAGES): data.draw(amount)}
 
     def total(kind: str, name: ResourceName, inside: set[int]) -> int:
         return sum(getattr(nodes[each], kind)[name] for each in inside)
@@ -150,7 +150,7 @@ def test_memory_hints_are_sufficient_subsets_of_no_other_group(
         return all(total("allocatable", name, inside) >= size for name, size in request.items())
 
     def fits(inside: set[int]) -> bool:
-        mask = mask_of(inside)
+        mask = node_mask(inside)
         if len(inside) == 1 and any(nodes[each].group.bit_count() > 1 for each in inside):
             return False
         if len(inside) > 1 and any(nodes[each].used and nodes[each].group != mask for each in inside):
@@ -208,9 +208,9 @@ def test_an_answer_from_the_question_alone_is_the_answer_from_the_state() -> Non
 
     here = asking(state, asked, ContainerName("main"), rules)
 
-    given_answer = answer(request_of(question(here, asked), state.topology))
+    given_answer = answer_hint_request(request_of_question(to_hint_question(here, asked), state.topology))
 
-    assert answer(here) == given_answer
+    assert answer_hint_request(here) == given_answer
     assert list(PROVIDERS) == list(given_answer.providers)
     assert (TopologyHint(0b10, True), TopologyHint(0b11, False)) == given_answer.providers["device"][GPU]
 
@@ -241,14 +241,14 @@ def test_a_question_with_malformed_sets_is_refused_by_name() -> None:
     assert state.topology is not None
     asked = pod(container(cpus=1, gib=1))
     odd = msgspec.structs.replace(state, memory={0: MemoryUse(cells=(-1,))})
-    sound = question(asking(state, asked, None, AdmissionRules()), asked)
+    sound = to_hint_question(asking(state, asked, None, AdmissionRules()), asked)
     odd_rules = msgspec.structs.replace(sound, rules=AdmissionRules(reserved_cpus="?"))
-    odd_use = question(asking(odd, asked, None, AdmissionRules()), asked)
+    odd_use = to_hint_question(asking(odd, asked, None, AdmissionRules()), asked)
 
     with pytest.raises(InvalidField, match="reserved_cpus"):
-        request_of(odd_rules, state.topology)
+        request_of_question(odd_rules, state.topology)
     with pytest.raises(InvalidField, match="question"):
-        answer(request_of(odd_use, state.topology))
+        answer_hint_request(request_of_question(odd_use, state.topology))
 
 
 def test_subsets_of_more_than_twelve_nodes_are_never_listed() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.joint import reason_against
+from topoalign.core.admission.joint import explain_rejected_set
 from topoalign.core.admission.pipeline import BY_RESERVATION
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.candidates import Asked
@@ -24,7 +24,7 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints
 from topoalign.core.model.ids import GPU, MEMORY, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy, Scope
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.state.fold import NodeState
@@ -207,7 +207,7 @@ def test_a_device_of_unknown_place_is_not_said_to_be_off_the_alignment() -> None
     bare = msgspec.structs.replace(topology, gpus=gpus, bridges=(), links=())
 
     def why(gpu: str) -> str:
-        return reason_against(bare, GPU, [DeviceID(gpu)], [DeviceID("GPU-0")], (), mask_of([0]))
+        return explain_rejected_set(bare, GPU, [DeviceID(gpu)], [DeviceID("GPU-0")], (), node_mask([0]))
 
     assert "not all on the NUMA nodes it is aligned to" == why("GPU-1")
     assert "not all on the NUMA nodes it is aligned to" != why("GPU-2")
@@ -399,7 +399,7 @@ def test_restricted_aligns_to_the_fewest_nodes_and_then_never_fails(
         size
         for size in range(1, len(near) + 1)
         for nodes in combinations(sorted(near), size)
-        if can_give(question, mask_of(nodes)) and (not which or can_give(question, None))
+        if can_give(question, node_mask(nodes)) and (not which or can_give(question, None))
     ]
 
     decision = admit(state, request, rules)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
-from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import Asked, Candidate, by_preferred_pcie
 from topoalign.core.deviceshare.gpus import NOT_ENOUGH
 from topoalign.core.deviceshare.inventory import Device, Inventory, Partition, Place
@@ -263,7 +263,7 @@ def test_of_a_scope_the_gpu_with_the_best_score_is_shared() -> None:
     node = Inventory(devices=(node.devices[0], used))
     scorer = Scorer(strategy=Packing.MOST_ALLOCATED)
 
-    got = allocate(Asked(demand=demand(half), inventory=node, scorer=scorer))
+    got = allocate_all_types(Asked(demand=demand(half), inventory=node, scorer=scorer))
 
     assert [1] == [each.device.minor for each in got[GPU]]
 
@@ -286,7 +286,7 @@ def test_the_device_policy_is_asked_once_about_the_scope_that_won() -> None:
         return gpus[-count:]
 
     for gpus, scope in ((1, [40]), (2, [32, 33])):
-        got = allocate(Asked(demand=demand({GPUS: gpus}), inventory=node, chooser=last))
+        got = allocate_all_types(Asked(demand=demand({GPUS: gpus}), inventory=node, chooser=last))
         assert scope == [each.device.minor for each in got[GPU]]
         assert [scope] == offered
         offered.clear()
@@ -305,5 +305,5 @@ def test_counts_that_are_not_there_are_refused_before_gpus_are_chosen(gpus: int,
         demand=demand({GPUS: gpus, UNITS: 10_000}, TOGETHER), inventory=box(ONE_TO_ONE, ONE_TO_ONE), chooser=first
     )
     with pytest.raises(DevicesDoNotFit, match=refused):
-        allocate(question)
+        allocate_all_types(question)
     assert asked == len(offered)

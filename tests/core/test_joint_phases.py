@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from joint_support import GPU, NIC, SAME_PCIE, box, demand
 
-from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.numa_hints import numa_hints
@@ -21,7 +21,7 @@ ONE_EACH = {"nvidia.com/gpu": 1, "koordinator.sh/rdma": 1}
 
 def minors(first_look: bool, requests: dict[str, int]) -> dict[DeviceType, list[int]]:
     pod = demand(requests, SAME_PCIE, compat=True)
-    given = allocate(Asked(demand=pod, inventory=SPARSE, first_look=first_look))
+    given = allocate_all_types(Asked(demand=pod, inventory=SPARSE, first_look=first_look))
     return {kind: [each.device.minor for each in some] for kind, some in given.items()}
 
 

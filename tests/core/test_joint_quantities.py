@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, Spot, box, chosen, demand
 
-from topoalign.core.deviceshare.annotations import quantity
+from topoalign.core.deviceshare.annotations import parse_quantity_exactly
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.gpus import feasible_partitions
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Inventory, Partition, Place
@@ -18,7 +18,7 @@ from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints
 from topoalign.core.deviceshare.quantities import GpuDemand, by_type, gpu_demand
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, InvalidShareRequest, Status
-from topoalign.core.deviceshare.scores import Packing, Scorer, device_score, node_score
+from topoalign.core.deviceshare.scores import Packing, Scorer, score_device, score_node
 from topoalign.core.model.errors import TooMuchWork
 
 K, H = "koordinator.sh", "huawei.com"
@@ -135,7 +135,7 @@ def test_a_score_is_the_weighted_mean_of_how_full_a_device_is(
 ) -> None:
     scorer = Scorer(strategy, weights)
 
-    assert naive_score(scorer, total, free, asked) == device_score(scorer, total, free, asked)
+    assert naive_score(scorer, total, free, asked) == score_device(scorer, total, free, asked)
 
 
 @given(st.sampled_from(Packing), st.lists(st.lists(st.tuples(amounts, amounts), max_size=3), max_size=2), amounts)
@@ -153,7 +153,7 @@ def test_a_node_scores_the_sum_over_types_of_all_their_devices(
         free = {name: sum(max(0, had.get(name, 0) - used.get(name, 0)) for had, used in each) for name in "abc"}
         expected += naive_score(scorer, total, free, asked)
 
-    assert expected == node_score(scorer, [(each, asked) for each in devices])
+    assert expected == score_node(scorer, [(each, asked) for each in devices])
 
 
 def test_the_default_weighs_memory_of_gpus_and_units_of_others_alike() -> None:
@@ -344,4 +344,4 @@ def test_devices_of_no_known_node_give_no_hints() -> None:
     ],
 )
 def test_each_suffix_of_a_quantity_is_that_of_kubernetes(text: str | float, value: Fraction | int | None) -> None:
-    assert value == quantity(text)
+    assert value == parse_quantity_exactly(text)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, UNITS, box, chosen
 
 from topoalign.core.deviceshare import same_pcie
-from topoalign.core.deviceshare.allocate import allocate
-from topoalign.core.deviceshare.annotations import quantity
+from topoalign.core.deviceshare.allocate import allocate_all_types
+from topoalign.core.deviceshare.annotations import parse_quantity_exactly
 from topoalign.core.deviceshare.candidates import Asked
 from topoalign.core.deviceshare.demand import read_demand
 from topoalign.core.deviceshare.inventory import Device, Inventory, Place
@@ -127,7 +127,7 @@ def test_whatever_is_asked_is_answered_or_refused_with_a_remedy(
     annotations: dict[str, str], requests: dict[str, int], compat: bool
 ) -> None:
     try:
-        allocate(Asked(demand=read_demand(annotations, requests, compat=compat), inventory=NODE))
+        allocate_all_types(Asked(demand=read_demand(annotations, requests, compat=compat), inventory=NODE))
     except TopoalignError as error:
         assert str(error).isprintable()
         assert error.remedy
@@ -170,12 +170,12 @@ def test_memory_need_not_divide_by_the_number_of_gpus() -> None:
     ],
 )
 def test_quantities_are_read_as_kubernetes_writes_them(text: str | int, value: Fraction | int) -> None:
-    assert value == quantity(text)
+    assert value == parse_quantity_exactly(text)
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "-1", "1Qi", "1e", "0x10", "1e999", "٣"])
 def test_what_is_no_quantity_is_none(text: str) -> None:
-    assert quantity(text) is None
+    assert parse_quantity_exactly(text) is None
 
 
 @pytest.mark.parametrize(

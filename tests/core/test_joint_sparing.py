@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
-from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import Asked, capped
 from topoalign.core.deviceshare.inventory import Inventory
 
@@ -164,6 +164,6 @@ def test_each_step_of_a_search_is_told_to_who_asked() -> None:
         demand=demand({GPUS: 3, UNITS: 1}, SAME_PCIE), inventory=box(spots, spots), step=lambda: steps.append(None)
     )
 
-    allocate(asked)
+    allocate_all_types(asked)
 
     assert steps

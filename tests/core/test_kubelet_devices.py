@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from topoalign.core.admission.kubelet_devices import (
     as_others,
-    check_resources,
     dropped_of,
+    explain_unavailable_resources,
+    find_unrecorded_devices,
     shared_ids,
     unaccounted,
-    unrecorded,
     with_others,
     without_dropped,
     without_ended,
 )
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, HealthState, Owner
@@ -125,10 +125,12 @@ def test_of_devices_offered_here_a_pod_that_runs_for_sure_holds_them() -> None:
     plugin = with_others(STATE, {FPGA: (ListedDevices(nodes=(0,), ids=(DeviceID("f"),)),)})
     state = plugin.holding(allocation(1, frozenset(DEVICES[:1]), True))
 
-    assert {GPU: ("GPU-2",)} == unrecorded(state, entry(True, "GPU-0", "GPU-1", "GPU-2"), [DeviceID("GPU-1")])
-    assert {} == unrecorded(state, entry(False, "GPU-2"), [])
-    assert {FPGA: ("f",)} == unrecorded(state, entry(False, "f", resource=FPGA), [])
-    assert {} == unrecorded(state, entry(True, "v", resource=VPU), [])
+    assert {GPU: ("GPU-2",)} == find_unrecorded_devices(
+        state, entry(True, "GPU-0", "GPU-1", "GPU-2"), [DeviceID("GPU-1")]
+    )
+    assert {} == find_unrecorded_devices(state, entry(False, "GPU-2"), [])
+    assert {FPGA: ("f",)} == find_unrecorded_devices(state, entry(False, "f", resource=FPGA), [])
+    assert {} == find_unrecorded_devices(state, entry(True, "v", resource=VPU), [])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_of_devices_offered_here_a_pod_that_runs_for_sure_holds_them() -> None:
 def test_what_was_asked_for_and_no_container_has_is_noted(owned: bool, listed: bool, unknown: str, noted: bool) -> None:
     state = STATE.holding(allocation(1, frozenset(DEVICES[:1]), owned))
     kubelet = KubeletObserved(
-        rules=kubelet_rules(RULES), entries=(entry(False, "GPU-0"),) if listed else (), checkpoint_unknown=unknown
+        rules=to_kubelet_rules(RULES), entries=(entry(False, "GPU-0"),) if listed else (), checkpoint_unknown=unknown
     )
 
     notes = unaccounted(state, kubelet)
@@ -152,7 +154,7 @@ def test_devices_that_came_with_others_are_not_noted_as_asked_for() -> None:
     with_nic = msgspec.structs.replace(
         allocation(1, frozenset((DEVICES[0], DEVICES[4])), False), co_allocated=(DEVICES[4],)
     )
-    kubelet = KubeletObserved(rules=kubelet_rules(RULES), entries=(entry(False, "GPU-0"),))
+    kubelet = KubeletObserved(rules=to_kubelet_rules(RULES), entries=(entry(False, "GPU-0"),))
 
     assert () == unaccounted(STATE.holding(with_nic), kubelet)
 
@@ -229,13 +231,15 @@ def test_a_resource_without_devices_here_is_an_error_only_if_registered() -> Non
     asked = read_pod(pod(container(gpus=1, others={VPU: 1, FPGA: 2})), RULES)
     hardware = STATE.hardware
 
-    nobody = check_resources(asked, hardware, None)
-    unknown = check_resources(asked, hardware, frozenset(), "no socket")
+    nobody = explain_unavailable_resources(asked, hardware, None)
+    unknown = explain_unavailable_resources(asked, hardware, frozenset(), "no socket")
 
     assert ["nobody lists example.com/fpga here", "nobody lists example.com/vpu here"] == [
         n.split(":")[0] for n in nobody
     ]
     assert [True, True] == [note.startswith("whether a plugin lists") and "no socket" in note for note in unknown]
-    assert () == check_resources(read_pod(pod(container(gpus=1)), RULES), hardware, frozenset([GPU, FPGA]))
+    assert () == explain_unavailable_resources(
+        read_pod(pod(container(gpus=1)), RULES), hardware, frozenset([GPU, FPGA])
+    )
     with pytest.raises(InvalidField, match=r"limits\[example.com/vpu\]"):
-        check_resources(asked, hardware, frozenset([VPU]))
+        explain_unavailable_resources(asked, hardware, frozenset([VPU]))

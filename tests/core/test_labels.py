@@ -2,7 +2,7 @@
 
 import pytest
 
-from topoalign.core.deviceshare.labels import Expression, LabelSelector, fault, matches
+from topoalign.core.deviceshare.labels import Expression, LabelSelector, fault, selector_matches
 
 
 def selecting(key: str, operator: str, *values: str) -> LabelSelector:
@@ -90,12 +90,12 @@ def test_a_selector_matches_labels_as_in_kubernetes(
 ) -> None:
     """`NotIn` matches where the key is absent, too. All conditions must be met."""
     assert (there, elsewhere, absent) == tuple(
-        matches(selector, labels) for labels in ({"a": "b"}, {"a": "x"}, {"z": "b"})
+        selector_matches(selector, labels) for labels in ({"a": "b"}, {"a": "x"}, {"z": "b"})
     )
     if selector is not None:
         both = LabelSelector(
             match_labels={**selector.match_labels, "k": "v"},
             match_expressions=(*selector.match_expressions, Expression(key="k", operator="Exists")),
         )
-        assert not matches(both, {"a": "b"})
-        assert there == matches(both, {"a": "b", "k": "v"})
+        assert not selector_matches(both, {"a": "b"})
+        assert there == selector_matches(both, {"a": "b", "k": "v"})

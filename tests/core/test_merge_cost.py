@@ -16,7 +16,7 @@ from topoalign.core.model.decisions import Decision
 from topoalign.core.model.hints import HintRule, Hints, Need, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, ContainerName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy, Scope
-from topoalign.core.policy.merge.cost import MANY, duration, length, longest, slow_merge, warning
+from topoalign.core.policy.merge.cost import MANY, duration, length, longest, slow_merge, warn_of_combinations
 
 PAGES = ResourceName("hugepages-2Mi")
 STRICT = [Policy.BEST_EFFORT, Policy.RESTRICTED]
@@ -94,9 +94,9 @@ def test_where_topoalign_decides_itself_nothing_is_said_of_the_kubelet() -> None
 
 
 def test_a_warning_begins_at_a_hundred_million_combinations() -> None:
-    assert None is warning({GPU: MANY - 1})
-    assert "100000000 of nvidia.com/gpu" in (warning({GPU: MANY, CPU: 1}) or "")
-    assert "1 of cpu" not in (warning({GPU: MANY, CPU: 1}) or "")
+    assert None is warn_of_combinations({GPU: MANY - 1})
+    assert "100000000 of nvidia.com/gpu" in (warn_of_combinations({GPU: MANY, CPU: 1}) or "")
+    assert "1 of cpu" not in (warn_of_combinations({GPU: MANY, CPU: 1}) or "")
 
 
 def test_any_number_of_combinations_can_be_said() -> None:

@@ -16,9 +16,9 @@ from topoalign.core.model.topology.mig import (
     MigPlacement,
     MigProfile,
     find_place,
+    free_mig_placement,
     free_placements,
     occupied,
-    place_of,
 )
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.validate import validate
@@ -84,7 +84,7 @@ def test_an_a100_fills_from_both_ends() -> None:
     by_name = {each.name: each for each in profiles(A100)}
     taken: list[MigPlacement] = []
     for name in ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"):
-        placement = place_of(by_name[name], taken)
+        placement = free_mig_placement(by_name[name], taken)
         assert placement is not None
         taken.append(placement)
 
@@ -120,7 +120,7 @@ def test_profiles_are_in_events_and_older_readers_pass_them_over() -> None:
     class OlderTopology(msgspec.Struct):
         gpus: tuple[OlderGpu, ...]
 
-    again = wire.decode(wire.encode(event, 0.0))
+    again = wire.decode_event(wire.encode_event(event, 0.0))
     older = msgspec.json.decode(msgspec.json.encode(MACHINE), type=OlderTopology)
 
     assert isinstance(again, TopologyDiscovered) and MACHINE == again.topology

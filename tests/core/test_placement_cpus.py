@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.cpu_assignment import take
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus, packed
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.cpus import cpu_topology
 from topoalign.core.model.topology.cpuset import format_cpuset
@@ -161,7 +161,7 @@ def test_a_number_of_reserved_cpus_is_taken_with_the_containers_options() -> Non
     """A number of reserved CPUs is taken with the same options as the CPUs of containers."""
 
     def per_node(*options: CpuOption) -> list[int]:
-        kept = reserved_cpus(PAIRS, rules(*options, reserved_cpu_count=10))
+        kept = read_reserved_cpus(PAIRS, rules(*options, reserved_cpu_count=10))
         return [len(kept & PAIRS.cpus_by_node[node]) for node in range(4)]
 
     assert [8, 2, 0, 0] == per_node()
@@ -170,7 +170,7 @@ def test_a_number_of_reserved_cpus_is_taken_with_the_containers_options() -> Non
 
 
 def test_reserved_cpus_that_are_named_go_before_their_number() -> None:
-    assert {7, 9} == reserved_cpus(PAIRS, rules(reserved_cpus="7,9", reserved_cpu_count=4))
+    assert {7, 9} == read_reserved_cpus(PAIRS, rules(reserved_cpus="7,9", reserved_cpu_count=4))
 
 
 def test_only_kubelet_mode_gives_a_used_cpu_where_a_sibling_is_offline() -> None:

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from partition_reference import at_random
 from seam_reference import naive_rank
 
-from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import PlacementContext, PreferenceQuestion
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Fabric, Topology
-from topoalign.core.placement.fragmentation import fragmentation
+from topoalign.core.placement.fragmentation import measure_fragmentation
 from topoalign.core.placement.gpus import set_scorer
 from topoalign.core.placement.gpus.device_policy import BestEffort, DevicePolicy, GpuChoice
 from topoalign.core.placement.gpus.nics import NicLocality, Nics
 from topoalign.core.placement.gpus.seam import Links, Members, Seam
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import ByTopology, SetOrder, by_topology
-from topoalign.core.placement.preference import choose, prefer
+from topoalign.core.placement.preference import choose_gpu_set, prefer
 from topoalign.core.placement.preference import set_scorer as machine_scorer
 from topoalign.machines import load_machine
 
@@ -203,22 +203,22 @@ def test_the_order_of_the_input_is_irrelevant_and_required_gpus_included(data: s
 def test_what_cannot_be_meant_gets_no_preference(available: list[int], required: list[int], size: int) -> None:
     scorer = SetScorer([[0, 10], [10, 0]])
 
-    got = choose(ByTopology(), GpuChoice(scorer, available, required, size))
+    got = choose_gpu_set(ByTopology(), GpuChoice(scorer, available, required, size))
 
     assert () == got
 
 
 def test_fragmentation_is_what_the_best_sets_have_lost() -> None:
     """One GPU of each pair is held: no linked pair is left, and the best four are as before without a link."""
-    whole = fragmentation(PAIRS, PAIRS.devices[GPU])
-    torn = fragmentation(PAIRS, gpus(0, 2, 4, 6))
+    whole = measure_fragmentation(PAIRS, PAIRS.devices[GPU])
+    torn = measure_fragmentation(PAIRS, gpus(0, 2, 4, 6))
 
     assert [(2, 0.0), (4, 0.0), (8, 0.0)] == [(each.size, each.lost) for each in whole.sets]
     assert [(2, Seam(0, 20), Seam(4)), (4, Seam(0, 10), Seam(0, 20))] == [
         (each.size, each.best, each.possible) for each in torn.sets
     ]
     assert [1 - 20 / 48, 1 - 12 / 20] == [each.lost for each in torn.sets]
-    assert 0.0 == whole.overall == fragmentation(PAIRS, gpus(3)).overall
+    assert 0.0 == whole.overall == measure_fragmentation(PAIRS, gpus(3)).overall
     assert torn.overall == (torn.sets[0].lost + torn.sets[1].lost) / 2
 
 
@@ -251,7 +251,7 @@ def test_explain_says_where_not_all_sets_were_compared(name: str, size: int, sai
     )
     got = prefer(topology, GPU, every, (), size, Placement.TOPOLOGY, beside=asked.beside)
 
-    won, *others = considered(topology, GPU, every, asked, got, (), Placement.TOPOLOGY)
+    won, *others = rank_alternatives(topology, GPU, every, asked, got, (), Placement.TOPOLOGY)
 
     assert said in won.why
     assert bool(said) == ("too many" in won.why)

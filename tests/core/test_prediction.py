@@ -5,7 +5,7 @@ import pytest
 from decision_support import container, machine, node, pod
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.prediction import KubeletUnknown, admission_rules, doubted, kubelet_rules, predict
+from topoalign.core.admission.prediction import KubeletUnknown, admission_rules, doubted, predict, to_kubelet_rules
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, Owner, UsageObserved
@@ -25,7 +25,7 @@ from topoalign.core.state.fold import NodeState
 
 FPGA, VPU = ResourceName("example.com/fpga"), ResourceName("example.com/vpu")
 RESTRICTED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, reserved_cpus="0")
-RULES = kubelet_rules(RESTRICTED)
+RULES = to_kubelet_rules(RESTRICTED)
 STATE = node(machine())
 GIB = 1 << 30
 
@@ -80,7 +80,7 @@ def test_rules_come_back_from_the_bus_as_they_were() -> None:
         memory_manager="None",
         reserved_memory={1: {MEMORY: GIB}},
     )
-    said = msgspec.json.decode(msgspec.json.encode(kubelet_rules(rules, "why")), type=KubeletRules)
+    said = msgspec.json.decode(msgspec.json.encode(to_kubelet_rules(rules, "why")), type=KubeletRules)
 
     assert rules == admission_rules(said, STATE.node)
     changed = {

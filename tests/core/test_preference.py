@@ -12,7 +12,7 @@ from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, NicPort, PluginDevice, Topology
-from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, choose_devices
 from topoalign.core.placement.preference import prefer
 
@@ -51,7 +51,7 @@ def naive(
             return (False, 0, listed.index(device))
         states = [port.state for port in topology.nic_by_id[device].ports]
         down = bool(states) and all(state == "DOWN" for state in states)
-        return (down, -sum(pair_score(topology, device, gpu) for gpu in near), listed.index(device))
+        return (down, -sum(connection_score(topology, device, gpu) for gpu in near), listed.index(device))
 
     others = sorted({*free} - {*must}, key=rank)[: size - len(must)]
     return tuple(sorted({*must, *others}, key=listed.index))

@@ -12,7 +12,7 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.hints import providers
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.provider import HintProvider, HintRequest, Largest
-from topoalign.core.hints.providers import PROVIDERS, answer
+from topoalign.core.hints.providers import PROVIDERS, answer_hint_request
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.hints import HintAnswer, ProviderHints, TopologyHint
 from topoalign.core.model.ids import ContainerName, ResourceName
@@ -79,7 +79,7 @@ def test_a_provider_in_the_table_has_its_answers_checked(with_power: None) -> No
     """An answer without the toy's resource is refused, and one with it is not."""
     state = node(machine())
     asked = asking(state, pod(container(gpus=1)), MAIN, AdmissionRules())
-    good = answer(asked)
+    good = answer_hint_request(asked)
     check_answer(asked, good)
 
     with pytest.raises(InvalidField, match="not device, cpu, memory and power"):

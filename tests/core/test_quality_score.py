@@ -19,11 +19,11 @@ from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Poli
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.queries import pair_score, pcie_class, share_node
-from topoalign.core.model.topology.shapes import Shapes, renamed
+from topoalign.core.model.topology.queries import connection_score, pcie_class, share_node
+from topoalign.core.model.topology.shapes import Shapes, rename_devices
 from topoalign.core.placement.gpus.seam import Seam
 from topoalign.core.placement.preference import prefer
-from topoalign.core.scoring.quality import NodeKey, Packing, device_need, free_devices, key_of, keys_of
+from topoalign.core.scoring.quality import NodeKey, Packing, device_need, free_devices, keys_of, node_key
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 
@@ -42,7 +42,7 @@ def key(
     state: NodeState, asked: PodRequest, packing: Packing = Packing.BINPACK, rules: AdmissionRules = RULES
 ) -> NodeKey | None:
     topology = state.hardware
-    return key_of(topology, device_need(topology, read_pod(asked, rules)), free_devices(state), packing)
+    return node_key(topology, device_need(topology, read_pod(asked, rules)), free_devices(state), packing)
 
 
 def ranked(
@@ -78,7 +78,7 @@ def by_rule(state: NodeState, size: int, nics: int, packing: Packing) -> NodeKey
     inside = [gpu for gpu in free if {*(topology.devices[GPU][gpu] or ())} <= {*lowest}]
     given = prefer(topology, GPU, inside, (), size, RULES.placement, beside=PlacementContext(free=tuple(free)))
     width = len({topology.devices[GPU][gpu] for gpu in given})
-    table = [[0 if a == b else pair_score(topology, a, b) for b in every] for a in every]
+    table = [[0 if a == b else connection_score(topology, a, b) for b in every] for a in every]
     members, all_free = [every.index(gpu) for gpu in given], [every.index(gpu) for gpu in free]
     nvlinks, pcie = naive_seam(table, members, [gpu.nvswitch_links for gpu in topology.gpus])
     local = sum(any(pcie_class(topology, nic, gpu) in SWITCHES for gpu in given) for nic in spare)
@@ -297,7 +297,7 @@ def test_a_pod_without_gpus_finds_all_nodes_equal(first: int) -> None:
 def test_machines_of_one_shape_have_the_same_keys() -> None:
     """Other uuids change nothing, and what was computed for one machine is remembered for the other."""
     topology, shapes = load_machine("dgx1-volta").topology, Shapes()
-    other = renamed(topology, {gpu: DeviceID(f"GPU-other-{gpu}") for gpu in topology.gpu_by_id})
+    other = rename_devices(topology, {gpu: DeviceID(f"GPU-other-{gpu}") for gpu in topology.gpu_by_id})
     first, second = (holding(shapes.interned(each), *[*each.gpu_by_id][0:6:5]) for each in (topology, other))
 
     keys = [key(state, pod(container(gpus=2, nics=1))) for state in (first, second)]

@@ -8,7 +8,7 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState
 
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE)
@@ -18,7 +18,7 @@ USED = EMPTY.holding(Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("G
 
 
 def scored(scoring: Scoring, packing: Packing, *states: NodeState) -> tuple[int, ...]:
-    scorer = scorer_of(scoring, packing)
+    scorer = scorer_by_name(scoring, packing)
     return tuple(
         scorer.scores(
             [

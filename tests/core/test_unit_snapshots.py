@@ -54,7 +54,7 @@ def test_a_snapshot_with_all_units_of_a_large_node_fits_a_message() -> None:
         node=NodeName("gpu-00000.example.com"), epoch=1, seq=1, allocations=held, digest="f" * 64
     )
 
-    body = wire.encode(snapshot, 0.0).body
+    body = wire.encode_event(snapshot, 0.0).body
 
     assert 16 * (100 + blocks) == sum(len(ids) for each in held for ids in each.devices.values())
     assert len(body) < wire.LARGEST_BODY

@@ -12,7 +12,7 @@ from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.placement.preference import set_scorer
 from topoalign.machines import load_machine
 
-TABLES = (node_inventory.places_of, gpu_scores, set_scorer)
+TABLES = (node_inventory.locate_devices, gpu_scores, set_scorer)
 
 
 def table_that_says(word: str) -> Callable[[Topology], str]:

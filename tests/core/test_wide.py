@@ -15,12 +15,12 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.admission.alignment import align
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.rules import Supply, hints_of_rule, narrowest
+from topoalign.core.hints.rules import Supply, hints_of_rule, narrowest_hint
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintAnswer, HintRule, Need, TopologyHint
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, Policy
-from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of
 from topoalign.core.numa_sets.search import MOST_STEPS, Choosing, SearchBudget
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
@@ -29,7 +29,7 @@ from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 from topoalign.core.policy.single_numa_node import single
 
-WIDE = mask_of(range(64))
+WIDE = node_mask(range(64))
 LAST_NODE = HintRule(nodes=0b111, needs=(Need(1, {0b100: 1}),), least=1)
 """Only node 2 will do, so that of two hints which overlap the higher is better."""
 
@@ -38,7 +38,7 @@ LAST_NODE = HintRule(nodes=0b111, needs=(Need(1, {0b100: 1}),), least=1)
 def rules(draw: st.DrawFn, nodes: int) -> HintRule:
     """Needs of what is near one node, of what is near several, of all that is near one; and masks besides."""
     inside = draw(st.lists(st.integers(0, nodes - 1), min_size=1, unique=True))
-    masks = st.sets(st.sampled_from(inside), min_size=1).map(mask_of)
+    masks = st.sets(st.sampled_from(inside), min_size=1).map(node_mask)
     needs = []
     for _ in range(draw(st.integers(1, 2))):
         supply = {1 << each: draw(st.integers(0, 4)) for each in inside}
@@ -50,7 +50,7 @@ def rules(draw: st.DrawFn, nodes: int) -> HintRule:
     besides = draw(
         st.one_of(st.just(()), st.sets(anywhere, min_size=1, max_size=2).map(lambda some: tuple(sorted(some))))
     )
-    rule = HintRule(nodes=mask_of(inside), needs=tuple(needs), least=0, besides=besides)
+    rule = HintRule(nodes=node_mask(inside), needs=tuple(needs), least=0, besides=besides)
     widths = [hint.affinity.bit_count() for hint in all_hints(rule, (1 << nodes) - 1) if hint.affinity is not None]
     assume(widths)
     least = min(widths) - draw(st.sampled_from([0, 0, 0, 1]))
@@ -117,8 +117,8 @@ def test_the_best_hint_of_a_rule_is_that_of_its_list(rule: HintRule, around: Mas
     fits = [(hint, mask) for hint, mask in masks if not around & ~mask and not mask & ~within]
     expected = min(fits, key=lambda each: (not each[0].preferred, each[1].bit_count(), each[1]), default=(None, 0))[0]
 
-    assert expected == narrowest(rule, around, within)
-    assert expected == narrowest(hints_of_rule(rule), around, within)
+    assert expected == narrowest_hint(rule, around, within)
+    assert expected == narrowest_hint(hints_of_rule(rule), around, within)
 
 
 @settings(max_examples=100, deadline=None)
@@ -158,11 +158,11 @@ def test_on_64_even_nodes_the_merge_is_as_wide_as_the_greediest_and_lowest(seed:
     merged = merge([even(each) for each in needed], WIDE, None, work)
 
     if len({*needed}) == 1:
-        assert TopologyHint(mask_of(range(needed[0])), True) == merged
+        assert TopologyHint(node_mask(range(needed[0])), True) == merged
     else:
         common = max(max(needed), 64 - sum(64 - each for each in needed))
-        assert TopologyHint(mask_of(range(common)), False) == merged
-    assert TopologyHint(mask_of(range(max(needed))), True) == narrowest_fit([even(each) for each in needed], WIDE)
+        assert TopologyHint(node_mask(range(common)), False) == merged
+    assert TopologyHint(node_mask(range(max(needed))), True) == narrowest_fit([even(each) for each in needed], WIDE)
     assert not work.ended
 
 
@@ -227,7 +227,7 @@ def test_the_lowest_nodes_are_taken_where_the_closest_take_too_long() -> None:
 
     alignment, aligned = align(asked, answer, SearchBudget())
 
-    assert TopologyHint(mask_of(range(20)), True) == aligned.hint == alignment.merged
+    assert TopologyHint(node_mask(range(20)), True) == aligned.hint == alignment.merged
     assert alignment.admitted
     assert "limit on work" in alignment.note
 
@@ -236,10 +236,12 @@ def test_node_ids_may_be_sparse_and_beyond_63() -> None:
     """Eleven nodes 0, 60, ..., 600: the two with the most GPUs left are taken."""
     near = [60 * each for each in range(11)]
     supply = {1 << each: 3 if each in (240, 540) else 1 for each in near}
-    rule = HintRule(nodes=mask_of(near), needs=(Need(6, supply),), least=2)
+    rule = HintRule(nodes=node_mask(near), needs=(Need(6, supply),), least=2)
 
-    assert TopologyHint(mask_of([240, 540]), True) == narrowest_fit([rule, [ANY]], mask_of(near))
-    assert TopologyHint(mask_of([0, 240, 540]), False) == narrowest_fit([rule, [TopologyHint(1, True)]], mask_of(near))
+    assert TopologyHint(node_mask([240, 540]), True) == narrowest_fit([rule, [ANY]], node_mask(near))
+    assert TopologyHint(node_mask([0, 240, 540]), False) == narrowest_fit(
+        [rule, [TopologyHint(1, True)]], node_mask(near)
+    )
 
 
 @pytest.mark.parametrize("nodes", [9, 13, 64, 1_024])
@@ -263,7 +265,7 @@ def overlapping(draw: st.DrawFn) -> list[HintRule]:
     made = []
     for _ in range(draw(st.integers(1, 3))):
         supply = draw(st.dictionaries(masks, st.integers(1, 2), min_size=1, max_size=4))
-        wanted = Supply(mask_of(range(nodes)), (Need(draw(st.integers(1, sum(supply.values()))), supply),))
+        wanted = Supply(node_mask(range(nodes)), (Need(draw(st.integers(1, sum(supply.values()))), supply),))
         made.append(HintRule(nodes=wanted.nodes, needs=wanted.needs, least=wanted.least_size() or 1))
     return made
 

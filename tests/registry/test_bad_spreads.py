@@ -52,7 +52,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "computing time that does not divide": (
         pod(units("61", "40"), {CARDS: "2"}),
-        f"{SECOND}[{CORES}]: 61 units do not divide into 2 equal parts, as {ANNOTATION} says; ask for a multiple of 2, or "
+        f"{SECOND}[{CORES}]: 61 units do not divide into 2 equal parts, as {ANNOTATION} asks; ask for a multiple of 2, or "
         "for another number of GPUs",
     ),
     "memory that does not divide": (
@@ -63,7 +63,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"{cores} cores over {cards}": (
             pod(units(cores), {CARDS: cards}),
-            f"{ANNOTATION}: beside {SECOND}[{CORES}]: {cores}, which says already how many GPUs it is, whole ones; {WHOLE}",
+            f"{ANNOTATION} is given with {SECOND}[{CORES}]: {cores}, which already means whole GPUs; {WHOLE}",
         )
         for cores, cards in (("100", "1"), ("100", "2"), ("200", "2"))
     },

@@ -21,7 +21,7 @@ from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.sharing.hami.registration import RegisteredCard
 from topoalign.registry.api import Api
 from topoalign.registry.foreign import LOOK_SECONDS
@@ -288,7 +288,7 @@ async def test_why_counts_nodes_of_hami_with_a_reason_of_their_own(world: World)
         await add_hami_node(world)
         await annotate(world, register=TEXT)
         record = await read_cluster(world.bus, SystemClock())
-        answer = diagnose(Nodes(record), TWO.request, scorer_of(Scoring.QUALITY, Packing.BINPACK))
+        answer = diagnose(Nodes(record), TWO.request, scorer_by_name(Scoring.QUALITY, Packing.BINPACK))
         one = await read_cluster(world.bus, SystemClock(), OTHER)
 
     assert [("ContestedNode", Resolvability.FOREIGN, (NODE,)), ("ForeignNode", Resolvability.FOREIGN, (OTHER,))] == [

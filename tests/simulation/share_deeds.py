@@ -10,7 +10,7 @@ from simulation.refusals import sound
 from simulation.world import NODE
 
 from topoalign.core import wire
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
@@ -104,7 +104,7 @@ def reserve(run: "Scenario", pod: Pod, state: NodeState) -> None:
     others = [msgspec.structs.replace(each, seconds_left=until - now) for until, each in world.reserved]
     rules = msgspec.structs.replace(RULES, compat=world.rules.compat)
     try:
-        decision = decide(with_reserved(state, state, others), read_pod(request, rules))
+        decision = decide_demand(with_reserved(state, state, others), read_pod(request, rules))
     except TopoalignError as error:
         sound(run, error)
         return
@@ -121,7 +121,7 @@ def reserve(run: "Scenario", pod: Pod, state: NodeState) -> None:
     world.note("reserved", made)
 
     async def publish() -> None:
-        await world.broker.bus.publish(wire.encode(said, world.clock.wall()))
+        await world.broker.bus.publish(wire.encode_event(said, world.clock.wall()))
 
     run.soon(publish)
 

@@ -5,7 +5,7 @@ from random import Random
 import msgspec
 from decision_support import GIB, machine, node
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
@@ -149,7 +149,7 @@ def some_node(random: Random, hardware: Topology, rules: AdmissionRules) -> Node
     lax = msgspec.structs.replace(rules, policy=random.choice([rules.policy, Policy.BEST_EFFORT]))
     for number in range(random.choice([0, 1, 2, 3, 5, 8])):
         demand = demand_of(some_pod(random, hardware, f"q{number}"), lax)
-        decision = decide(state, demand) if demand is not None else None
+        decision = decide_demand(state, demand) if demand is not None else None
         if isinstance(decision, Admission):
             for each in decision.allocations:
                 state = state.holding(each)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import Asked, Caps
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
 from topoalign.core.deviceshare.inventory import Device, Function, FunctionGroup, Inventory, Place, Table
@@ -96,6 +96,6 @@ def chosen(
     pod = demand(requests, joint, hints, partition, compat=compat)
     asked = Asked(demand=pod, inventory=node, nodes=None if nodes is None else frozenset(nodes), caps=caps or {})
     try:
-        return {kind.value: [each.device.minor for each in given] for kind, given in allocate(asked).items()}
+        return {kind.value: [each.device.minor for each in given] for kind, given in allocate_all_types(asked).items()}
     except DevicesDoNotFit as misfit:
         return misfit.reasons[0]

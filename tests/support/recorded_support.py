@@ -158,7 +158,7 @@ def messages_of(node: Node) -> bytes:
     """A message a line: its time, subject, headers and body, this one as text."""
     lines = []
     for event, time in facts_of(node):
-        message = wire.encode(event, time)
+        message = wire.encode_event(event, time)
         lines.append((time, message.subject, message.headers, message.body.decode()))
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
@@ -173,7 +173,7 @@ async def answers_of(messages: bytes) -> bytes:
     """What the registry answers over HTTP once it has received these messages: an answer a line."""
     cluster = Cluster()
     for message, time in map(message_of, messages.splitlines()):
-        event = wire.decode(message)
+        event = wire.decode_event(message)
         cluster.apply(heard_of(event, state_of(cluster, event.node), time))
     transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, ManualClock(), MemoryBus()).mount()]))
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:

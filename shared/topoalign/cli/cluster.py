@@ -35,8 +35,8 @@ from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod, offers_of
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
+from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod, offers_of_machines
 from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 from topoalign.runtime.clock import SystemClock
 
@@ -115,7 +115,7 @@ def ask(
     if why_not_applied:
         output.note(f"labels, taints and cordons of the nodes were not looked at: {why_not_applied}")
     check_in_cluster(pod, record, rules)
-    scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
+    scorer = scorer_by_name(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
     answer = diagnose(Nodes(record, constraints), pod, scorer, rules, whole.pods or 1, seams=shown)
     if answer.fit and is_by_halves(record, pod, rules):
@@ -159,7 +159,7 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     """
     nodes = [each for each in record.nodes if not each.foreign]
     machines = [each.topology.topology for each in nodes if each.topology is not None]
-    offers = offers_of(machine.shape for machine in machines)
+    offers = offers_of_machines(machine.shape for machine in machines)
     kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
     compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
     check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)

@@ -9,7 +9,7 @@ from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.mig import free_placements, occupied
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.names import named
+from topoalign.core.model.topology.names import name_device
 from topoalign.core.state.divisions import Division, Parts, UsedParts
 
 MIB = 1024 * 1024
@@ -95,6 +95,6 @@ def rows(topology: Topology, cards: Iterable[tuple[DeviceID, Division]]) -> list
     found: list[Sequence[str]] = []
     for gpu, division in cards:
         holders = [holder_text(each) for each in division.held] or ["-"]
-        found.append((named(topology, GPU, gpu).short, way_text(division), holders[0], left_text(division)))
+        found.append((name_device(topology, GPU, gpu).short, way_text(division), holders[0], left_text(division)))
         found += (("", "", each, "") for each in holders[1:])
     return found

@@ -23,7 +23,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import Compat, ExplainRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.state.divisions import Division, divisions, parts_of
+from topoalign.core.state.divisions import Division, divisions, parts_of_allocation
 
 if TYPE_CHECKING:
     from topoalign.kubelet.files import manifest
@@ -185,7 +185,12 @@ def cards_of(
     link: Link, allocations: Iterable[Allocation], topology: Topology
 ) -> tuple[Sequence[tuple[DeviceID, Division]], Topology]:
     """The GPUs of which these allocations have a part, with how each is divided, and the topology that this is of."""
-    cards = {card for each in allocations for _, card, part in parts_of(each, topology) if not isinstance(part, Whole)}
+    cards = {
+        card
+        for each in allocations
+        for _, card, part in parts_of_allocation(each, topology)
+        if not isinstance(part, Whole)
+    }
     if cards.isdisjoint(topology.gpu_by_id):
         return (), topology
     status = links.discovered(link.node, link.nats_option, os.environ)

@@ -11,10 +11,10 @@ from topoalign.cli.divisions import document, parts_text, rows
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import named
+from topoalign.core.model.topology.names import name_device
 from topoalign.core.placement.fragmentation import Fragmentation
-from topoalign.core.placement.fragmentation import fragmentation as measured
-from topoalign.core.state.divisions import Division, Parts, Way, divisions, together
+from topoalign.core.placement.fragmentation import measure_fragmentation as measured
+from topoalign.core.state.divisions import Division, Parts, Way, divisions, sum_parts
 
 if TYPE_CHECKING:
     from topoalign.cli import link
@@ -65,7 +65,7 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
             {"node": status.node, "free": free, "sets": sets, "lost": lost, "exact": found.exact, "divided": parts}
         )
         return
-    shorts = " ".join(named(status.topology, GPU, gpu).short for gpu in free)
+    shorts = " ".join(name_device(status.topology, GPU, gpu).short for gpu in free)
     gpus = len(status.topology.gpus)
     output.say(f"{clean(status.node)}: {len(free)} of {gpus} GPUs free{': ' if shorts else ''}{shorts}")
     show_sets(found)
@@ -113,8 +113,8 @@ def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
     )
     if not parts_text(most):
         return "nothing"
-    in_all = parts_text(together(left.values()))
-    return f"{in_all}; most of one: {parts_text(most)} ({named(topology, GPU, gpu).short})"
+    in_all = parts_text(sum_parts(left.values()))
+    return f"{in_all}; most of one: {parts_text(most)} ({name_device(topology, GPU, gpu).short})"
 
 
 def free_gpus(status: "link.NodeStatus") -> tuple[DeviceID, ...]:

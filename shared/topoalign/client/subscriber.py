@@ -103,7 +103,7 @@ class DeadLetters:
         self._counts.undecodable += 1
         log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
         letter = dead_letter(self._name, received.message, error, self._clock.wall())
-        name = f"deadletter.{wire.token(self._name)}.{stream}.{received.position}"
+        name = f"deadletter.{wire.encode_node_token(self._name)}.{stream}.{received.position}"
         try:
             await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
         except Unavailable as unavailable:
@@ -118,7 +118,7 @@ def dead_letter(service: str, message: Message, error: TopoalignError, time: flo
         if key in message.headers
     }
     return Message(
-        subject=f"{wire.PREFIX}.deadletter.{wire.token(service)}",
+        subject=f"{wire.PREFIX}.deadletter.{wire.encode_node_token(service)}",
         headers={
             **headers,
             "topoalign-subject": quote(message.subject),
@@ -241,7 +241,7 @@ class Client:
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Delivery, None]:
         """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
-        subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.token(node)}"
+        subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.encode_node_token(node)}"
         newest = await self._newest(Stream.NODES, subject)
         known: dict[tuple[NodeName, str], Delivery] = {}
         position = 0
@@ -374,7 +374,7 @@ class Client:
         self._pace.note(stream, received, up_to_date=not self.unread.get(stream))
         await self._turns.give()
         try:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
         except wire.UnknownEvent:
             self.counts.unknown += 1
             return None

@@ -99,9 +99,9 @@ def zone_info(zone: Zone) -> ZoneInfo:
         resources=tuple(
             ResourceInfo(
                 name,
-                quantity(name, capacity),
-                quantity(name, zone.allocatable.get(name, 0)),
-                quantity(name, zone.available.get(name, 0)),
+                format_quantity(name, capacity),
+                format_quantity(name, zone.allocatable.get(name, 0)),
+                format_quantity(name, zone.available.get(name, 0)),
             )
             for name, capacity in sorted(zone.capacity.items())
             if capacity
@@ -114,6 +114,6 @@ def zone_name(node: int) -> str:
     return f"node-{node}"
 
 
-def quantity(resource: ResourceName, amount: int) -> str:
+def format_quantity(resource: ResourceName, amount: int) -> str:
     """An amount as Kubernetes writes it. CPUs are whole here."""
     return str(amount // MILLICORES if resource == CPU else amount)

@@ -16,7 +16,7 @@ from topoalign.core.placement.gpus.seam import Scores, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import by_topology
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
-from topoalign.core.sharing.choice import choose
+from topoalign.core.sharing.choice import choose_gpus
 from topoalign.machines import load_machine
 
 GIB = 2**30
@@ -175,7 +175,7 @@ def answer(
 ) -> Answer | None:
     """The indexes of the cards that are given; None if the request is refused."""
     try:
-        return tuple(each.index for each in choose(held, request, SetScorer(scores), rules))
+        return tuple(each.index for each in choose_gpus(held, request, SetScorer(scores), rules))
     except NoFit:
         return None
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.admission import MOST_KEPT, AdmissionNode, place, rank
+from topoalign.core.sharing.gaia.admission import MOST_KEPT, AdmissionNode, admission_order_key, place_containers
 from topoalign.tools.conformance.gaia_admission import (
     AdmissionNodeCase,
     ExpectedPromise,
@@ -162,8 +162,8 @@ def test_cards_that_are_unhealthy_are_not_promised() -> None:
     well = SharedCard(device=DeviceID("GPU-1"), index=1, minor=1, memory=BLOCK)
     found = AdmissionNode(name=NodeName("a"), cards=(ill, well))
 
-    assert [{0: (1,)}, {0: (1,)}] == [place(found.cards, requests([asked])) for asked in ((20, 1), (100, 0))]
-    assert (True, found.load) == rank(found, requests([(200, 0)]))
+    assert [{0: (1,)}, {0: (1,)}] == [place_containers(found.cards, requests([asked])) for asked in ((20, 1), (100, 0))]
+    assert (True, found.load) == admission_order_key(found, requests([(200, 0)]))
 
 
 @given(
@@ -187,7 +187,7 @@ def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], 
 
     expected = [(fails(containers), node.load) for containers in pods * 2]
 
-    assert expected == [rank(node, requests(containers)) for containers in pods * 2]
+    assert expected == [admission_order_key(node, requests(containers)) for containers in pods * 2]
     assert len({tuple(each) for each in pods}) == len(node.rooms)
 
 
@@ -196,7 +196,7 @@ def test_a_node_remembers_room_for_a_limited_number_of_pods() -> None:
     node = AdmissionNode(name=NodeName("a"), cards=(card,))
     asked = [(cores, 1) for cores in range(1, 100)]
 
-    assert [cores > 50 for cores, _ in asked] == [rank(node, requests([each]))[0] for each in asked]
+    assert [cores > 50 for cores, _ in asked] == [admission_order_key(node, requests([each]))[0] for each in asked]
     assert 0 < len(node.rooms) <= MOST_KEPT < len(asked)
 
 

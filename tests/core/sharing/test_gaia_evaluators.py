@@ -9,7 +9,7 @@ from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import evaluators
-from topoalign.core.sharing.gaia.tree import GpuTree, build, tree_of
+from topoalign.core.sharing.gaia.tree import GpuTree, build_free_tree, build_pcie_tree
 from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveCard, NothingAsked, NotWholeCards
 
 Cards = tuple[SharedCard, ...]
@@ -19,7 +19,7 @@ Answer = tuple[int, ...]
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[Levels, GpuTree]:
     levels = draw(hierarchies())
-    return levels, tree_of(build(levels, [0] * len(levels)), draw(card_lists(len(levels))))
+    return levels, build_free_tree(build_pcie_tree(levels, [0] * len(levels)), draw(card_lists(len(levels))))
 
 
 def nodes_of(levels: Levels) -> list[tuple[int, frozenset[int]]]:
@@ -94,7 +94,7 @@ def test_fragment_gives_one_of_the_tied_answers(machine: tuple[Levels, GpuTree],
 def test_link_gives_one_of_the_tied_answers(machine: tuple[Levels, GpuTree], count: int) -> None:
     levels, tree = machine
 
-    assert indexes(evaluators.link(tree, count)) in all_links(levels, tree.cards, count)
+    assert indexes(evaluators.choose_linked_gpus(tree, count)) in all_links(levels, tree.cards, count)
 
 
 @given(trees(), st.integers(1, 100), st.integers(1, 4 * BLOCK))
@@ -114,7 +114,7 @@ def test_link_asked_for_one_card_may_give_one_in_use(machine: tuple[Levels, GpuT
     _, tree = machine
     order = sorted(tree.cards, key=lambda c: (c.memory_left // BLOCK, c.processes, c.minor))
 
-    assert (order[0],) == evaluators.link(tree, 1)
+    assert (order[0],) == evaluators.choose_linked_gpus(tree, 1)
 
 
 def two_pairs(*, busy: int | None = None, minors: tuple[int, ...] = (0, 1, 2, 3)) -> GpuTree:
@@ -125,7 +125,7 @@ def two_pairs(*, busy: int | None = None, minors: tuple[int, ...] = (0, 1, 2, 3)
         )
         for i, minor in enumerate(minors)
     ]
-    return tree_of(build(levels, [0] * 4), cards)
+    return build_free_tree(build_pcie_tree(levels, [0] * 4), cards)
 
 
 def chosen(tree: GpuTree, cores: int, memory: int = BLOCK) -> list[int]:
@@ -144,7 +144,7 @@ def test_a_lower_level_counts_more_than_fewer_free_cards() -> None:
     levels = [[10 if {a, b} <= three else 20 if {a, b} <= two else 50 for b in range(5)] for a in range(5)]
     cards = [SharedCard(device=DeviceID(f"GPU-{i}"), index=i, minor=9 - i, memory=BLOCK) for i in range(5)]
 
-    assert [9, 8] == chosen(tree_of(build(levels, [0] * 5), cards), 200)
+    assert [9, 8] == chosen(build_free_tree(build_pcie_tree(levels, [0] * 5), cards), 200)
 
 
 def test_one_card_is_taken_beside_a_card_in_use() -> None:
@@ -178,7 +178,7 @@ def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[To
 def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
     """An oddity of the original: a larger card may be given, and a smaller first card is what a refusal names."""
     tree = two_pairs()
-    large = tree_of(
+    large = build_free_tree(
         tree.root, [*tree.cards[:3], SharedCard(device=DeviceID("GPU-3"), index=3, minor=3, memory=9 * BLOCK)]
     )
 
@@ -191,4 +191,4 @@ def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
 def test_a_machine_without_cards_has_none_to_give(cores: int) -> None:
     """The original does not start there."""
     with pytest.raises(evaluators.NoFreeCard):
-        chosen(tree_of(build([], []), []), cores)
+        chosen(build_free_tree(build_pcie_tree([], []), []), cores)

@@ -20,8 +20,8 @@ from topoalign.core.sharing.hami.foreign import (
     ForeignPod,
     Liveness,
     PodCard,
-    cards_of,
     encode_pod,
+    foreign_gpus,
     liveness_of,
     read_cards,
     read_shares,
@@ -123,7 +123,7 @@ def test_an_instance_of_an_older_mig_node_counts_for_its_card(init: list[str]) -
     text = "GPU-0[1-0],NVIDIA,9856,14:GPU-0[1-3],NVIDIA,9856,14:;" + ";" * len(init)
     pod = ForeignPod(namespace="ml", name="p", uid="u", shares=read_shares(text, init, ["a"]))
 
-    (card, other) = cards_of([FIRST, H100], None, [pod])
+    (card, other) = foreign_gpus([FIRST, H100], None, [pod])
 
     assert (("p",), 2, 19712, 28) == (
         tuple(each.pod for each in card.holders), card.used_slots, card.used_memory, card.used_cores,
@@ -157,7 +157,7 @@ def test_a_pod_holds_the_greater_of_init_and_sum() -> None:
         namespace="ml", name="p", uid="u", shares=(share("i", 500, init=True), share("a", 200), share("b", 200))
     )
 
-    (card, other) = cards_of([FIRST, H100], None, [pod])
+    (card, other) = foreign_gpus([FIRST, H100], None, [pod])
 
     assert (2, 500) == (card.used_slots, card.used_memory)
     assert (("i", "a", "b"), 0, ()) == (card.holders[0].containers, other.used_slots, other.holders)
@@ -176,7 +176,7 @@ def test_use_equals_a_count_over_all_shares(held: list[ForeignPod]) -> None:
             memory[uuid] += max(sum(each.memory for each in run) for run in runs)
             cores[uuid] += max(sum(each.cores for each in run) for run in runs)
 
-    for card in cards_of([FIRST, H100], None, reversed(held)):
+    for card in foreign_gpus([FIRST, H100], None, reversed(held)):
         assert (slots[card.uuid], memory[card.uuid], cores[card.uuid]) == (
             card.used_slots, card.used_memory, card.used_cores,
         )  # fmt: skip
@@ -197,7 +197,7 @@ def test_the_shares_of_a_pod_are_looked_at_once() -> None:
     """Shares of a thousand cards, as any user may annotate a pod: the time grows with their number, not its square."""
     held = CountedShares(share("a", 1, card=f"GPU-{n}") for n in range(MOST_SHARES))
 
-    cards = cards_of([FIRST, H100], None, [ForeignPod(namespace="ml", name="p", uid="u", shares=held)])
+    cards = foreign_gpus([FIRST, H100], None, [ForeignPod(namespace="ml", name="p", uid="u", shares=held)])
 
     assert (1, [1, 1]) == (held.passes, [card.used_memory for card in cards])
 
@@ -206,14 +206,14 @@ def test_what_is_shown_of_a_card_is_bounded_and_its_use_is_not() -> None:
     held = tuple(share(f"c{n}", 1) for n in range(MOST_CONTAINERS + 1))
     many = [ForeignPod(namespace="ml", name=f"p{n}", uid=str(n), shares=held) for n in range(MOST_HOLDERS + 1)]
 
-    (card,) = cards_of([FIRST], None, many)
+    (card,) = foreign_gpus([FIRST], None, many)
 
     assert (MOST_HOLDERS, {MOST_CONTAINERS}) == (len(card.holders), {len(each.containers) for each in card.holders})
     assert (MOST_HOLDERS + 1) * (MOST_CONTAINERS + 1) == card.used_slots == card.used_memory
 
 
 def test_a_cordoned_card_is_told() -> None:
-    assert [False, True] == [card.cordoned for card in cards_of([FIRST, H100], "GPU-1, GPU-7", [])]
+    assert [False, True] == [card.cordoned for card in foreign_gpus([FIRST, H100], "GPU-1, GPU-7", [])]
 
 
 @given(

@@ -8,7 +8,7 @@ from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
-from topoalign.core.sharing.choice import choose
+from topoalign.core.sharing.choice import choose_gpus
 from topoalign.core.sharing.refusals import ShareFields
 
 GIB = 2**30
@@ -19,7 +19,7 @@ EMPTY = SharedCard(device=DeviceID("GPU-0"), index=0, minor=0, model="NVIDIA L4"
 def refused(request: ShareRequest, *cards: SharedCard, rules: CardRules = ANY_CARD) -> TopoalignError:
     scores = [[0] * len(cards) for _ in cards]
     with pytest.raises(TopoalignError) as caught:
-        choose(cards, request, SetScorer(scores), rules, PATHS)
+        choose_gpus(cards, request, SetScorer(scores), rules, PATHS)
     assert caught.value.remedy
     return caught.value
 
@@ -118,4 +118,4 @@ def test_cards_of_two_numa_nodes_or_of_none_are_split(nodes: tuple[int | None, .
 
 
 def test_one_card_is_on_one_numa_node_wherever_that_is() -> None:
-    assert (EMPTY,) == choose([EMPTY], SHARE, SetScorer([[0]]), CardRules(numa_bind=True))
+    assert (EMPTY,) == choose_gpus([EMPTY], SHARE, SetScorer([[0]]), CardRules(numa_bind=True))

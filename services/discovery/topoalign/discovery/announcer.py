@@ -79,7 +79,7 @@ class Announcer:
 
     def say(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
         """Publish this message in the place of an earlier one of its kind that still waits."""
-        message = wire.encode(event, self._clock.wall())
+        message = wire.encode_event(event, self._clock.wall())
         self._waiting[message.subject] = message
         if self._near is not None:
             self._unsent.append(message)

@@ -35,7 +35,7 @@ from topoalign.core.sharing.hami.foreign import (
     ForeignCard,
     ForeignPod,
     Liveness,
-    cards_of,
+    foreign_gpus,
     liveness_of,
     read_cards,
     read_shares,
@@ -142,7 +142,7 @@ class ForeignNodes:
             liveness=self.liveness(node),
             handshake=known.handshake and clean(known.handshake, LONGEST_HANDSHAKE),
             finding=known.finding,
-            cards=cards_of(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
+            cards=foreign_gpus(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
         )
 
     def see(self, node: SeenNode) -> None:

@@ -23,15 +23,15 @@ from topoalign.core.model.topology.names import NamedDevice, named_devices
 from topoalign.core.ports import Bus
 from topoalign.core.sharing.hami.foreign import UNKNOWN_NUMA, Liveness
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import held_by_slot, total
-from topoalign.core.usage.attribution import DeviceShares, shares_of
+from topoalign.core.state.share_amounts import held_by_slot, sum_amounts
+from topoalign.core.usage.attribution import DeviceShares, attribute_use
 from topoalign.core.usage.library import has_library, with_library
 from topoalign.registry.cluster import Member, bare
 from topoalign.registry.foreign import HAMI, ForeignNodes, HamiView
 
 
 class ResourceCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Devices of one resource; `total` is the sum of the other three."""
+    """Devices of one resource; `sum_amounts` is the sum of the other three."""
 
     total: int
     free: int
@@ -222,7 +222,7 @@ def allocation_views(member: Member, live: Iterable[Allocation]) -> Iterator[All
 def amounts_held(hardware: Topology, allocation: Allocation) -> dict[DeviceID, Amount]:
     """GPU -> how much of it an allocation holds in units or slots, for those of which it holds any."""
     in_slots = held_by_slot(hardware, (allocation,))
-    return {**allocation.amounts, **{gpu: total(slots.values()) for gpu, slots in in_slots.items()}}
+    return {**allocation.amounts, **{gpu: sum_amounts(slots.values()) for gpu, slots in in_slots.items()}}
 
 
 def ailing(state: NodeState) -> dict[DeviceID, DeviceHealth]:
@@ -276,7 +276,7 @@ class SharesView(msgspec.Struct, frozen=True, kw_only=True):
 async def measured(bus: Bus, node: NodeName) -> Measurement:
     """The use of a node's GPUs now. Raises Unavailable where its discovery does not answer or cannot measure."""
     question = msgspec.json.encode(UseRequest(node=node))
-    return wire.answered(await bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS), Measurement)
+    return wire.decode_answer(await bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS), Measurement)
 
 
 async def read_library(bus: Bus, member: Member) -> LibraryReading:
@@ -286,7 +286,7 @@ async def read_library(bus: Bus, member: Member) -> LibraryReading:
         return LibraryReading(node=state.node)
     question = msgspec.json.encode(UseRequest(node=state.node))
     try:
-        return wire.answered(
+        return wire.decode_answer(
             await bus.ask(wire.admission_subject(state.node, "library-use"), question, within=LIBRARY_SECONDS),
             LibraryReading,
         )
@@ -297,7 +297,7 @@ async def read_library(bus: Bus, member: Member) -> LibraryReading:
 def shares_view(member: Member, measurement: Measurement, reading: LibraryReading) -> SharesView:
     """The measurement and what libraries count, with the node's allocations of this moment."""
     state = bare(member.state)
-    shares = with_library(shares_of(state, measurement), reading)
+    shares = with_library(attribute_use(state, measurement), reading)
     gpus = state.hardware.gpu_by_id
     return SharesView(
         node=shares.node,

@@ -1,9 +1,10 @@
 """
 The one decision: does this pod fit on this node, and what does each of its containers get?
 
-`decided` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the answers by
-`drive`: the allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the functions of this
-package. Nothing of it depends on time or chance, so equal questions get equal decisions. How it is decided is in `pipeline`.
+`iterate_decision` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the
+answers by `drive`: the allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the
+functions of this package. Nothing of it depends on time or chance, so equal questions get equal decisions. How it is
+decided is in `pipeline`.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -16,7 +17,7 @@ from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.demand.shares import slot_resources, unit_resources
 from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.providers import answer
+from topoalign.core.hints.providers import answer_hint_request
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.requests import AdmissionRules, PodRequest
@@ -37,8 +38,8 @@ from topoalign.core.state.fold import NodeState
 # comes from this process, from NATS or from gRPC. Who has the answers passes them as a function; the loop around them
 # is here, once for answers that are there at once and once for those that are waited for.
 #
-# What `answer` raises as a TopoalignError is raised at the question that it could not answer: the steps say what that
-# means. Anything else ends the drive.
+# What `answer_hint_request` raises as a TopoalignError is raised at the question that it could not answer: the steps say
+# what that means. Anything else ends the drive.
 
 
 Q = TypeVar("Q")
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 
 def drive(steps: Generator[Q, R, T], answer: Callable[[Q], R]) -> T:
-    """What the steps return in the end. Raises what they raise, and from `answer` what is no TopoalignError."""
+    """What the steps return in the end. Raises what they raise, and from `answer_hint_request` what is no TopoalignError."""
     proceed: Callable[[], Q] = partial(next, steps)
     while True:
         try:
@@ -83,29 +84,29 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: 
 
     Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
     """
-    return decide(state, read_pod(pod, rules), explain=explain)
+    return decide_demand(state, read_pod(pod, rules), explain=explain)
 
 
-def decide(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
+def decide_demand(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
     """`admit` for a pod that is read already. Where a kubelet picks at random, the answer is the more likely one."""
 
     def run(taken: tuple[int, ...]) -> Run:
         deciding = AdmissionRun(state, demand, explain=explain, taken=taken)
-        decision = drive(decided(deciding), lambda asked: answer_to(asked, state, demand.rules))
+        decision = drive(iterate_decision(deciding), lambda asked: answer_to(asked, state, demand.rules))
         return decision, deciding.picks
 
     return likely(run, explain=explain)
 
 
 def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
-    """`decided` for a request. Raises InvalidField, as `admit` does."""
-    return decided(AdmissionRun(state, read_pod(pod, rules)))
+    """`iterate_decision` for a request. Raises InvalidField, as `admit` does."""
+    return iterate_decision(AdmissionRun(state, read_pod(pod, rules)))
 
 
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
     """What this process knows; in mode `kubelet` a device plugin is told no more than a kubelet tells it."""
     if isinstance(asked, HintRequest):
-        return answer(asked)
+        return answer_hint_request(asked)
     asked = asked if profile_of(rules.mode).tells_plugins_context else asked.without_context()
     return prefer(
         state.hardware,
@@ -119,7 +120,7 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
     )
 
 
-def decided(run: AdmissionRun) -> Steps[Decision]:
+def iterate_decision(run: AdmissionRun) -> Steps[Decision]:
     """
     The decision, step by step; the driver sends the answer to each question.
 

@@ -5,22 +5,22 @@ from typing import Any, NamedTuple
 
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import PROVIDERS
-from topoalign.core.hints.rules import narrowest
+from topoalign.core.hints.rules import narrowest_hint
 from topoalign.core.model.decisions import Alignment, PlacementContext
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
 from topoalign.core.model.ids import NIC, ContainerName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of, nodes_of
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, node_mask, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.placement.devices import sides
 from topoalign.core.placement.gpus.topology import SetOrder
-from topoalign.core.placement.preference import PLACEMENTS, choose, gpu_choice, positions
+from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, choose_gpu_set, positions_by_gpu
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder
-from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of_providers
 from topoalign.core.profile import profile_of
 
 
@@ -81,8 +81,8 @@ def align(asked: HintRequest, answer: HintAnswer, work: SearchBudget) -> tuple[A
     topology = asked.state.hardware
     policy = POLICIES[rules.policy]
     merged = policy.merge(
-        offers_of(answer.providers.values()),
-        mask_of(topology.node_ids or (0,)),
+        offers_of_providers(answer.providers.values()),
+        node_mask(topology.node_ids or (0,)),
         distances_for(topology, rules),
         rules.mode,
         work,
@@ -129,7 +129,7 @@ def memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
     narrowing = (name for name, provider in PROVIDERS.items() if provider.narrows)
     hints = next((each for name in narrowing for each in answer.providers[name].values()), None)
     within = EVERYWHERE if merged.affinity is None else merged.affinity
-    return (narrowest(hints, within=within) if hints else None) or NO_AFFINITY
+    return (narrowest_hint(hints, within=within) if hints else None) or NO_AFFINITY
 
 
 # Which of equally narrow sets of NUMA nodes mode `best` prefers: the one whose GPUs come first by device policy
@@ -160,16 +160,16 @@ def order_by_gpus(asked: HintRequest) -> MaskOrder | None:
     for name, amount in gpus:
         free = state.ownership.free(name)
         context = PlacementContext(free=free, nics=free_nics, nics_wanted=nics)
-        choice = gpu_choice(hardware, free, (), amount, context)
+        choice = build_gpu_choice(hardware, free, (), amount, context)
         questions.append((name, free, choice, SetOrder(choice.scorer, choice.free, choice.nics)))
-    position = positions(hardware)
+    position = positions_by_gpu(hardware)
     policy = PLACEMENTS[asked.rules.placement]
 
     def key(mask: Mask) -> tuple[Any, ...]:
         found = []
         for name, free, choice, order in questions:
             aligned = sides(hardware.devices[name], free, mask).aligned
-            members = choose(policy, choice._replace(available=[position[gpu] for gpu in aligned]))
+            members = choose_gpu_set(policy, choice._replace(available=[position[gpu] for gpu in aligned]))
             found.append((0, *order.rank(members)[:-1]) if members else NO_SET)
         return tuple(found)
 

@@ -2,7 +2,7 @@
 Whether a kubelet would admit a pod, found from amounts alone: in microseconds, for one node out of thousands.
 
 In mode `kubelet` the sets of NUMA nodes that are preferred depend on the empty machine. So they are found once for each
-kind of machine and demand (`need_of`), and of a node only what is free on them is compared (`verdict`):
+kind of machine and demand (`need_of`), and of a node only what is free on them is compared (`judge_amounts`):
 
     2 NUMA nodes with 4 GPUs each, policy restricted, 3 GPUs and 8 CPUs: {0} and {1} are preferred
     free now: 2 GPUs on node 0, 4 on node 1; 30 CPUs on each: node 1 has both, and the pod is admitted
@@ -23,7 +23,7 @@ import msgspec
 
 from topoalign.core.admission.admit import drive
 from topoalign.core.admission.alignment import NotAligned
-from topoalign.core.admission.free_amounts import Amount, Free, near, preferred_sets, without
+from topoalign.core.admission.free_amounts import Amount, Free, count_by_numa_node, preferred_sets, subtract_container
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.hints.preconditions import check_decidable
@@ -35,12 +35,12 @@ from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.cpus import NotEnoughCores, SplitCore
-from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, TooLarge, check_amount
+from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, TooLarge, check_offered_amount
 from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES, PREFERRED_ALONE
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
-from topoalign.core.state.fold import announced
+from topoalign.core.state.fold import initial_state
 from topoalign.core.state.share_amounts import offered_in_slots
 
 # Whether amounts decide about a pod of which several containers ask for something.
@@ -84,7 +84,7 @@ def are_separable(topology: Topology, demand: PodDemand, asking: Sequence[Contai
     if rules.scope is Scope.POD or not POLICIES[rules.policy].asks or any(each.role == "init" for each in asking):
         return False
     for name in demand.device_names & topology.devices.keys():
-        widths = {mask.bit_count() for mask in near(topology.devices[name].everything, topology.node_ids)}
+        widths = {mask.bit_count() for mask in count_by_numa_node(topology.devices[name].everything, topology.node_ids)}
         if len(widths) > 1 or max(widths) > 1:
             return False
     return are_counted(topology, demand, asking, rules.cpu_options & NOT_NEAR)
@@ -144,7 +144,7 @@ def step_of(topology: Topology, rules: AdmissionRules, container: ContainerDeman
 def is_too_large(topology: Topology, resource: ResourceName, amount: int) -> bool:
     """Whether a container asks for more of a resource than it may."""
     try:
-        check_amount(topology, resource, amount)
+        check_offered_amount(topology, resource, amount)
     except TooLarge:
         return True
     return False
@@ -231,7 +231,7 @@ def steps_by_numbers(topology: Topology, demand: PodDemand) -> NeedSteps:
         return None
     asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
     one = asking[0] if asking else demand.containers[0]
-    part_of = partial(need_of_part, topology, demand, refused(topology, demand))
+    part_of = partial(need_of_part, topology, demand, find_certain_refusal(topology, demand))
     if len(asking) <= 1 and (rules.scope is Scope.CONTAINER or asks_alike(one, demand)):
         return part_of(one, asking)
     if totals_decide(topology, demand, asking):
@@ -259,7 +259,7 @@ def need_of_part(
 ) -> Need:
     """
     The same for what is aligned as one: the containers that are `given` something then, and the rest of the pod. `refusal`:
-    as of `refused`.
+    as of `find_certain_refusal`.
     """
     rules = demand.rules
     policy = POLICIES[demand.rules.policy]
@@ -293,7 +293,7 @@ def machine_key(topology: Topology) -> bytes:
         (
             name,
             any(listed.by_nodes),
-            sorted(near(listed.everything, topology.node_ids).items()),
+            sorted(count_by_numa_node(listed.everything, topology.node_ids).items()),
             [(offer.most, offer.unit, offer.slots) for offer in topology.offers_of.get(name, ())],
         )
         for name, listed in sorted(devices.items())
@@ -319,16 +319,16 @@ def are_listed(topology: Topology, demand: PodDemand) -> bool:
     return 0 < len(nodes) <= MOST_LISTED and nodes >= topology.cpu_topology.in_node.keys()
 
 
-def refused(topology: Topology, demand: PodDemand) -> str:
+def find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
     """The code with which no pod like this is decided on the machine, whatever is free; empty where it is."""
     try:
-        check_decidable(announced(NodeName(""), topology, {}, ""), demand)
+        check_decidable(initial_state(NodeName(""), topology, {}, ""), demand)
     except NoFit as misfit:
         return misfit.code
     return ""
 
 
-def verdict(need: Need, free: Free) -> str | None:
+def judge_amounts(need: Need, free: Free) -> str | None:
     """Empty: the kubelet would admit the pod; else the code of the refusal. None: more than amounts decides."""
     if need.refused:
         return need.refused
@@ -337,12 +337,12 @@ def verdict(need: Need, free: Free) -> str | None:
     chosen = first_with_room(need.preferred, need.near, need.memory, free)
     if not chosen and need.strict and not need.memory:
         return lacking_in_total(need, free) or NotAligned.code
-    code = lacking_without_memory(need, free) if need.memory and not chosen else lacking(need, free)
+    code = lacking_without_memory(need, free) if need.memory and not chosen else find_total_shortage(need, free)
     if code != "" or (need.rest is None and need.complete):
         return code
     if need.rest is None or not chosen or (several(chosen) and (need.near or need.memory)):
         return None
-    return verdict(need.rest, without(free, chosen, need.near, need.memory, need.unplaced))
+    return judge_amounts(need.rest, subtract_container(free, chosen, need.near, need.memory, need.unplaced))
 
 
 def lacking_without_memory(need: Need, free: Free) -> str | None:
@@ -355,7 +355,7 @@ def lacking_without_memory(need: Need, free: Free) -> str | None:
         return lacking_in_total(need, free) or NotAligned.code
     if len(need.steps) != 1:
         return None
-    if (code := lacking(need, free)) != "":
+    if (code := find_total_shortage(need, free)) != "":
         return code
     if not need.asks or (nowhere and need.open and chosen == len(free.usable) - 1):
         return NotEnoughMemory.code if nowhere else ""
@@ -401,7 +401,7 @@ def lacking_in_total(need: Need, free: Free) -> str:
     return NotEnoughMemory.code if any(free.within[name][-1] < amount for name, amount in need.memory) else ""
 
 
-def lacking(need: Need, free: Free) -> str | None:
+def find_total_shortage(need: Need, free: Free) -> str | None:
     """The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not tell."""
     if len(need.steps) == 1:
         return lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)

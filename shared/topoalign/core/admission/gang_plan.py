@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.share_annotations import card_rules, said_of_cards
@@ -28,7 +28,7 @@ from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import allocations_of, reservation_of
+from topoalign.core.state.reservations import reservation_of, reserved_allocations
 
 
 class Member(NamedTuple):
@@ -59,7 +59,9 @@ def fabric_of(hardware: Topology) -> str:
     return f"{one.cluster}/{one.clique}" if one is not None else ""
 
 
-def groups(fabrics: Mapping[NodeName, str], first: NodeName | None = None) -> Iterator[tuple[NodeName, ...]]:
+def group_nodes_by_fabric(
+    fabrics: Mapping[NodeName, str], first: NodeName | None = None
+) -> Iterator[tuple[NodeName, ...]]:
     """
     The groups of nodes to try in turn: each fabric, that of the node `first` before the others, then all nodes. `fabrics`:
     node -> its fabric, in the order in which the nodes are to be filled.
@@ -96,9 +98,9 @@ def plan_gang(
 
 def orders(members: Sequence[Member]) -> Iterator[list[Member]]:
     """The orders in which nodes are offered the members: one for those that are alike, else each that differs."""
-    largest = sorted(members, key=size_of)
+    largest = sorted(members, key=member_size_key)
     scarcest = sorted(largest, key=lambda member: len(member.nodes))
-    smallest = sorted(largest, key=lambda member: tuple(-amount for amount in size_of(member)[:2]))
+    smallest = sorted(largest, key=lambda member: tuple(-amount for amount in member_size_key(member)[:2]))
     yield largest
     if scarcest != largest:
         yield scarcest
@@ -140,34 +142,34 @@ def fill(
     refused = set[bytes]()
     placed = list[Reservation]()
     for member in members:
-        alike = key_of(member.request)
+        alike = pod_class_key(member.request)
         if alike in refused:
             continue
         demand = read_pod(member.request, at.rules)
-        decision = decide(as_others(state, demand), demand)
+        decision = decide_demand(as_others(state, demand), demand)
         yield
         if not isinstance(decision, Admission):
             refused.add(alike)
             continue
         reservation = reserved_for(member.uid, member.request, decision.allocations, seconds, gang)
         placed.append(msgspec.structs.replace(reservation, planned=True))
-        for allocation in allocations_of(reservation):
+        for allocation in reserved_allocations(reservation):
             state = state.holding(allocation)
     return placed
 
 
-def key_of(pod: PodRequest) -> bytes:
+def pod_class_key(pod: PodRequest) -> bytes:
     """Equal for pods that ask for the same, whatever their names."""
     return msgspec.json.encode(msgspec.structs.replace(pod, name=PodName("")), order="deterministic")
 
 
-def size_of(member: Member) -> tuple[int, int, bytes, str]:
+def member_size_key(member: Member) -> tuple[int, int, bytes, str]:
     """Sorts members, the largest first."""
     pods = [*member.request.init_containers, *member.request.containers]
     return (
         -sum(each.limits.get(GPU, 0) for each in pods),  # GPUs decide where there is room
         -sum(sum(amount for name, amount in each.limits.items() if "/" in name) for each in pods),  # then other devices
-        key_of(member.request),  # alike ones together
+        pod_class_key(member.request),  # alike ones together
         member.uid,  # a total order
     )
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.deviceshare.candidates import Asked, Candidate, Chooser
 from topoalign.core.deviceshare.inventory import Inventory
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.node_devices import RESOURCE, ContainerDevices, joint_devices
-from topoalign.core.deviceshare.node_inventory import places_of
+from topoalign.core.deviceshare.node_inventory import locate_devices
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, violation
 from topoalign.core.hints.joint_devices import asked_for, left_to
 from topoalign.core.model.decisions import Considered, PlacementContext
@@ -31,7 +31,7 @@ from topoalign.core.placement.devices import choosing
 from topoalign.core.placement.preference import prefer, prefer_gpus
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
-from topoalign.core.sharing.choosers import gpus_of
+from topoalign.core.sharing.choosers import gpus_given
 from topoalign.core.state.fold import NodeState
 
 CHOSEN = {
@@ -90,16 +90,16 @@ def sets_considered(
     for resource, chosen in got.devices.items():
         free = frozenset((*state.ownership.free(resource), *left, *chosen))
         could_have = [device for device in state.hardware.devices[resource] if device in free]
-        near = gpus_of(state.hardware, got.devices) if resource == NIC else ()
-        for each in considered(state.hardware, resource, could_have, None, chosen, near, ""):
+        near = gpus_given(state.hardware, got.devices) if resource == NIC else ()
+        for each in rank_alternatives(state.hardware, resource, could_have, None, chosen, near, ""):
             if each.chosen:
                 why = COMPAT if follows_koordinator(container) else CHOSEN[resource]
             else:
-                why = reason_against(state.hardware, resource, each.devices, chosen, near, affinity)
+                why = explain_rejected_set(state.hardware, resource, each.devices, chosen, near, affinity)
             yield msgspec.structs.replace(each, why=why)
 
 
-def reason_against(
+def explain_rejected_set(
     topology: Topology,
     resource: ResourceName,
     devices: Sequence[DeviceID],
@@ -118,7 +118,9 @@ def reason_against(
         return (
             f"beside {other} of the GPUs, not {mine}" if other < mine else "as near; indexes or what was asked decided"
         )
-    for what, mine, other in zip(SPREAD, spread(topology, chosen), spread(topology, devices), strict=True):
+    for what, mine, other in zip(
+        SPREAD, measure_spread(topology, chosen), measure_spread(topology, devices), strict=True
+    ):
         if other != mine:
             return (
                 f"on {other} {what}, not {mine}" if other > mine else "nearer together, but not as the annotations ask"
@@ -129,9 +131,9 @@ def reason_against(
 SPREAD = ("NUMA nodes", "root complexes", "switches")
 
 
-def spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, int]:
+def measure_spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, int]:
     """On how many parts of the machine devices are, of those that are known."""
-    places = [place for device in devices if (place := places_of(topology).get(device)) is not None]
+    places = [place for device in devices if (place := locate_devices(topology).get(device)) is not None]
     return (
         len({each.node for each in places}),
         len({each.pcie for each in places}),
@@ -141,7 +143,7 @@ def spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, i
 
 def beside(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID]) -> int:
     """How many of the GPUs have one of the NICs below the same switch, or in the same root complex where there is none."""
-    places = places_of(topology)
+    places = locate_devices(topology)
     spots = {places[nic].switch or places[nic].pcie for nic in nics if nic in places} - {""}
     return sum((places[gpu].switch or places[gpu].pcie) in spots for gpu in gpus if gpu in places)
 
@@ -229,7 +231,7 @@ def place_among(
     asked = asked_for(state, container, partial(by_policy, state, rules.placement))
     misfit = violation()
     for nodes in affinities:
-        for tried, limits in enumerate(limits_of(state, bounds, rules)):
+        for tried, limits in enumerate(iterate_limits(state, bounds, rules)):
             if tried >= MOST_TRIES:
                 raise TooMuchWork(
                     f"no set of devices as annotations ask was found in {MOST_TRIES} tries",
@@ -257,7 +259,7 @@ def bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceNa
     return Bounds(amount, must, tuple(device for device in choice.available if device not in must))
 
 
-def limits_of(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
+def iterate_limits(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
     """What to limit the choice to, one after the other: as little as the kubelet does, then set by set."""
     gpus = bounds.get(GPU)
     nics = bounds.get(NIC)

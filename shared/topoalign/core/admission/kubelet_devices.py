@@ -85,7 +85,7 @@ def without_ended(state: NodeState, ended: Collection[AllocationID]) -> tuple[No
     if not names:
         return state, ()
     left = {name: held for name, held in state.allocations.items() if name not in names}
-    whose = [name_of(held) for name, held in state.allocations.items() if name in names]
+    whose = [describe_container(held) for name, held in state.allocations.items() if name in names]
     note = (
         f"the record still has devices of {quoted(whose)}, whose pods have ended: they count as free. Until it has released "
         "them the record lags behind the kubelet, which may take other, equally good devices"
@@ -93,7 +93,7 @@ def without_ended(state: NodeState, ended: Collection[AllocationID]) -> tuple[No
     return msgspec.structs.replace(state, allocations=left), (note,)
 
 
-def name_of(allocation: Allocation) -> str:
+def describe_container(allocation: Allocation) -> str:
     """The container of an allocation for people; its id where that is not known."""
     owner = allocation.owner
     return f"{owner.namespace}/{owner.pod}/{owner.container}" if owner is not None else allocation.id
@@ -145,7 +145,7 @@ def dropped_of(
     return {name: devices for name, devices in found.items() if devices}
 
 
-def unrecorded(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:
+def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:
     """
     What the checkpoint lists for a container, the record has for nobody, and no container that has `ended` had. Of devices
     that are offered here only those of a pod that runs for sure; of other plugins' devices all.
@@ -190,7 +190,7 @@ def as_others(state: NodeState, demand: PodDemand) -> NodeState:
     return msgspec.structs.replace(state, allocations=others)
 
 
-def check_resources(
+def explain_unavailable_resources(
     demand: PodDemand, topology: Topology, registered: Collection[ResourceName] | None, devices_unknown: str = ""
 ) -> tuple[str, ...]:
     """

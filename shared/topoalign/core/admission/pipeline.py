@@ -13,14 +13,14 @@ from typing import TypeVar
 import msgspec
 
 from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
-from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, place_within, sets_considered
 from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
-from topoalign.core.demand.shares import asks_for_both_halves, share_of, slots_asked
+from topoalign.core.demand.shares import asks_for_both_halves, share_from_units, slots_asked
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
@@ -53,7 +53,7 @@ from topoalign.core.placement.memory import NotEnoughMemory, holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_of, slots_given, with_peaks
+from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_given, slots_given, with_peaks
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class AdmissionRun:
         if self.profile.gpus_first:
             apart.sort(key=lambda name: hardware.kind_of(name) != "gpu")
         for resource in apart:
-            chosen = yield from self.devices_of(resource, container, aligned.hint, gpus_of(hardware, given))
+            chosen = yield from self.devices_of(resource, container, aligned.hint, gpus_given(hardware, given))
             given.update({resource: chosen} if chosen else {})
         check_shares(self.state, self.demand, container, given)
         return ContainerDevices(given, joint.functions, joint.co_allocated)
@@ -236,7 +236,7 @@ class AdmissionRun:
                 near = ()
             aligned = hint.affinity is not None and not reusable
             placement = self.rules.placement
-            self.considered += considered(
+            self.considered += rank_alternatives(
                 self.state.hardware, resource, could_have, asking, chosen, near, placement, aligned=aligned
             )
         return chosen
@@ -278,7 +278,7 @@ class AdmissionRun:
         return allocate_cpus(
             self.state.hardware.cpu_topology,
             shared_cpus(self.state, self.rules),
-            reserved_cpus(self.state.hardware, self.rules),
+            read_reserved_cpus(self.state.hardware, self.rules),
             reusable_cpus(held_by_pod(self.state, self.demand)),
             container.cpus,
             hint.affinity,
@@ -323,7 +323,7 @@ class AdmissionRun:
         asking = [each for each in containers if each.about_cards]
         spread = [each for each in containers if each.cards > 1]
         return any(slots_asked(hardware, each.devices) is not None for each in asking) or any(
-            share_of(hardware, each.devices, each.cards) is not None for each in spread
+            share_from_units(hardware, each.devices, each.cards) is not None for each in spread
         )
 
     @property
@@ -375,7 +375,7 @@ def check_totals(asked: HintRequest) -> None:
         if free < amount:
             raise NotEnoughDevices(resource, amount, free)
     if demand.cpus:
-        allocatable = shared_cpus(state, rules) - reserved_cpus(state.hardware, rules)
+        allocatable = shared_cpus(state, rules) - read_reserved_cpus(state.hardware, rules)
         cpus = len(allocatable | reusable_cpus(held))
         if cpus < demand.cpus:
             raise NotEnoughCpus(demand.cpus, cpus)

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import (
     as_others,
-    check_resources,
+    explain_unavailable_resources,
+    find_unrecorded_devices,
     shared_ids,
     unaccounted,
-    unrecorded,
     with_others,
     without_dropped,
     without_ended,
@@ -99,10 +99,10 @@ def predict(
     rules = overridden(basis.rules, changes)
     demand = pod_demand(pod, rules)
     hardware = basis.state.hardware
-    passed_over = check_resources(demand, hardware, basis.registered, basis.devices_unknown)
+    passed_over = explain_unavailable_resources(demand, hardware, basis.registered, basis.devices_unknown)
     held = with_reserved(basis.state, state, reserved)
     held = as_others(held, demand)
-    decision = explained(held, demand) if explain else decide(held, demand)
+    decision = explained(held, demand) if explain else decide_demand(held, demand)
     if kubelet_of(state).devices is not None:  # else another plugin may serve any name
         decision = with_unserved(decision, unserved_names(demand, hardware, basis.registered or ()))
     return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
@@ -119,7 +119,7 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
     entries, memory, missing = held_by_kubelet(state, kubelet, rules)
     state = without_dropped(state, kubelet.dropped)
     notes = [*missing, *kubelet.notes, *unaccounted(state, kubelet)]
-    notes += (each for each in (kubelet.memory_doubt, settling(kubelet, now)) if each)
+    notes += (each for each in (kubelet.memory_doubt, describe_kubelet_start(kubelet, now)) if each)
     notes = [clean(note, 400) for note in (*notes, *other_version(kubelet))]
     others = [allocation_of(state, each, over) for each in entries]
     merged = {**state.allocations, **{each.id: each for each in others}}
@@ -162,7 +162,7 @@ def admission_rules(rules: KubeletRules, node: NodeName) -> AdmissionRules:
         raise KubeletUnknown(node, clean(str(error), 200)) from error
 
 
-def kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
+def to_kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
     """The same rules as they are said on the bus; `unknown` as in `KubeletRules`."""
     return KubeletRules(
         policy=rules.policy,
@@ -197,21 +197,23 @@ def held_by_kubelet(
     missing += [f"{each}{instead}" if each else "" for each in (kubelet.cpus_unknown, kubelet.memory_unknown)]
     missing += [kubelet.checkpoint_unknown if not kubelet.unknown else "", kubelet.pods_unknown]
     if kubelet.cpus_unknown:
-        entries += (entry_of(each, cpus=True) for each in shown or () if each.cpus)
+        entries += (checkpoint_entry_from_usage(each, cpus=True) for each in shown or () if each.cpus)
     if kubelet.memory_unknown and shown is not None:
-        blocks = iter(spread([b for each in shown for b in each.memory], state.hardware, rules.reserved_memory))
+        blocks = iter(
+            spread_memory_blocks([b for each in shown for b in each.memory], state.hardware, rules.reserved_memory)
+        )
         spread_out = [msgspec.structs.replace(each, memory=tuple(next(blocks) for _ in each.memory)) for each in shown]
-        entries += (entry_of(each, memory=True) for each in spread_out if each.memory)
+        entries += (checkpoint_entry_from_usage(each, memory=True) for each in spread_out if each.memory)
         alone = NodeState(node=state.node)
         for each in spread_out:
             alone = alone.holding(Allocation(id=AllocationID(""), memory=each.memory))
         memory = dict(alone.memory)
     if kubelet.checkpoint_unknown:
-        entries += (entry_of(each, devices=True) for each in shown or () if each.devices)
-    return together(entries), memory, [each for each in dict.fromkeys(missing) if each]
+        entries += (checkpoint_entry_from_usage(each, devices=True) for each in shown or () if each.devices)
+    return merge_checkpoint_entries(entries), memory, [each for each in dict.fromkeys(missing) if each]
 
 
-def entry_of(
+def checkpoint_entry_from_usage(
     used: ContainerUsage, *, cpus: bool = False, memory: bool = False, devices: bool = False
 ) -> CheckpointEntry:
     """A part of what PodResources showed of a container. It knows no UIDs: the name of the pod stands for it."""
@@ -224,7 +226,7 @@ def entry_of(
     )
 
 
-def together(entries: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
+def merge_checkpoint_entries(entries: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
     """One entry of each container; no two give the same kind of thing."""
     found: dict[tuple[str, ContainerName], CheckpointEntry] = {}
     for each in entries:
@@ -249,13 +251,13 @@ def allocation_of(state: NodeState, entry: CheckpointEntry, ended: frozenset[Dev
     return Allocation(
         id=AllocationID(f"{entry.pod_uid}/{entry.container}"),
         owner=Owner(namespace=Namespace(""), pod=PodName(entry.pod_uid), container=entry.container),
-        devices=dict(unrecorded(state, entry, ended)),
+        devices=dict(find_unrecorded_devices(state, entry, ended)),
         cpus=entry.cpus,
         memory=entry.memory,
     )
 
 
-def spread(
+def spread_memory_blocks(
     blocks: Iterable[MemoryBlock], hardware: Topology, kept: Mapping[int, Mapping[ResourceName, int]] = {}
 ) -> Iterator[MemoryBlock]:
     """
@@ -281,7 +283,7 @@ def spread(
         yield msgspec.structs.replace(block, taken=tuple(taken))
 
 
-def settling(kubelet: KubeletObserved, now: float) -> str:
+def describe_kubelet_start(kubelet: KubeletObserved, now: float) -> str:
     """A note on a kubelet that has just started: it drops nothing of pods that are gone. Empty: it has settled."""
     if kubelet.started is None or not 0 <= now - kubelet.started < kubelet.settle_seconds:
         return ""

@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.feasibility import Need, first_with_room, verdict
-from topoalign.core.admission.free_amounts import Free, free_of, usable_sets
+from topoalign.core.admission.feasibility import Need, first_with_room, judge_amounts
+from topoalign.core.admission.free_amounts import Free, count_free, usable_sets
 from topoalign.core.admission.share_alignment import by_pod, without_all
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import several
-from topoalign.core.numa_sets.subsets import doubled
+from topoalign.core.numa_sets.subsets import sums_by_subset
 from topoalign.core.state.fold import NodeState
 
 MOST_STEPS = 300
@@ -88,7 +88,7 @@ def fits_wherever(need: Need, free: Free, steps: Steps) -> bool:
     """
     rest = need.rest
     steps.left -= rest is not None
-    if steps.left < 0 or verdict(need, free) != "":
+    if steps.left < 0 or judge_amounts(need, free) != "":
         return False
     first = msgspec.structs.replace(need, rest=None)
     return rest is None or all(fits_wherever(rest, left, steps) for left in left_after(first, free))
@@ -122,7 +122,7 @@ def realigned(state: NodeState, rules: AdmissionRules, need: Need) -> Iterator[N
     """The node after the end of one of its pods, of each that may have another one aligned elsewhere than as it is now."""
 
     def place(now: NodeState) -> int:
-        return first_with_room(need.preferred, need.near, need.memory, free_of(now, rules))
+        return first_with_room(need.preferred, need.near, need.memory, count_free(now, rules))
 
     room = place(state)
     if need.rest is None and room in need.preferred[:1]:
@@ -139,7 +139,7 @@ def fit_as_counted(free: Free, pods: Sequence[Waiting]) -> bool:
     of which it is known what is left. False also where they do not.
     """
     for pod in pods:
-        if pod.takes is None or pod.takes.rest is not None or not pod.decides or verdict(pod.takes, free) != "":
+        if pod.takes is None or pod.takes.rest is not None or not pod.decides or judge_amounts(pod.takes, free) != "":
             return False
         room = first_with_room(pod.takes.preferred, pod.takes.near, pod.takes.memory, free)
         if not room or several(room):
@@ -253,5 +253,5 @@ def taken_from(table: tuple[int, ...], number: int, amount: int) -> tuple[tuple[
         return table, 0
     if table[-1] < sum(table[1 << node] for node in nodes):
         return tuple(max(0, had - total) for had in table), min(amount, total)
-    losses = doubled(lost.get(1 << node, 0) for node in nodes)
+    losses = sums_by_subset(lost.get(1 << node, 0) for node in nodes)
     return tuple(map(sub, table, losses)), min(amount, total)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.shortages import format_rule, smaller_requests, sufficient_rules
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.preconditions import (
@@ -57,7 +57,7 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 def explained(state: NodeState, demand: PodDemand) -> Decision:
     """The decision with `explain`; a refusal with its resolvability, the amounts that decide and changes that help."""
-    decision = decide(state, demand, explain=True)
+    decision = decide_demand(state, demand, explain=True)
     return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
 
@@ -91,13 +91,13 @@ def resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability
     The resolvability of a refusal by a node of which this is the `emptied` state, and the refusal that remains: by the empty
     node, for `never` with all devices healthy; None: it admits the pod.
     """
-    decision = decide(empty, demand, explain=True)
+    decision = decide_demand(empty, demand, explain=True)
     if isinstance(decision, Admission):
         return Resolvability.IN_USE, None
     healthy = restored(empty)
     if decision.code in UNDECIDED or healthy is empty:
         return Resolvability.NOT_KNOWN if decision.code in UNDECIDED else Resolvability.NEVER, decision
-    on_healthy = decide(healthy, demand, explain=True)
+    on_healthy = decide_demand(healthy, demand, explain=True)
     if isinstance(on_healthy, Admission):
         return Resolvability.UNHEALTHY, decision
     return Resolvability.NOT_KNOWN if on_healthy.code in UNDECIDED else Resolvability.NEVER, on_healthy
@@ -145,7 +145,7 @@ def sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) ->
 
     def admits(pod: PodRequest, rules: AdmissionRules = rules) -> bool:
         try:
-            return isinstance(decide(state, read_pod(pod, rules)), Admission)
+            return isinstance(decide_demand(state, read_pod(pod, rules)), Admission)
         except InvalidField:
             return False
 

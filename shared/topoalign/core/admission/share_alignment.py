@@ -26,15 +26,15 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.admission.feasibility import are_listed, first_with_room
-from topoalign.core.admission.free_amounts import Amount, Free, free_of, preferred_sets
+from topoalign.core.admission.free_amounts import Amount, Free, count_free, preferred_sets
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import (
     Share,
     SlotShare,
-    has_room,
+    fits_left_units,
     has_slot_for,
     may_be_on,
-    share_of,
+    share_from_units,
     slots_asked,
     unit_of,
 )
@@ -42,7 +42,7 @@ from topoalign.core.hints.devices import real_nodes
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import CPU, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Scope
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.numa_sets.subsets import subsets
@@ -50,7 +50,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, total, units_left
+from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, sum_amounts, units_left
 
 Gpus = Mapping[DeviceID, int]
 """GPU, or MIG instance -> the number of the set of NUMA nodes that it is near."""
@@ -81,7 +81,7 @@ class Part(NamedTuple):
     """
 
 
-def parts_of(topology: Topology, demand: PodDemand) -> tuple[Part, ...]:
+def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[Part, ...]:
     """
     The containers of a pod that a kubelet may align to GPUs with too little; () where it aligns nothing, or GPUs are not
     known to be near NUMA nodes. Raises InvalidShare for annotations that cannot be meant.
@@ -113,7 +113,7 @@ def share_in(topology: Topology, container: ContainerDemand) -> tuple[ResourceNa
     slots = slots_asked(topology, container.devices, container.about_cards, as_hami=container.as_hami)
     if slots is not None:
         return slots.resource, slots
-    units = share_of(topology, container.devices, container.cards)
+    units = share_from_units(topology, container.devices, container.cards)
     name = next((name for name, amount in container.devices.items() if amount and unit_of(topology, name)), None)
     return (name, units) if units is not None and name is not None else None
 
@@ -131,7 +131,7 @@ def near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
     devices = topology.devices[resource]
     numbers = subsets(topology.node_ids).numbers
     machine = topology.node_ids
-    here = mask_of(machine)
+    here = node_mask(machine)
     return {
         base: numbers[mask]
         for listed, there in devices.by_nodes.items()
@@ -144,12 +144,12 @@ def near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
 def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = ()) -> bool:
     """
     Whether a kubelet that aligns the pod leaves its containers GPUs with enough, whatever ends before, and in whatever order
-    the `others` come. On the node as it is the pod fits alone. Raises as `parts_of` does.
+    the `others` come. On the node as it is the pod fits alone. Raises as `containers_aligned_to_gpus` does.
     """
-    parts = parts_of(state.hardware, pod)
+    parts = containers_aligned_to_gpus(state.hardware, pod)
     if not parts:
         return True
-    free = free_of(state, pod.rules)
+    free = count_free(state, pod.rules)
     strangers = [each for other in others for each in other.containers]
     for part in parts:
         besides = [each for each in pod.containers if each is not part.container]
@@ -157,7 +157,7 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
         search = Search(state, pod.rules, part, [share for _, share in filter(None, rivals)])
         room = first_with_room(part.aligned.preferred, part.aligned.near, part.aligned.memory, free)
         before = strangers if pod.rules.scope is Scope.POD else (*besides, *strangers)
-        for sets, number in ways(part, free, before):
+        for sets, number in iterate_possible_alignments(part, free, before):
             if number == room and not search.rivals:
                 continue
             if not search.suffices(number, is_here=number == room) and search.can_be_reached(sets, number):
@@ -165,7 +165,9 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
     return True
 
 
-def ways(part: Part, free: Free, rivals: Sequence[ContainerDemand]) -> Iterator[tuple[Sets, int]]:
+def iterate_possible_alignments(
+    part: Part, free: Free, rivals: Sequence[ContainerDemand]
+) -> Iterator[tuple[Sets, int]]:
     """
     The sets to which a container may be aligned once something has ended, up to the first that has room now even after all
     these rivals have taken what they ask for from it.
@@ -220,8 +222,10 @@ class Search:
     def _are_enough(self, left: Left, number: int) -> bool:
         hardware = self._state.hardware
         share = self._part.share
-        fit = [gpu for gpu in self._gpus(number) if gpu in left and has_enough(hardware, gpu, left[gpu], share)]
-        kept = [gpu for gpu in fit if has_enough(hardware, gpu, left[gpu], share, self.rivals)]
+        fit = [
+            gpu for gpu in self._gpus(number) if gpu in left and fits_with_competitors(hardware, gpu, left[gpu], share)
+        ]
+        kept = [gpu for gpu in fit if fits_with_competitors(hardware, gpu, left[gpu], share, self.rivals)]
         lost = min(len(fit) - len(kept), sum(each.gpus for each in self.rivals))
         return len(fit) - lost >= share.gpus
 
@@ -258,11 +262,11 @@ class Search:
         return slots_left(hardware, live, handed_out) if self._in_slots else units_left(hardware, live, handed_out)
 
     def _has_room(self, ended: Iterable[Allocation], sets: Sets, number: int) -> bool:
-        free = free_of(without_all(self._state, ended), self._rules)
+        free = count_free(without_all(self._state, ended), self._rules)
         return first_with_room((number,), sets.near, sets.memory, free) > 0
 
 
-def has_enough(
+def fits_with_competitors(
     topology: Topology,
     gpu: DeviceID,
     left: SlotsLeft | UnitsLeft,
@@ -274,7 +278,7 @@ def has_enough(
         taken = [each.amount_of(left.offered) for each in rivals if isinstance(each, SlotShare)]
         if taken and left.profiles:  # which places a rival's MIG instance takes is not known
             return False
-        less = msgspec.structs.replace(left, slots=left.slots - len(taken), held=total((left.held, *taken)))
+        less = msgspec.structs.replace(left, slots=left.slots - len(taken), held=sum_amounts((left.held, *taken)))
         return may_be_on(topology, share, gpu) and has_slot_for(less, share)
     if isinstance(left, UnitsLeft) and isinstance(share, Share):
         others = [each for each in rivals if isinstance(each, Share)]
@@ -284,7 +288,7 @@ def has_enough(
             blocks=left.blocks - sum(each.of_each.blocks for each in others),
             unused=left.unused and not others,
         )
-        return has_room(rest, share)
+        return fits_left_units(rest, share)
     return False
 
 
@@ -292,11 +296,11 @@ def by_pod(allocations: Iterable[Allocation]) -> Iterable[list[Allocation]]:
     """The allocations by their pods: what a pod has becomes free together. Those of no known pod are each alone."""
     found = defaultdict[object, list[Allocation]](list)
     for each in allocations:
-        found[pod_of(each)].append(each)
+        found[pod_identity(each)].append(each)
     return found.values()
 
 
-def pod_of(allocation: Allocation) -> object:
+def pod_identity(allocation: Allocation) -> object:
     """Equal for the allocations of a pod, the record's and what a prediction adds to it (which is by UIDs)."""
     owner = allocation.owner
     if allocation.pod_uid or owner is None:

@@ -33,13 +33,13 @@ def gang_of(pod: PodRequest) -> Gang | None:
         return None
     if name is None or not NAME.fullmatch(name):
         finding = "is missing" if name is None else f"{quoted([name])} is not a name"
-        raise InvalidField(path(GANG), finding, "use lower-case letters, digits, `-` and `.`")
+        raise InvalidField(annotation_path(GANG), finding, "use lower-case letters, digits, `-` and `.`")
     if size is None or not SIZE.fullmatch(size):
         finding = "is missing" if size is None else f"{quoted([size])} is not a number of pods"
-        raise InvalidField(path(GANG_SIZE), finding, "write how many pods the gang has, 1 to 9999")
+        raise InvalidField(annotation_path(GANG_SIZE), finding, "write how many pods the gang has, 1 to 9999")
     return Gang(name=f"{pod.namespace}/{name}", size=int(size))
 
 
-def path(key: str) -> str:
+def annotation_path(key: str) -> str:
     """The path of a pod's annotation, for errors."""
     return f"metadata.annotations[{key}]"

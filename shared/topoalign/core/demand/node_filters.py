@@ -140,21 +140,21 @@ def format_taint(taint: Taint) -> str:
 
 def selects(selector: NodeSelector, node: NodeTraits) -> bool:
     """Whether one of the terms matches the node."""
-    return any(matches(term, node) for term in selector.node_selector_terms or ())
+    return any(term_matches(term, node) for term in selector.node_selector_terms or ())
 
 
-def matches(term: Term, node: NodeTraits) -> bool:
+def term_matches(term: Term, node: NodeTraits) -> bool:
     """Whether all of the term matches the node; False where there is nothing in it."""
     expressions = term.match_expressions or ()
     fields = term.match_fields or ()
     return (
         bool(expressions or fields)
-        and all(meets(each, node.labels) for each in expressions)
+        and all(labels_meet(each, node.labels) for each in expressions)
         and all(meets_field(each, {"metadata.name": node.name}) for each in fields)
     )
 
 
-def meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+def labels_meet(requirement: Requirement, labels: Mapping[str, str]) -> bool:
     """Whether labels meet an expression. A label that is not there is in no list, and neither above nor below a number."""
     found = labels.get(requirement.key)
     values = requirement.values or []
@@ -168,7 +168,7 @@ def meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
         case "DoesNotExist":
             return found is None and not values
         case "Gt" | "Lt":
-            return found is not None and in_order(requirement.operator, found, values)
+            return found is not None and compare_label_number(requirement.operator, found, values)
     return False
 
 
@@ -179,7 +179,7 @@ def meets_field(requirement: Requirement, fields: Mapping[str, str]) -> bool:
     return (fields.get(requirement.key, "") in (requirement.values or ())) == (requirement.operator == "In")
 
 
-def in_order(operator: str, found: str, values: Sequence[str]) -> bool:
+def compare_label_number(operator: str, found: str, values: Sequence[str]) -> bool:
     """Whether a label is a number above (`Gt`) or below (`Lt`) the only value, which is a number, too."""
     numbers = [integer(found), *map(integer, values)]
     if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:

@@ -165,7 +165,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
         annotated = annotated or names_koordinators(pod)
     manages_memory = rules.memory_manager == "Static" and may_be_exclusive(pod, profile)
     containers = tuple(
-        container_of(pod, each, rules, profile, annotated, manages_memory)
+        read_container(pod, each, rules, profile, annotated, manages_memory)
         for each in (*pod.init_containers, *pod.containers)
     )
     return PodDemand(
@@ -175,7 +175,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
         devices=wanted_devices(pod_wide(pod, device_limits), profile),
         together=NO_RESOURCES.union(*(each.together for each in containers)),
         cpus=pod_cpus(pod, profile) if rules.cpu_manager == "static" else 0,
-        memory=in_order(pod_memory(pod, profile)) if manages_memory else {},
+        memory=sort_by_resource(pod_memory(pod, profile)) if manages_memory else {},
         manages_memory=manages_memory,
         jointly=annotated,
     )
@@ -186,7 +186,7 @@ def names_koordinators(pod: PodRequest) -> bool:
     return any(not KOORDINATORS.isdisjoint(each.requests) for each in (*pod.init_containers, *pod.containers))
 
 
-def container_of(
+def read_container(
     pod: PodRequest,
     container: ContainerRequest,
     rules: AdmissionRules,
@@ -219,7 +219,7 @@ def container_of(
         together=together,
         joint=joint,
         cpus=exclusive_cpus(pod, container, profile) if rules.cpu_manager == "static" else 0,
-        memory=in_order(memory_part(container, profile)) if manages_memory else {},
+        memory=sort_by_resource(memory_part(container, profile)) if manages_memory else {},
         about_cards=said_of_cards(pod.annotations),
         as_hami=rules.compat == "hami",
         cards=cards_said(pod.annotations) or 1,
@@ -236,10 +236,10 @@ def of_container(error: InvalidField, pod: PodRequest, container: ContainerReque
 
 def wanted_devices(limits: Quantities, profile: Profile) -> dict[ResourceName, int]:
     """The devices that are asked for, in the order of their names."""
-    return in_order({name: n for name, n in limits.items() if n or profile.asks_for_zero_devices})
+    return sort_by_resource({name: n for name, n in limits.items() if n or profile.asks_for_zero_devices})
 
 
-def in_order(amounts: Quantities) -> dict[ResourceName, int]:
+def sort_by_resource(amounts: Quantities) -> dict[ResourceName, int]:
     """The same in the order of the names."""
     return {name: amounts[name] for name in sorted(amounts)}
 

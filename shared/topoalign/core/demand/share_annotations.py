@@ -25,7 +25,7 @@ from functools import lru_cache
 import msgspec
 
 from topoalign.core.demand.field_paths import in_manifest
-from topoalign.core.demand.gangs import path
+from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.demand.go_text import is_true, parse_bool, parse_int
 from topoalign.core.deviceshare import annotations as joint
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
@@ -200,7 +200,7 @@ def said_of_cards(annotations: Mapping[str, str]) -> Published:
 
 def lists_said(said: Published, *keys: str) -> str:
     """The paths of those of these annotations that a pod has."""
-    return " and ".join(path(key) for key, _ in said if key in keys)
+    return " and ".join(annotation_path(key) for key, _ in said if key in keys)
 
 
 @lru_cache(maxsize=256)
@@ -235,7 +235,7 @@ def read_as_hami(annotations: Mapping[str, str], policy: str = CardOrder.SPREAD.
         types=type_selection(annotations),
         uuids=uuid_selection(annotations),
         mode=annotations.get(VGPU_MODE),
-        mutex=MUTEX in words(policy),
+        mutex=MUTEX in split_list(policy),
         numa_bind=is_true(annotations.get(NUMA_BIND)),
         weights=EQUAL_WEIGHTS if weights is None else read_weights(weights),
         hami=policy,
@@ -253,7 +253,7 @@ def lone_policy(policy: str | None) -> tuple[str, ...]:
 
 def hami_policies(policy: str | None) -> tuple[str, ...]:
     """The policies that are named with commas in between. Raises InvalidShare for words that HAMi reads as `spread`."""
-    several = () if policy is None else words(policy)
+    several = () if policy is None else split_list(policy)
     if wrong := [each for each in several if each not in (*POLICIES, NUMA)]:
         known = ", ".join((*POLICIES, NUMA))
         raise invalid(GPU_POLICY, f"{quoted(wrong[:3])}: no policy", f"write some of {known}, or leave it out")
@@ -321,7 +321,7 @@ def check_uuids(found: Mapping[str, str], key: str) -> None:
     """Raises InvalidShare for entries of a list that are no uuids."""
     remedy = "uuids of GPUs as `topoalign gpu list` shows them, with commas in between"
     check_entries(found, key, remedy)
-    if wrong := [each for each in listed(found, key) or () if not UUID.fullmatch(each)]:
+    if wrong := [each for each in read_list_annotation(found, key) or () if not UUID.fullmatch(each)]:
         raise invalid(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
 
 
@@ -329,7 +329,7 @@ def check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
     """Raises InvalidShare where an entry of a list is empty, or they are too many."""
     if key not in found:
         return
-    several = words(found[key])
+    several = split_list(found[key])
     if not all(several):
         empty = "an empty list" if not any(several) else "an entry of the list is empty"
         raise invalid(key, empty, f"leave it out, or write {remedy}")
@@ -349,26 +349,26 @@ def check_something_is_left(key: str, selection: Selection, excludes: Callable[[
 
 def invalid(key: str, finding: str, remedy: str) -> InvalidShare:
     """The refusal of an annotation."""
-    return InvalidShare(f"{path(key)}: {finding}", remedy)
+    return InvalidShare(f"{annotation_path(key)}: {finding}", remedy)
 
 
 def type_selection(annotations: Mapping[str, str]) -> Selection:
     """Which models a pod accepts, as HAMi reads it."""
-    return Selection(listed(annotations, USE_TYPE), listed(annotations, NO_USE_TYPE))
+    return Selection(read_list_annotation(annotations, USE_TYPE), read_list_annotation(annotations, NO_USE_TYPE))
 
 
 def uuid_selection(annotations: Mapping[str, str]) -> Selection:
     """Which uuids a pod accepts, as HAMi reads it."""
-    return Selection(listed(annotations, USE_UUID), listed(annotations, NO_USE_UUID))
+    return Selection(read_list_annotation(annotations, USE_UUID), read_list_annotation(annotations, NO_USE_UUID))
 
 
-def listed(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
+def read_list_annotation(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
     """A list as HAMi reads it: one that is empty or blank is none, and one that has only commas matches nothing."""
     text = annotations.get(key, "")
-    return tuple(filter(None, words(text))) if text.strip() else None
+    return tuple(filter(None, split_list(text))) if text.strip() else None
 
 
-def words(text: str) -> tuple[str, ...]:
+def split_list(text: str) -> tuple[str, ...]:
     """The entries of a list with commas, without blanks around them."""
     return tuple(each.strip() for each in text.split(","))
 
@@ -381,7 +381,7 @@ def read_weights(text: str) -> Weights:
     Raises InvalidField.
     """
     found: dict[str, int] = {}
-    for part in words(text):
+    for part in split_list(text):
         name, equals, number = (each.strip() for each in part.partition("="))
         if not equals or name not in Weights.__struct_fields__ or name in found:
             raise invalid_weights()
@@ -397,7 +397,7 @@ def read_weights(text: str) -> Weights:
 def invalid_weights() -> InvalidField:
     """The refusal of weights."""
     return InvalidField(
-        joint.path(SCORING_WEIGHTS),
+        joint.device_annotation_path(SCORING_WEIGHTS),
         "not weights of slots, cores and memory",
         "write all three as integers, one of them above 0: slot=1,core=1,memory=3",
     )

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.demand.gangs import path
+from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.demand.quantities import Quantities
 from topoalign.core.demand.share_annotations import (
     ANY_CARD,
@@ -45,7 +45,7 @@ from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, Offer, Slots
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, offered_in_slots, part_of
+from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, divide_amount, offered_in_slots
 
 # What a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.
 #
@@ -107,7 +107,7 @@ def unit_of(topology: Topology, resource: ResourceName) -> UnitKind | None:
     return resources_in_units(topology).get(resource)
 
 
-def share_of(topology: Topology, devices: Quantities, cards: int) -> Share | None:
+def share_from_units(topology: Topology, devices: Quantities, cards: int) -> Share | None:
     """What is asked for in units on this machine, spread over so many GPUs; None: nothing is."""
     in_units = resources_in_units(topology)
     amounts: dict[UnitKind, int] = {}
@@ -119,7 +119,7 @@ def share_of(topology: Topology, devices: Quantities, cards: int) -> Share | Non
 
 def asks_for_both_halves(topology: Topology, devices: Quantities) -> bool:
     """Whether computing time and memory are asked for in units on this machine: a kubelet asks for them one by one."""
-    share = share_of(topology, devices, 1)
+    share = share_from_units(topology, devices, 1)
     return share is not None and share.cores > 0 and share.blocks > 0
 
 
@@ -166,7 +166,7 @@ def unit_resources(topology: Topology) -> UnitResources | None:
     return UnitResources(tuple(sorted(in_units.items())), most, len(gpus), ways)
 
 
-def names_of_units(offered: Iterable[UnitResources]) -> set[ResourceName]:
+def unit_resource_names(offered: Iterable[UnitResources]) -> set[ResourceName]:
     """By which names units are asked for: those under which they are `offered`, and the usual ones."""
     return {*USUAL_NAMES, *(name for each in offered for name, _ in each.units)}
 
@@ -190,7 +190,7 @@ def check_share(share: Share, fields: UnitFields) -> None:
         )
 
 
-def has_room(left: UnitsLeft, share: Share) -> bool:
+def fits_left_units(left: UnitsLeft, share: Share) -> bool:
     """
     Whether a GPU has enough left for a share, or for its part of one that is of several GPUs. Where all computing time is
     held, memory alone would take some of it.
@@ -203,7 +203,7 @@ def has_room(left: UnitsLeft, share: Share) -> bool:
 
 def gpus_with_room(left: Left, share: Share) -> tuple[DeviceID, ...]:
     """Those of which a container could get a share, in the hardware's order."""
-    return tuple(gpu for gpu, units in left.items() if has_room(units, share))
+    return tuple(gpu for gpu, units in left.items() if fits_left_units(units, share))
 
 
 # Over how many GPUs the units of a container are spread, by an annotation of its pod.
@@ -225,7 +225,7 @@ def cards_said(annotations: Mapping[str, str]) -> int | None:
         return None
     if not NUMBER.fullmatch(text):
         raise InvalidField(
-            path(CARDS),
+            annotation_path(CARDS),
             f"{quoted([text])} is not a number of GPUs",
             "write over how many GPUs the units of each container are spread, 1 to 999",
         )
@@ -239,13 +239,13 @@ def check_cards(share: Share, fields: UnitFields) -> None:
     """
     if share.whole:
         raise InvalidShare(
-            f"{path(CARDS)}: beside {fields.cores}: {share.cores}, which says already how many GPUs it is, whole ones",
+            f"{annotation_path(CARDS)} is given with {fields.cores}: {share.cores}, which already means whole GPUs",
             "leave it out, or ask for less than 100 of computing time, which is spread",
         )
     for field, amount in ((fields.cores, share.cores), (fields.memory, share.blocks)):
         if amount % share.cards:
             raise InvalidShare(
-                f"{field}: {amount} units do not divide into {share.cards} equal parts, as {path(CARDS)} says",
+                f"{field}: {amount} units do not divide into {share.cards} equal parts, as {annotation_path(CARDS)} asks",
                 f"ask for a multiple of {share.cards}, or for another number of GPUs",
             )
 
@@ -361,7 +361,7 @@ class SlotShare(NamedTuple):
     def amount_of(self, offered: Amount) -> Amount:
         """What it is of a GPU of which so much is offered: of 81559 MiB 50 per cent are 40779."""
         if self.parts:
-            return part_of(offered, self.parts)
+            return divide_amount(offered, self.parts)
         memory = self.memory or offered.memory // MIB * self.percentage // ALL_MEMORY
         return Amount(cores=offered.cores if self.whole else self.cores, memory=memory * MIB)
 

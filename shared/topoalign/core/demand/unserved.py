@@ -16,7 +16,7 @@ have an effect: in containers whose devices are decided together.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from topoalign.core.demand.field_paths import containers_of
+from topoalign.core.demand.field_paths import containers_with_paths
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.quantities import may_be_exclusive
 from topoalign.core.demand.shares import USUAL_NAMES, USUAL_SLOTS, amount_resources
@@ -40,7 +40,7 @@ class UnservedResource(BadRequest):
     def __init__(self, pod: PodRequest, names: Collection[ResourceName], served: Collection[ResourceName]) -> None:
         """`names`: those of the pod that nobody serves, one at least; `served`: those that are served."""
         first = min(names)
-        paths = (where for where, container in containers_of(pod) if container.limits.get(first))
+        paths = (where for where, container in containers_with_paths(pod) if container.limits.get(first))
         self.field = f"{next(paths, 'spec.containers[0]')}.resources.limits[{clean(first)}]"
         shown = quoted(sorted(names)[:MOST_SHOWN])
         super().__init__(
@@ -117,7 +117,7 @@ class PassedOverByKubelet(NoFit):
 
 def check_not_passed_over(pod: PodRequest) -> None:
     """Raises PassedOverByKubelet for the first of Koordinator's names for GPUs by which a pod with its annotations asks."""
-    for where, container in containers_of(pod) if is_joint(pod.annotations) else ():
+    for where, container in containers_with_paths(pod) if is_joint(pod.annotations) else ():
         for name in map(ResourceName, GPU_RESOURCES):
             if container.limits.get(name) or container.requests.get(name):
                 raise PassedOverByKubelet(f"{where}.resources.limits[{name}]")

@@ -40,20 +40,20 @@ def validate_pod(pod: PodRequest) -> PodRequest:
     if not pod.containers:
         raise InvalidField("pod.containers", "empty", "a pod has at least one container")
     groups = (("pod.initContainers", pod.init_containers), ("pod.containers", pod.containers))
-    check_name("pod.namespace", pod.namespace)
-    check_name("pod.name", pod.name)
-    check_annotations(pod.annotations)
+    check_object_name("pod.namespace", pod.namespace)
+    check_object_name("pod.name", pod.name)
+    check_annotation_sizes(pod.annotations)
     if len(pod.init_containers) + len(pod.containers) > MOST_CONTAINERS:
         raise InvalidField(
             "pod.containers", f"more than {MOST_CONTAINERS} containers, init containers included", "split the pod"
         )
     for position, claim in enumerate(pod.claims):
-        check_name(f"pod.resourceClaims[{position}].name", claim)
+        check_object_name(f"pod.resourceClaims[{position}].name", claim)
     seen: set[str] = set()
     for path, containers in groups:
         for position, container in enumerate(containers):
             where = f"{path}[{position}]"
-            check_name(f"{where}.name", container.name)
+            check_object_name(f"{where}.name", container.name)
             if container.name in seen:
                 raise InvalidField(
                     f"{where}.name", f"{container.name!r} stands twice", "give each container its own name"
@@ -87,7 +87,7 @@ def with_requests(container: ContainerRequest) -> ContainerRequest:
     return msgspec.structs.replace(container, requests={**container.limits, **container.requests})
 
 
-def check_name(path: str, name: str) -> None:
+def check_object_name(path: str, name: str) -> None:
     """Raises InvalidField for what is not a name."""
     if not NAME.fullmatch(name):
         raise InvalidField(
@@ -97,7 +97,7 @@ def check_name(path: str, name: str) -> None:
         )
 
 
-def check_annotations(annotations: Mapping[str, str]) -> None:
+def check_annotation_sizes(annotations: Mapping[str, str]) -> None:
     """Sizes and keys; what they say is looked at where it counts."""
     size = sum(len(key) + len(value) for key, value in annotations.items())
     if len(annotations) > MOST_ANNOTATIONS or size > MOST_ANNOTATED:

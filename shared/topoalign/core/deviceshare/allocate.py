@@ -17,8 +17,8 @@ from topoalign.core.deviceshare.candidates import (
     Given,
     Wanted,
     by_preferred_pcie,
-    candidates,
-    pick,
+    list_candidates,
+    take_first,
     wanted,
 )
 from topoalign.core.deviceshare.gpus import completed, is_shared, pick_gpus
@@ -31,17 +31,17 @@ Allocation = Mapping[DeviceType, Sequence[Given]]
 """Type -> what is given of it, by minor."""
 
 
-def allocate(asked: Asked) -> Allocation:
+def allocate_all_types(asked: Asked) -> Allocation:
     """
     Chooses the devices of all types that a pod asks of a node. Raises DevicesDoNotFit, and TooMuchWork where a search
     for `SamePCIe` does not end within its limit.
     """
     kinds = types_to_give(asked)
     wants = {kind: wanted(asked, kind) for kind in kinds}
-    offers = {kind: candidates(asked, kind, wants[kind].each) for kind in kinds}
+    offers = {kind: list_candidates(asked, kind, wants[kind].each) for kind in kinds}
     joint = asked.demand.joint if len(kinds) > 1 else ()
     if not asked.compat:
-        check_counts(asked, kinds, wants, offers)
+        check_device_counts(asked, kinds, wants, offers)
     given = allocate_jointly(asked, joint, wants, offers)
     for kind in kinds:
         if kind not in given:
@@ -63,7 +63,7 @@ def types_to_give(asked: Asked) -> list[DeviceType]:
     return [kind for kind in kinds if kind == joint[0]]
 
 
-def check_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants, offers: Offers) -> None:
+def check_device_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants, offers: Offers) -> None:
     """
     Checks that there are enough devices of each type, before GPUs are chosen for nothing. Raises DevicesDoNotFit.
 
@@ -87,7 +87,7 @@ def allocate_jointly(
     given = {primary: independently(asked, primary, wants[primary], offers[primary])}
     if not given[primary]:
         raise DevicesDoNotFit("node(s) Insufficient primary device")
-    beside = as_upstream if asked.compat else near
+    beside = as_upstream if asked.compat else choose_near_primary
     for kind in secondary:
         given[kind] = beside(asked, kind, wants[kind], offers[kind], given[primary])
     if asked.compat and asked.demand.same_pcie:
@@ -115,13 +115,13 @@ def as_upstream(
     if kind is DeviceType.GPU:
         return pick_gpus(asked, want, offer)
     most = max(want.count, len(preferred))
-    picked = pick(by_preferred_pcie(offer, preferred), want, most, asked.demand.hint(kind), compat=asked.compat)
+    picked = take_first(by_preferred_pcie(offer, preferred), want, most, asked.demand.hint(kind), compat=asked.compat)
     if len(picked) < want.count:
         raise insufficient(kind)
     return picked
 
 
-def near(
+def choose_near_primary(
     asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Sequence[Given]
 ) -> list[Given]:
     """Chooses devices from the tier nearest to the primary ones that has enough. Raises DevicesDoNotFit."""

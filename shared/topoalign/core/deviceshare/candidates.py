@@ -14,12 +14,12 @@ import msgspec
 from topoalign.core.deviceshare.annotations import Hint
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Function, Inventory
-from topoalign.core.deviceshare.labels import matches
+from topoalign.core.deviceshare.labels import selector_matches
 from topoalign.core.deviceshare.names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
 from topoalign.core.deviceshare.node_units import GpuUnits
 from topoalign.core.deviceshare.quantities import Quantities
-from topoalign.core.deviceshare.refusals import missing
-from topoalign.core.deviceshare.scores import Scorer, device_score
+from topoalign.core.deviceshare.refusals import refuse_missing_type
+from topoalign.core.deviceshare.scores import Scorer, score_device
 from topoalign.core.model.ids import DeviceID
 
 Caps = Mapping[DeviceType, Mapping[int, Quantities]]
@@ -90,17 +90,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return self.demand.compat
 
 
-def considered(asked: Asked, kind: DeviceType) -> tuple[Device, ...]:
+def select_devices(asked: Asked, kind: DeviceType) -> tuple[Device, ...]:
     """The devices of a type that are in the NUMA nodes and match the selector, healthy or not."""
     selector = asked.demand.hint(kind).selector
     return tuple(
         device
         for device in asked.inventory.by_type[kind]
-        if within(device, asked.nodes, compat=asked.compat) and matches(selector, device.labels)
+        if is_in_numa_nodes(device, asked.nodes, compat=asked.compat) and selector_matches(selector, device.labels)
     )
 
 
-def within(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bool:
+def is_in_numa_nodes(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bool:
     """Whether a device is in these NUMA nodes, or in an unknown one. Koordinator leaves out devices without a place."""
     if nodes is None:
         return True
@@ -109,14 +109,14 @@ def within(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bo
     return device.place.node == ANYWHERE or device.place.node in nodes
 
 
-def candidates(asked: Asked, kind: DeviceType, each: Quantities) -> tuple[Candidate, ...]:
+def list_candidates(asked: Asked, kind: DeviceType, each: Quantities) -> tuple[Candidate, ...]:
     """The candidates of a type by minor, with what is free of them and their score for a request of `each`."""
     caps = asked.caps.get(kind)
-    devices = considered(asked, kind)
+    devices = select_devices(asked, kind)
     if not asked.compat:
         devices = not_disturbed(devices, asked.inventory.by_type[kind], asked.demand.hint(kind))
     return tuple(
-        Candidate(device, free, device_score(asked.scorer, device.total, free, each) if asked.scorer else 0)
+        Candidate(device, free, score_device(asked.scorer, device.total, free, each) if asked.scorer else 0)
         for device in devices
         if caps is None or device.minor in caps
         for free in [device.free if caps is None else capped(device.free, caps[device.minor])]
@@ -146,7 +146,7 @@ def neighbourhood(device: Device) -> tuple[str, str | int]:
     return ("device", device.minor)
 
 
-def fits(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
+def has_requested(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
     """Whether a device has what is asked. Koordinator ignores a resource that the device does not have at all."""
     free = candidate.free
     if not any(free.values()):
@@ -161,7 +161,7 @@ def free_function(candidate: Candidate, hint: Hint) -> Function | None:
     unused = (
         function
         for group in device.groups
-        if matches(selector, group.labels)
+        if selector_matches(selector, group.labels)
         for function in group.functions
         if function.bus not in device.used_functions
     )
@@ -172,16 +172,16 @@ def wanted(asked: Asked, kind: DeviceType) -> Wanted:
     """How many devices of a type are wanted, and what of each. Raises DevicesDoNotFit where the node has none."""
     devices = asked.inventory.by_type[kind]
     if not devices:
-        raise missing(kind)
+        raise refuse_missing_type(kind)
     if kind is DeviceType.GPU:
         gpu = asked.demand.gpu
         assert gpu is not None, "only types that are asked for are looked at"
         return Wanted(gpu.count, gpu.each)
     found = wanted_units(asked, kind)
     if not found.count:
-        raise missing(kind)
+        raise refuse_missing_type(kind)
     if asked.demand.hint(kind).vf_selector is not None and not any(device.groups for device in devices):
-        raise missing(kind, "VirtualFunctions")
+        raise refuse_missing_type(kind, "VirtualFunctions")
     return found
 
 
@@ -210,9 +210,9 @@ def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
 def all_of(asked: Asked, kind: DeviceType) -> list[Device]:
     """The devices that `ApplyForAll` means: healthy ones in the NUMA nodes; with Koordinator all of the node."""
     if not asked.compat:
-        return [device for device in considered(asked, kind) if device.healthy]
+        return [device for device in select_devices(asked, kind) if device.healthy]
     selector = asked.demand.hint(kind).selector
-    return [device for device in asked.inventory.by_type[kind] if matches(selector, device.labels)]
+    return [device for device in asked.inventory.by_type[kind] if selector_matches(selector, device.labels)]
 
 
 # Picking devices of a type one by one along an order, with a virtual function of each where wanted.
@@ -223,12 +223,12 @@ def all_of(asked: Asked, kind: DeviceType) -> list[Device]:
 
 def by_minor(candidates: Iterable[Candidate], preferred: Collection[int] = ()) -> list[Candidate]:
     """Sorts candidates: the preferred minors first, then by rank."""
-    return sorted(candidates, key=lambda each: (each.minor not in preferred, *rank(each)))
+    return sorted(candidates, key=lambda each: (each.minor not in preferred, *candidate_order_key(each)))
 
 
 def by_preferred_pcie(candidates: Iterable[Candidate], preferred: Collection[str]) -> list[Candidate]:
     """Sorts candidates: one of each preferred PCIe in turn, then the others by rank."""
-    ranked = sorted(candidates, key=rank)
+    ranked = sorted(candidates, key=candidate_order_key)
     near = [each for each in ranked if each.pcie in preferred]
     return [*in_turn(near, lambda each: each.pcie), *(each for each in ranked if each.pcie not in preferred)]
 
@@ -239,10 +239,10 @@ def in_turn(ranked: Sequence[Candidate], group: Callable[[Candidate], Hashable])
     for each in ranked:
         groups.setdefault(group(each), []).append(each)
     rounds = zip_longest(*groups.values())
-    return list(chain.from_iterable(sorted(filter(None, each), key=rank) for each in rounds))
+    return list(chain.from_iterable(sorted(filter(None, each), key=candidate_order_key) for each in rounds))
 
 
-def rank(candidate: Candidate) -> tuple[bool, int, int]:
+def candidate_order_key(candidate: Candidate) -> tuple[bool, int, int]:
     """The key that sorts candidates of one type, the best first."""
     return (
         not candidate.device.left,  # one that an init container of the pod left,
@@ -251,9 +251,9 @@ def rank(candidate: Candidate) -> tuple[bool, int, int]:
     )
 
 
-def given(candidate: Candidate, wanted: Wanted, hint: Hint, *, compat: bool) -> Given | None:
+def device_share(candidate: Candidate, wanted: Wanted, hint: Hint, *, compat: bool) -> Given | None:
     """What a pod would get of this device; None if the device does not have enough."""
-    if not fits(candidate, wanted.each, compat=compat):
+    if not has_requested(candidate, wanted.each, compat=compat):
         return None
     if hint.vf_selector is None:
         return Given(device=candidate.device, resources=wanted.each)
@@ -261,12 +261,12 @@ def given(candidate: Candidate, wanted: Wanted, hint: Hint, *, compat: bool) -> 
     return Given(device=candidate.device, resources=wanted.each, functions=(function,)) if function else None
 
 
-def pick(order: Iterable[Candidate], wanted: Wanted, most: int, hint: Hint, *, compat: bool) -> list[Given]:
+def take_first(order: Iterable[Candidate], wanted: Wanted, most: int, hint: Hint, *, compat: bool) -> list[Given]:
     """Gives of the first devices of an order that have enough, at most `most`."""
     picked: list[Given] = []
     for candidate in order:
         if len(picked) >= most:
             break
-        if (found := given(candidate, wanted, hint, compat=compat)) is not None:
+        if (found := device_share(candidate, wanted, hint, compat=compat)) is not None:
             picked.append(found)
     return picked

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from topoalign.core.deviceshare.annotations import NO_HINT, Hint, PartitionSpec, path, read_annotations
+from topoalign.core.deviceshare.annotations import (
+    NO_HINT,
+    Hint,
+    PartitionSpec,
+    device_annotation_path,
+    read_annotations,
+)
 from topoalign.core.deviceshare.names import (
     ALLOCATED_ANNOTATION,
     ANNOTATIONS,
@@ -173,7 +179,7 @@ def kubelet_demand(annotations: Mapping[str, str], devices: Mapping[ResourceName
     said = read_annotations(annotations, compat=False)
     if asked.get(NIC) and said.hints.get(DeviceType.RDMA, NO_HINT).vf_selector is not None:
         raise InvalidField(
-            f"{path(HINT_ANNOTATION)}.{DeviceType.RDMA}.vfSelector",
+            f"{device_annotation_path(HINT_ANNOTATION)}.{DeviceType.RDMA}.vfSelector",
             f"has no effect on {NIC}, of which a kubelet gives whole devices",
             f"ask for {RDMA} instead, or leave NICs out of the limits and name them in deviceTypes",
         )

@@ -10,13 +10,13 @@ from itertools import groupby
 
 import msgspec
 
-from topoalign.core.deviceshare.annotations import NO_HINT, quantity
-from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, by_minor, fits, pick
+from topoalign.core.deviceshare.annotations import NO_HINT, parse_quantity_exactly
+from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, by_minor, has_requested, take_first
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import Partition, Table
 from topoalign.core.deviceshare.names import GPU_BYTES, RATIO, WHOLE, DeviceType, Level
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, Status, insufficient
-from topoalign.core.deviceshare.tree import Search, tree_of
+from topoalign.core.deviceshare.tree import Search, build_scope_tree
 
 NO_TABLE = "node(s) missing GPU Partition Table"
 NO_SUCH_SIZE = "node(s) Unsupported number of GPU requests"
@@ -34,7 +34,7 @@ def pick_gpus(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> 
     scoped = in_smallest_scope(asked, wanted, candidates)
     if scoped is not None:
         return given_all(scoped, wanted)
-    picked = pick(by_minor(candidates), wanted, wanted.count, NO_HINT, compat=asked.compat)
+    picked = take_first(by_minor(candidates), wanted, wanted.count, NO_HINT, compat=asked.compat)
     if len(picked) < wanted.count:
         raise insufficient(DeviceType.GPU)
     return picked
@@ -45,9 +45,9 @@ def given_all(chosen: Sequence[Candidate], wanted: Wanted) -> list[Given]:
     return [Given(device=each.device, resources=wanted.each) for each in chosen]
 
 
-def fitting(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> dict[int, Candidate]:
+def candidates_with_enough(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> dict[int, Candidate]:
     """Minor -> candidate, of those that have enough."""
-    return {each.minor: each for each in candidates if fits(each, wanted.each, compat=asked.compat)}
+    return {each.minor: each for each in candidates if has_requested(each, wanted.each, compat=asked.compat)}
 
 
 def used_minors(asked: Asked, candidates: Sequence[Candidate]) -> frozenset[int]:
@@ -82,7 +82,7 @@ def partitions(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) ->
         if honored:
             raise DevicesDoNotFit(NO_TABLE if table is None else NO_SUCH_SIZE, Status.UNRESOLVABLE)
         return []
-    usable = fitting(asked, wanted, candidates)
+    usable = candidates_with_enough(asked, wanted, candidates)
     found = feasible_partitions(demand, table, wanted.count, used_minors(asked, candidates), usable.keys())
     feasible = [[usable[minor] for minor in partition.minors] for partition in found]
     feasible.sort(key=lambda gpus: -sum(gpu.device.left for gpu in gpus))
@@ -100,14 +100,14 @@ def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candida
             raise DevicesDoNotFit(NOT_IN_SCOPE)
         scope = ""
         level = Level.NONE  # a single GPU is on a single device wherever it is
-    tree = tree_of(asked.inventory.by_type[DeviceType.GPU], compat=asked.compat)
+    tree = build_scope_tree(asked.inventory.by_type[DeviceType.GPU], compat=asked.compat)
     several_shared = is_shared(asked) and wanted.count > 1
     if several_shared or tree is None:
         if scope:
             raise DevicesDoNotFit(MULTI_SHARED if several_shared else NO_TREE, Status.UNRESOLVABLE)
         return None
     search = Search(
-        fitting=fitting(asked, wanted, candidates),
+        fitting=candidates_with_enough(asked, wanted, candidates),
         used=used_minors(asked, candidates),
         count=wanted.count,
         required=level,
@@ -155,7 +155,11 @@ def feasible_partitions(
     """
     spec = demand.partition
     compat = demand.compat
-    least = quantity(spec.ring_bus_bandwidth) if spec is not None and spec.ring_bus_bandwidth is not None else None
+    least = (
+        parse_quantity_exactly(spec.ring_bus_bandwidth)
+        if spec is not None and spec.ring_bus_bandwidth is not None
+        else None
+    )
     groups = score_groups(table, size, compat=compat)
     for group in groups[:1] if demand.restricted else groups:
         found = [

@@ -27,7 +27,7 @@ class Place(msgspec.Struct, frozen=True, rename={"node": "nodeID", "pcie": "pcie
     """The switches below one root port: devices there reach one another without the host bridge (PIX, PXB)."""
 
 
-def switch(place: Place) -> str:
+def pcie_switch_id(place: Place) -> str:
     """The switches of a place; empty: unknown."""
     return place.switch
 

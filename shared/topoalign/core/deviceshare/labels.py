@@ -46,7 +46,7 @@ class LabelSelector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
         )
 
 
-def matches(selector: LabelSelector | None, labels: Labels) -> bool:
+def selector_matches(selector: LabelSelector | None, labels: Labels) -> bool:
     """Whether a selector matches these labels; without a selector everything matches."""
     return selector is None or selector.matches(labels)
 

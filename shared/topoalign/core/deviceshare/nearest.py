@@ -13,9 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, in_turn, pick, rank
+from topoalign.core.deviceshare.candidates import (
+    Asked,
+    Candidate,
+    Given,
+    Wanted,
+    candidate_order_key,
+    in_turn,
+    take_first,
+)
 from topoalign.core.deviceshare.gpus import pick_gpus
-from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Place, root_complex, switch
+from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Place, pcie_switch_id, root_complex
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient
 
@@ -25,9 +33,9 @@ ANY_TIER = 3
 """The last tier: anywhere on the machine."""
 
 GROUPS: Sequence[Callable[[Candidate], str | int]] = (
-    lambda each: place_of(each.device).switch,
-    lambda each: place_of(each.device).pcie,
-    lambda each: place_of(each.device).node,
+    lambda each: device_location(each.device).switch,
+    lambda each: device_location(each.device).pcie,
+    lambda each: device_location(each.device).node,
     lambda each: 0,
 )
 """Tier -> what devices of it take turns by."""
@@ -42,7 +50,7 @@ class Around(msgspec.Struct, frozen=True):
 
     def tier(self, device: Device) -> int:
         """How near a device is: 0 on one of the switches, 1 in one of the root complexes, 2 NUMA nodes, 3 elsewhere."""
-        place = place_of(device)
+        place = device_location(device)
         if place.switch in self.switches:
             return 0
         if place.pcie in self.pcies:
@@ -52,7 +60,7 @@ class Around(msgspec.Struct, frozen=True):
 
 def around(devices: Iterable[Device]) -> Around:
     """Collects where these devices are; unknown places are left out."""
-    places = [place_of(device) for device in devices]
+    places = [device_location(device) for device in devices]
     return Around(
         frozenset(place.switch for place in places) - {""},
         frozenset(place.pcie for place in places) - {""},
@@ -60,7 +68,7 @@ def around(devices: Iterable[Device]) -> Around:
     )
 
 
-def place_of(device: Device) -> Place:
+def device_location(device: Device) -> Place:
     """Where a device is; `NOWHERE` if that is not known."""
     return device.place if device.place is not None else NOWHERE
 
@@ -69,18 +77,18 @@ def nearest(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candid
     """Chooses devices of a type near the primary ones, by the rule of this module. Raises DevicesDoNotFit."""
     if kind is DeviceType.GPU:
         return nearest_gpus(asked, want, offer, primary)
-    ranked = sorted(offer, key=rank)
+    ranked = sorted(offer, key=candidate_order_key)
     order: list[Candidate] = []
     for tier, group in enumerate(GROUPS):
         order += in_turn([each for each in ranked if primary.tier(each.device) == tier], group)
-    able = pick(order, want, len(order), asked.demand.hint(kind), compat=asked.compat)
+    able = take_first(order, want, len(order), asked.demand.hint(kind), compat=asked.compat)
     if len(able) < want.count:
         raise insufficient(kind)
     picked = able[: want.count]
     spare = able[want.count :]
-    for scopes, scope_of in ((primary.switches, switch), (primary.pcies, root_complex)):
-        for scope in sorted(scopes - {scope_of(place_of(each.device)) for each in picked}):
-            picked += [each for each in spare if scope_of(place_of(each.device)) == scope][:1]
+    for scopes, scope_of in ((primary.switches, pcie_switch_id), (primary.pcies, root_complex)):
+        for scope in sorted(scopes - {scope_of(device_location(each.device)) for each in picked}):
+            picked += [each for each in spare if scope_of(device_location(each.device)) == scope][:1]
     return picked
 
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.allocate import Allocation, allocate
+from topoalign.core.deviceshare.allocate import Allocation, allocate_all_types
 from topoalign.core.deviceshare.candidates import Asked, Chooser, Given, Wanted, wanted
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.names import CORE, FUNCTION, RATIO, RDMA, DeviceType, Strategy
-from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, gpus_in_units, ids_of, inventory_of
-from topoalign.core.deviceshare.node_units import GpuUnits, amount_of, names_of_units, units_to_give
+from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, device_ids, gpus_in_units, inventory_of
+from topoalign.core.deviceshare.node_units import GpuUnits, amount_of_each_gpu, unit_resources_by_gpu, units_to_give
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, SharesNeedUnits
 from topoalign.core.deviceshare.scores import Packing, Scorer
 from topoalign.core.model.allocations import amounts_of
@@ -48,7 +48,7 @@ class ContainerDevices(msgspec.Struct, frozen=True):
 
 def check_shares_offered(topology: Topology, demand: JointDemand) -> None:
     """Raises SharesNeedUnits where parts of GPUs are asked for and no GPU is offered in units."""
-    if demand.is_shared and not names_of_units(topology):
+    if demand.is_shared and not unit_resources_by_gpu(topology):
         raise SharesNeedUnits
 
 
@@ -56,7 +56,7 @@ def takes_units(topology: Topology, demand: JointDemand) -> bool:
     """Whether the GPUs that are asked for are given in units: parts of them, or whole ones where none are offered so."""
     if demand.gpu is None or demand.is_shared:
         return demand.is_shared
-    if demand.by_whole_name or not names_of_units(topology):
+    if demand.by_whole_name or not unit_resources_by_gpu(topology):
         return False
     return topology.devices.get(GPU, NO_DEVICES).keys().isdisjoint(topology.gpu_by_id)
 
@@ -65,10 +65,12 @@ def resources_given(topology: Topology, demand: JointDemand) -> frozenset[Resour
     """The resources under which a container holds what it is given together."""
     if not takes_units(topology, demand):
         return frozenset(RESOURCE.values())
-    return frozenset(name for names in names_of_units(topology).values() for name in names.values()) | {NIC}
+    return frozenset(name for names in unit_resources_by_gpu(topology).values() for name in names.values()) | {NIC}
 
 
-def asked_of(state: NodeState, demand: JointDemand, left: LeftOver = NOTHING, chooser: Chooser | None = None) -> Asked:
+def put_demand_to_node(
+    state: NodeState, demand: JointDemand, left: LeftOver = NOTHING, chooser: Chooser | None = None
+) -> Asked:
     """A demand put to a node, on all of its NUMA nodes. The `chooser` is for whole GPUs."""
     by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
     shared = demand.is_shared
@@ -89,20 +91,20 @@ def joint_devices(asked: Asked, affinity: Mask | None, *, spill: bool = False) -
     """
     nodes = None if affinity is None else frozenset(nodes_of(affinity))
     try:
-        return named(asked, allocate(msgspec.structs.replace(asked, nodes=nodes)))
+        return devices_by_id(asked, allocate_all_types(msgspec.structs.replace(asked, nodes=nodes)))
     except DevicesDoNotFit:
         if affinity is None or not spill:
             raise
-        return named(asked, allocate(msgspec.structs.replace(asked, nodes=None)))
+        return devices_by_id(asked, allocate_all_types(msgspec.structs.replace(asked, nodes=None)))
 
 
-def named(asked: Asked, given: Allocation) -> ContainerDevices:
+def devices_by_id(asked: Asked, given: Allocation) -> ContainerDevices:
     """What is given, by ids instead of minors."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     for kind, parts in given.items():
-        ids = ids_of(part.device for part in parts)
+        ids = device_ids(part.device for part in parts)
         if asked.units is not None and kind is DeviceType.GPU:
-            devices |= units_of(asked, asked.units, ids)
+            devices |= units_of_gpus(asked, asked.units, ids)
         else:
             devices[RESOURCE[kind]] = ids
     return ContainerDevices(
@@ -116,7 +118,7 @@ def named(asked: Asked, given: Allocation) -> ContainerDevices:
     )
 
 
-def units_of(
+def units_of_gpus(
     asked: Asked, units: Mapping[DeviceID, GpuUnits], gpus: Sequence[DeviceID]
 ) -> dict[ResourceName, tuple[DeviceID, ...]]:
     """The units that a container gets of these GPUs."""
@@ -134,12 +136,12 @@ def is_function(given: Given | Wanted) -> bool:
     return units.get(RDMA) == FUNCTION
 
 
-def holds(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool:
+def holds_demanded(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool:
     """
     Whether a container that holds this holds what it asks for: exactly as many GPUs, or as much of each of as many, and NICs
     as many or more, because it may have been given one for each place where it has GPUs.
     """
-    asked = asked_of(state, demand)
+    asked = put_demand_to_node(state, demand)
     try:
         return all(holds_of(asked, kind, held) for kind in RESOURCE)
     except DevicesDoNotFit:
@@ -147,7 +149,7 @@ def holds(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool
 
 
 def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
-    """`holds` for the devices of one type. Raises DevicesDoNotFit where the node has none of them."""
+    """`holds_demanded` for the devices of one type. Raises DevicesDoNotFit where the node has none of them."""
     devices = held.devices.get(RESOURCE[kind], ())
     if kind not in asked.demand.requests:
         return not devices
@@ -161,12 +163,15 @@ def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
 
 
 def holds_units(asked: Asked, units: Mapping[DeviceID, GpuUnits], held: ContainerDevices) -> bool:
-    """`holds` for GPUs that are given in units."""
+    """`holds_demanded` for GPUs that are given in units."""
     gpu = asked.demand.gpu
     amounts = amounts_of(unit for some in held.devices.values() for unit in some)
     return (
         gpu is not None
         and GPU not in held.devices
         and len(amounts) == gpu.count
-        and all(each in units and amount == amount_of(gpu, units[each].all_blocks) for each, amount in amounts.items())
+        and all(
+            each in units and amount == amount_of_each_gpu(gpu, units[each].all_blocks)
+            for each, amount in amounts.items()
+        )
     )

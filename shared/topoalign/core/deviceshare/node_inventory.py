@@ -22,7 +22,7 @@ from topoalign.core.deviceshare.inventory import (
     Table,
 )
 from topoalign.core.deviceshare.names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
-from topoalign.core.deviceshare.node_units import GpuUnits, names_of_units
+from topoalign.core.deviceshare.node_units import GpuUnits, unit_resources_by_gpu
 from topoalign.core.model.ids import GPU, NIC, DeviceID
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.links import PcieClass
@@ -59,7 +59,7 @@ def inventory_of(
     `gpus`: what GPUs there are; None: those that are offered whole.
     """
     topology = state.hardware
-    places = places_of(topology)
+    places = locate_devices(topology)
     held = state.ownership.held_whole.difference(left.devices)
     functions_held = state.ownership.functions_in_use.difference(left.functions)
 
@@ -94,12 +94,12 @@ def inventory_of(
     nics = [
         device(nic, DeviceType.RDMA, nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics if nic.id in offered[1]
     ]
-    return Inventory(devices=(*gpus, *nics), table=table_of(topology))
+    return Inventory(devices=(*gpus, *nics), table=koordinator_partition_table(topology))
 
 
 def gpus_in_units(state: NodeState, units: Mapping[DeviceID, GpuUnits], *, shared: bool) -> list[Device]:
     """The GPUs in units, of which parts are asked for (`shared`), or whole ones. `units`: what may be given of each."""
-    places = places_of(state.hardware)
+    places = locate_devices(state.hardware)
     return [
         Device(
             kind=DeviceType.GPU,
@@ -144,35 +144,35 @@ def label(text: str) -> str:
     return _NOT_IN_LABELS.sub("-", text)[:63].strip("-_.")
 
 
-def table_of(topology: Topology) -> Table | None:
+def koordinator_partition_table(topology: Topology) -> Table | None:
     """Koordinator's own partition table, if the machine is eight of its GPUs behind NVSwitches; else None."""
     hopper = all(gpu.nvswitch_links and _HOPPER.search(gpu.name) for gpu in topology.gpus)
     return HOPPER_TABLE if hopper and [gpu.index for gpu in topology.gpus] == [*range(8)] else None
 
 
 @made_once
-def places_of(topology: Topology) -> Mapping[DeviceID, Place]:
+def locate_devices(topology: Topology) -> Mapping[DeviceID, Place]:
     """
     GPU or NIC -> where it is, by the bridges above it; by its links to others where the bridges are not known.
 
     A device of which nothing is known is absent.
     """
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
-    switches = connected(topology, BELOW_A_ROOT_PORT)
-    complexes = connected(topology, BELOW_A_ROOT_COMPLEX)
+    switches = group_by_links(topology, BELOW_A_ROOT_PORT)
+    complexes = group_by_links(topology, BELOW_A_ROOT_COMPLEX)
     places: dict[DeviceID, Place] = {}
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     for device in devices:
-        chain = above(device.bridge, parents)
+        chain = bridges_above(device.bridge, parents)
         pcie = chain[0] if chain else complexes.get(device.id, "")
         switch = (chain[1] if len(chain) > 1 else "") if chain else switches.get(device.id, "")
-        node = node_of(topology, device)
+        node = listed_numa_node(topology, device)
         if pcie or node != ANYWHERE:
             places[device.id] = Place(node, pcie, switch)
     return places
 
 
-def above(bridge: str | None, parents: Mapping[str, str | None]) -> list[str]:
+def bridges_above(bridge: str | None, parents: Mapping[str, str | None]) -> list[str]:
     """The bridges above a device, the host bridge first."""
     chain: list[str] = []
     while bridge is not None and bridge not in chain:
@@ -181,7 +181,7 @@ def above(bridge: str | None, parents: Mapping[str, str | None]) -> list[str]:
     return chain[::-1]
 
 
-def connected(topology: Topology, classes: Collection[PcieClass]) -> Mapping[DeviceID, str]:
+def group_by_links(topology: Topology, classes: Collection[PcieClass]) -> Mapping[DeviceID, str]:
     """Device -> a name of the group it is in by links of these classes; devices without a known link are absent."""
     known = [link for link in topology.links if link.pcie is not None]
     groups: dict[DeviceID, set[DeviceID]] = {each: {each} for link in known for each in (link.a, link.b)}
@@ -192,14 +192,14 @@ def connected(topology: Topology, classes: Collection[PcieClass]) -> Mapping[Dev
     return {device: f"with {min(group)}" for device, group in groups.items()}
 
 
-def node_of(topology: Topology, device: Gpu | Nic) -> int:
+def listed_numa_node(topology: Topology, device: Gpu | Nic) -> int:
     """The NUMA node that a device is listed with; ANYWHERE if unknown, or if it is offered neither whole nor in units."""
     listed = topology.devices.get(GPU if isinstance(device, Gpu) else NIC, NO_DEVICES)
-    in_units = device.id in names_of_units(topology)
+    in_units = device.id in unit_resources_by_gpu(topology)
     nodes = topology.listed_nodes(device.numa_affinity) if in_units else listed.get(device.id)
     return nodes[0] if nodes else ANYWHERE
 
 
-def ids_of(devices: Iterable[Device]) -> tuple[DeviceID, ...]:
+def device_ids(devices: Iterable[Device]) -> tuple[DeviceID, ...]:
     """The device ids of these devices, in their order."""
     return tuple(DeviceID(device.id) for device in devices)

@@ -68,15 +68,15 @@ class GpuUnits(NamedTuple):
 
     def given(self, gpu: GpuDemand) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """The units that a container gets of the GPU, which has enough."""
-        amount = amount_of(gpu, self.all_blocks)
+        amount = amount_of_each_gpu(gpu, self.all_blocks)
         found = {
-            self.names["cores"]: first_of(self.cores, self.left, amount.cores),
-            self.names["memory"]: first_of(self.blocks, self.left, amount.memory // MEMORY_BLOCK),
+            self.names["cores"]: take_first_units(self.cores, self.left, amount.cores),
+            self.names["memory"]: take_first_units(self.blocks, self.left, amount.memory // MEMORY_BLOCK),
         }
         return {name: tuple(units) for name, units in found.items() if units}
 
 
-def amount_of(gpu: GpuDemand, all_blocks: int) -> Amount:
+def amount_of_each_gpu(gpu: GpuDemand, all_blocks: int) -> Amount:
     """What a demand comes to of each GPU, one with so many blocks of memory."""
     if not gpu.shared:
         return Amount(cores=CORES, memory=all_blocks * MEMORY_BLOCK)
@@ -85,14 +85,14 @@ def amount_of(gpu: GpuDemand, all_blocks: int) -> Amount:
     return Amount(cores=gpu.each.get(CORE, 0), memory=max(1, blocks) * MEMORY_BLOCK)
 
 
-def first_of(units: DeviceSet, before: Collection[DeviceID], amount: int) -> DeviceSet:
+def take_first_units(units: DeviceSet, before: Collection[DeviceID], amount: int) -> DeviceSet:
     """So many of the units, in the hardware's order, but those that come before others first."""
     first = (units & units.devices.some(before)).first(amount)
     return first | (units - first).first(amount - len(first))
 
 
 @made_once
-def names_of_units(topology: Topology) -> Mapping[DeviceID, Mapping[UnitKind, ResourceName]]:
+def unit_resources_by_gpu(topology: Topology) -> Mapping[DeviceID, Mapping[UnitKind, ResourceName]]:
     """GPU in units -> kind -> the resource under which its units are handed out."""
     found: dict[DeviceID, dict[UnitKind, ResourceName]] = {}
     for offer in topology.offered:
@@ -106,7 +106,7 @@ def units_to_give(state: NodeState, left: Collection[DeviceID]) -> Mapping[Devic
     """GPU in units -> the units of it that may be given. `left`: what init containers of the pod left."""
     topology = state.hardware
     ownership = state.ownership
-    by_gpu = names_of_units(topology)
+    by_gpu = unit_resources_by_gpu(topology)
     found = dict[DeviceID, GpuUnits]()
     devices = {name: topology.devices[name] for names in by_gpu.values() for name in names.values()}
     again = {name: each.some(left) & ownership.usable(name) for name, each in devices.items()}

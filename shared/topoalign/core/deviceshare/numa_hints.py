@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.allocate import Allocation, allocate, types_to_give
+from topoalign.core.deviceshare.allocate import Allocation, allocate_all_types, types_to_give
 from topoalign.core.deviceshare.candidates import Asked, wanted
 from topoalign.core.deviceshare.inventory import ANYWHERE
 from topoalign.core.deviceshare.names import DeviceType
@@ -49,9 +49,9 @@ def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
             f"hints over {len(nodes)} NUMA nodes", f"ask on machines with devices on at most {MOST_NODES} NUMA nodes"
         )
     everywhere = msgspec.structs.replace(asked, nodes=frozenset(nodes))
-    if not has_enough(everywhere):
+    if not has_enough_devices(everywhere):
         raise DevicesDoNotFit("Insufficient NUMA Scoped Devices", Status.UNRESOLVABLE)
-    whole = gpu_minors(allocate(everywhere))
+    whole = gpu_minors(allocate_all_types(everywhere))
     found: list[tuple[tuple[int, ...], int]] = []
     for mask in masks_by_size(nodes):
         inside = msgspec.structs.replace(asked, nodes=frozenset(nodes_of(mask)))
@@ -63,7 +63,7 @@ def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
     return dict.fromkeys(types_to_give(asked), hints)
 
 
-def has_enough(asked: Asked) -> bool:
+def has_enough_devices(asked: Asked) -> bool:
     """
     Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector
     says. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted`
@@ -81,7 +81,7 @@ def has_enough(asked: Asked) -> bool:
 def possible_gpus(asked: Asked) -> tuple[int, ...] | None:
     """Minors of the GPUs that would be chosen on these NUMA nodes; None if the pod's devices cannot be had there."""
     try:
-        return gpu_minors(allocate(asked)) if has_enough(asked) else None
+        return gpu_minors(allocate_all_types(asked)) if has_enough_devices(asked) else None
     except TooMuchWork:
         raise
     except NoFit:

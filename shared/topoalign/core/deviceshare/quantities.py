@@ -62,11 +62,11 @@ def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
     """
     asked = {kind: {name: requests[name] for name in names if requests.get(name)} for kind, names in RESOURCES.items()}
     for quantities in filter(None, asked.values()):
-        check(quantities)
+        check_combination(quantities)
     return {kind: normalised(quantities) for kind, quantities in asked.items() if quantities}
 
 
-def check(quantities: Quantities) -> None:
+def check_combination(quantities: Quantities) -> None:
     """Checks whether these quantities of one device type can be meant. Raises NotMeant."""
     if not quantities:
         raise InvalidShareRequest(FIELD, "pod request should not be empty", "ask for at least one device")

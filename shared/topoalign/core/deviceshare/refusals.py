@@ -62,7 +62,7 @@ def insufficient(kind: DeviceType) -> DevicesDoNotFit:
     return DevicesDoNotFit(f"Insufficient {kind} devices")
 
 
-def missing(kind: DeviceType, what: str = "devices") -> DevicesDoNotFit:
+def refuse_missing_type(kind: DeviceType, what: str = "devices") -> DevicesDoNotFit:
     """The refusal for a type that the node does not have at all."""
     return DevicesDoNotFit(f"Insufficient {kind} {what}", Status.UNRESOLVABLE)
 

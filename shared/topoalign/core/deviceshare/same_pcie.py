@@ -15,11 +15,20 @@ from itertools import accumulate, chain
 import msgspec
 
 from topoalign.core.deviceshare.annotations import NO_HINT, Hint
-from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, given, in_turn, pick, rank
+from topoalign.core.deviceshare.candidates import (
+    Asked,
+    Candidate,
+    Given,
+    Wanted,
+    candidate_order_key,
+    device_share,
+    in_turn,
+    take_first,
+)
 from topoalign.core.deviceshare.gpus import NOT_ENOUGH, NOT_IN_SCOPE, is_honored, partitions
-from topoalign.core.deviceshare.inventory import Place, root_complex, switch
+from topoalign.core.deviceshare.inventory import Place, pcie_switch_id, root_complex
 from topoalign.core.deviceshare.names import DeviceType, Level
-from topoalign.core.deviceshare.nearest import place_of
+from topoalign.core.deviceshare.nearest import device_location
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
 from topoalign.core.model.errors import TooMuchWork
 
@@ -35,12 +44,12 @@ Offers = Mapping[DeviceType, Sequence[Candidate]]
 
 
 LOOKS: Sequence[tuple[Level, Callable[[Place], tuple[str | int, ...]], ScopeOf]] = (
-    (Level.PCIE, lambda place: (place.node, place.pcie, place.switch), switch),
-    (Level.PCIE, lambda place: (place.node, place.pcie), switch),
+    (Level.PCIE, lambda place: (place.node, place.pcie, place.switch), pcie_switch_id),
+    (Level.PCIE, lambda place: (place.node, place.pcie), pcie_switch_id),
     (Level.PCIE, lambda place: (place.node, place.pcie), root_complex),
-    (Level.NUMA_NODE, lambda place: (place.node,), switch),
+    (Level.NUMA_NODE, lambda place: (place.node,), pcie_switch_id),
     (Level.NUMA_NODE, lambda place: (place.node,), root_complex),
-    (Level.NODE, lambda place: (), switch),
+    (Level.NODE, lambda place: (), pcie_switch_id),
     (Level.NODE, lambda place: (), root_complex),
 )
 """Level of a part of the machine, what devices of one such part have in common, and what counts as the same PCIe."""
@@ -86,19 +95,23 @@ def same_pcie(asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: O
     for kind in joint:
         if len(able[kind]) < wants[kind].count:
             raise DevicesDoNotFit(NOT_ENOUGH) if kind is DeviceType.GPU else insufficient(kind)
-    scopes: Scopes = {scope_of: scopes_of(asked, joint, able, scope_of) for scope_of in (switch, root_complex)}
+    scopes: Scopes = {scope_of: scopes_of(asked, joint, able, scope_of) for scope_of in (pcie_switch_id, root_complex)}
     found = by_partition(asked, joint, wants, offers, scopes)
     if found is None and not (DeviceType.GPU in joint and is_honored(asked)):
         found = by_search(asked, joint, wants, scopes)
     if found is None:
         raise violation()
-    return taken(asked, joint, wants, found)
+    return take_from_scopes(asked, joint, wants, found)
 
 
 def able_ones(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate]) -> list[Candidate]:
     """The candidates of a type that have enough, by rank."""
     hint = hint_of(asked, kind)
-    return [each for each in sorted(offer, key=rank) if given(each, want, hint, compat=asked.compat) is not None]
+    return [
+        each
+        for each in sorted(offer, key=candidate_order_key)
+        if device_share(each, want, hint, compat=asked.compat) is not None
+    ]
 
 
 def hint_of(asked: Asked, kind: DeviceType) -> Hint:
@@ -109,13 +122,13 @@ def hint_of(asked: Asked, kind: DeviceType) -> Hint:
 def scopes_of(asked: Asked, joint: Sequence[DeviceType], able: Offers, scope_of: ScopeOf) -> list[Scope]:
     """The scopes with devices of all types, those with the least to spare first."""
     primary = joint[0]
-    busy = {scope_of(place_of(device)) for device in asked.inventory.by_type[primary] if device.busy}
+    busy = {scope_of(device_location(device)) for device in asked.inventory.by_type[primary] if device.busy}
     devices: dict[str, dict[DeviceType, list[Candidate]]] = {}
     for kind in joint:
         for each in able[kind]:
-            devices.setdefault(scope_of(place_of(each.device)), {}).setdefault(kind, []).append(each)
+            devices.setdefault(scope_of(device_location(each.device)), {}).setdefault(kind, []).append(each)
     scopes = [
-        Scope(id, place_of(by_type[primary][0].device), id in busy, by_type)
+        Scope(id, device_location(by_type[primary][0].device), id in busy, by_type)
         for id, by_type in devices.items()
         if id and len(by_type) == len(joint)
     ]
@@ -146,7 +159,7 @@ def by_partition(
     for partition in partitions(asked, wants[DeviceType.GPU], offers[DeviceType.GPU]):
         for scope_of, all_scopes in scopes.items():
             by_id = {scope.id: scope for scope in all_scopes}
-            on = {scope_of(place_of(each.device)) for each in partition}
+            on = {scope_of(device_location(each.device)) for each in partition}
             if on <= by_id.keys() and enough(chosen := [by_id[id] for id in sorted(on)], joint, wants):
                 return [restricted(scope, partition) for scope in chosen]
     return None
@@ -169,14 +182,14 @@ def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: S
         required = Level.NONE  # a single GPU is on a single device wherever it is
     for level, part_of, scope_of in LOOKS:
         if level >= required:
-            for part in parts(scopes[scope_of], part_of):
+            for part in group_scopes(scopes[scope_of], part_of):
                 found = Covering(part, joint, wants, work).find()
                 if found is not None:
                     return found
     return None
 
 
-def parts(scopes: Sequence[Scope], part_of: Callable[[Place], tuple[str | int, ...]]) -> list[list[Scope]]:
+def group_scopes(scopes: Sequence[Scope], part_of: Callable[[Place], tuple[str | int, ...]]) -> list[list[Scope]]:
     """The scopes of each part of the machine: parts with what was left first, then those that are in use."""
     by_part: dict[tuple[str | int, ...], list[Scope]] = {}
     for scope in scopes:
@@ -246,17 +259,21 @@ def enough(scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants) -
     )
 
 
-def taken(
+def take_from_scopes(
     asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Sequence[Scope]
 ) -> dict[DeviceType, list[Given]]:
     """What a pod gets of scopes that have enough, by type."""
-    return {kind: taken_of(asked, kind, wants[kind], scopes, exact=is_exact(kind, joint)) for kind in joint}
+    return {
+        kind: take_type_from_scopes(asked, kind, wants[kind], scopes, exact=is_exact(kind, joint)) for kind in joint
+    }
 
 
-def taken_of(asked: Asked, kind: DeviceType, want: Wanted, scopes: Sequence[Scope], *, exact: bool) -> list[Given]:
+def take_type_from_scopes(
+    asked: Asked, kind: DeviceType, want: Wanted, scopes: Sequence[Scope], *, exact: bool
+) -> list[Given]:
     """What a pod gets of one type: one device of each scope in turn."""
     scope_of = {each.minor: scope.id for scope in scopes for each in scope.devices[kind]}
-    ranked = sorted(chain.from_iterable(scope.devices[kind] for scope in scopes), key=rank)
+    ranked = sorted(chain.from_iterable(scope.devices[kind] for scope in scopes), key=candidate_order_key)
     order = in_turn(ranked, lambda each: scope_of[each.minor])
     most = want.count if exact else max(want.count, len(scopes))
-    return pick(order, want, most, hint_of(asked, kind), compat=asked.compat)
+    return take_first(order, want, most, hint_of(asked, kind), compat=asked.compat)

@@ -34,7 +34,7 @@ class Scorer(msgspec.Struct, frozen=True):
     """Resource -> weight, above 0."""
 
 
-def device_score(scorer: Scorer, total: Quantities, free: Quantities, request: Quantities) -> int:
+def score_device(scorer: Scorer, total: Quantities, free: Quantities, request: Quantities) -> int:
     """The score of a device, 0 to 100: the weighted mean over the resources that it has."""
     weights = {name: weight for name, weight in scorer.weights.items() if total.get(name, 0) > 0 and weight > 0}
     if not weights:
@@ -54,13 +54,13 @@ def resource_score(strategy: Packing, total: int, free: int, request: int) -> in
     return 0 if used > total else (total - used) * 100 // total
 
 
-def node_score(scorer: Scorer, types: Iterable[tuple[Sequence[Device], Quantities]]) -> int:
+def score_node(scorer: Scorer, types: Iterable[tuple[Sequence[Device], Quantities]]) -> int:
     """
     The sum over types of the score of all their devices together, with the request for ONE device, as upstream has it;
     before it is made comparable over nodes.
     """
     return sum(
-        device_score(scorer, _sum(d.total for d in devices), _sum(d.free for d in devices), each)
+        score_device(scorer, _sum(d.total for d in devices), _sum(d.free for d in devices), each)
         for devices, each in types
     )
 

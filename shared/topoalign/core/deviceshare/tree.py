@@ -36,15 +36,15 @@ class Found(NamedTuple):
     """All of it that have enough, those that were left first."""
 
 
-def tree_of(gpus: Sequence[Device], *, compat: bool) -> Scope | None:
+def build_scope_tree(gpus: Sequence[Device], *, compat: bool) -> Scope | None:
     """Builds the tree of a node's GPUs, by minor; None if one of them has no known place."""
     if any(gpu.place is None for gpu in gpus):
         return None
-    paths = {gpu.minor: path_of(gpu, compat=compat) for gpu in gpus}
+    paths = {gpu.minor: scope_path(gpu, compat=compat) for gpu in gpus}
     return _scope((), paths)
 
 
-def path_of(gpu: Device, *, compat: bool) -> tuple[int | str, ...]:
+def scope_path(gpu: Device, *, compat: bool) -> tuple[int | str, ...]:
     """The ids of the scopes around a GPU below the node, the widest first."""
     assert gpu.place is not None, "a tree is made of GPUs with a place"
     place = gpu.place

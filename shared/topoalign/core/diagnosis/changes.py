@@ -96,7 +96,7 @@ def cheapest_move(question: Question, node: Node) -> Change | None:
     """
     wanted = {name: amount for name, amount in question.of(node.kind).demand.devices.items() if amount}
     pods = pods_on(node)
-    order = sorted(pods, key=lambda pod: (held(pods[pod], wanted), pod))
+    order = sorted(pods, key=lambda pod: (count_held(pods[pod], wanted), pod))
 
     def suffice(gone: Sequence[str]) -> bool:
         return not question.code(node.without([each.id for pod in gone for each in pods[pod]]))
@@ -110,9 +110,9 @@ def cheapest_move(question: Question, node: Node) -> Change | None:
     if not gone:
         return None
     moved = tuple(moved_pod(pod, pods[pod]) for pod in gone)
-    devices = sum(held(pods[pod], wanted) for pod in gone)
+    devices = sum(count_held(pods[pod], wanted) for pod in gone)
     return Change(
-        text=f"move {', '.join(map(told, moved))} from {node.name}",
+        text=f"move {', '.join(map(describe_moved, moved))} from {node.name}",
         cost=devices / sum(wanted.values()) if wanted else float(len(gone)),
         nodes=1,
         example=node.name,
@@ -137,7 +137,7 @@ def uid_of(allocation: Allocation) -> str:
     return f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod
 
 
-def held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName, int]) -> int:
+def count_held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName, int]) -> int:
     """How many devices of these resources they hold."""
     return sum(len(each.devices.get(name, ())) for each in allocations for name in wanted)
 
@@ -153,7 +153,7 @@ def moved_pod(uid: str, allocations: Iterable[Allocation]) -> Moved:
     return Moved(pod=f"{owner.namespace}/{owner.pod}" if owner is not None else uid, devices=devices)
 
 
-def told(moved: Moved) -> str:
+def describe_moved(moved: Moved) -> str:
     """`ml/train (2 nvidia.com/gpu)`."""
     devices = ", ".join(f"{amount} {name}" for name, amount in moved.devices.items())
     return f"{moved.pod} ({devices})" if devices else moved.pod

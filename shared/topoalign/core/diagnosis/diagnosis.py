@@ -31,7 +31,7 @@ from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.seam import Members
-from topoalign.core.placement.preference import positions, set_scorer
+from topoalign.core.placement.preference import positions_by_gpu, set_scorer
 from topoalign.core.scoring.scorers import Scorer
 
 MOST_EXAMPLES = 3
@@ -57,7 +57,7 @@ def diagnose(
     codes = {node.name: question.code(node) for node in nodes.asked}
     admitting = ranked(question, [node for node in nodes.asked if not codes[node.name]], scorer)
     refusing = [node for node in nodes.asked if codes[node.name]]
-    taken = placed(question, [node for node, _ in admitting], pods)
+    taken = place_pods(question, [node for node, _ in admitting], pods)
     fit = sum(taken.values())
     reasons = sorted(
         (
@@ -204,7 +204,7 @@ def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Reason
 # as their kubelets decide. A pod is decided in full only where the totals leave room for another one after it.
 
 
-def placed(question: Question, admitting: Iterable[Node], pods: int) -> dict[NodeName, int]:
+def place_pods(question: Question, admitting: Iterable[Node], pods: int) -> dict[NodeName, int]:
     """Node -> how many of so many pods it takes; the nodes, each of which would admit one, are filled in their order."""
     taken: dict[NodeName, int] = {}
     left = pods
@@ -219,17 +219,17 @@ def placed(question: Question, admitting: Iterable[Node], pods: int) -> dict[Nod
 def capacity(question: Question, node: Node, most: int) -> int:
     """How many pods, at most so many, fit on a node that would admit one."""
     for count in range(1, most):
-        if not leaves_room(question, node):
+        if not totals_allow_second_pod(question, node):
             return count
         decision = question.decide(node)
         assert isinstance(decision, Admission), "the node has been asked"
-        node = node.holding(named(decision, count))
+        node = node.holding(allocations_of_replica(decision, count))
         if question.code(node):
             return count
     return most
 
 
-def leaves_room(question: Question, node: Node) -> bool:
+def totals_allow_second_pod(question: Question, node: Node) -> bool:
     """Whether the totals are enough for two pods: what the first one keeps, and what the second one needs."""
     demand = question.of(node.kind).demand
     free = node.free
@@ -243,7 +243,7 @@ def leaves_room(question: Question, node: Node) -> bool:
     )
 
 
-def named(decision: Admission, count: int) -> Iterator[Allocation]:
+def allocations_of_replica(decision: Admission, count: int) -> Iterator[Allocation]:
     """The allocations of the n-th pod, under ids that those of the others do not have."""
     for each in decision.allocations:
         yield msgspec.structs.replace(each, id=AllocationID(f"pod {count}/{each.id}"))
@@ -261,15 +261,15 @@ def seam_on(question: Question, node: Node) -> str:
     decision = question.decide(node)
     if not isinstance(decision, Admission):
         return ""
-    held = [(each.role, members_of(each, node.announced)) for each in decision.allocations]
+    held = [(each.role, gpu_positions_of_allocation(each, node.announced)) for each in decision.allocations]
     lasting = [members for role, members in held if role != "init" and members]
     several = [members for members in lasting or [members for _, members in held] if len(members) > 1]
     scorer = set_scorer(node.announced.shape)
     return scorer.describe(min(several, key=scorer.seam)) if several else ""
 
 
-def members_of(allocation: Allocation, topology: Topology) -> Members:
+def gpu_positions_of_allocation(allocation: Allocation, topology: Topology) -> Members:
     """The positions of the GPUs that a container has, or has a share of, but for those in MIG mode."""
-    position = positions(topology)
+    position = positions_by_gpu(topology)
     cards = {topology.card_of(device) for device in allocation.device_ids}
     return tuple(sorted(position[gpu.id] for gpu in topology.gpus if gpu.id in cards and gpu.mig is None))

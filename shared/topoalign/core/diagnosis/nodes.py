@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
-from topoalign.core.admission.feasibility import Need, need_of, verdict
-from topoalign.core.admission.free_amounts import Free, free_of
+from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.feasibility import Need, judge_amounts, need_of
+from topoalign.core.admission.free_amounts import Free, count_free
 from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
@@ -29,8 +29,8 @@ from topoalign.core.demand.pod_demand import PodDemand, check_rules, pod_demand
 from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.diagnosis.foreign import REASONS, ForeignNode
-from topoalign.core.diagnosis.planned import GangFirst, leaves_room
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
+from topoalign.core.diagnosis.planned import GangFirst, fits_planned_pods
+from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, fold_record
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
@@ -43,7 +43,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.memory import given_back
-from topoalign.core.state.reservations import allocations_of
+from topoalign.core.state.reservations import reserved_allocations
 
 Changes = Mapping[str, str | int | bool]
 """Rules that are to differ from those of each kubelet, by the field names of `AdmissionRules`."""
@@ -127,7 +127,7 @@ class Node:
 
     def changed(self, state: NodeState) -> "Node":
         """The same node in another state."""
-        return replace(self, state=state, free=free_of(state, self.kind.rules))
+        return replace(self, state=state, free=count_free(state, self.kind.rules))
 
 
 class ExcludedNode(NamedTuple):
@@ -189,7 +189,7 @@ class Nodes:
         if record.foreign:
             raise REASONS.get(record.foreign, ForeignNode)
         missing = [name for name, fact in known.items() if fact is None]
-        state = state_of(record)
+        state = fold_record(record)
         if missing or record.topology is None:
             raise NodeNotWhole(", ".join(missing))
         if record.silent:
@@ -201,9 +201,9 @@ class Nodes:
         basis = prediction_basis(state, now)
         check_rules(basis.rules)
         kind = self._kinds.setdefault(kind_key(basis), Kind(basis.state.hardware, basis.rules, basis.registered))
-        reserved = [each for reservation in record.reserved for each in allocations_of(reservation)]
+        reserved = [each for reservation in record.reserved for each in reserved_allocations(reservation)]
         names = frozenset(each.id for each in reserved)
-        free = free_of(basis.state, basis.rules)
+        free = count_free(basis.state, basis.rules)
         planned = tuple(each for each in record.reserved if each.planned)
         return Node(record.node, record.topology.topology, basis.state, kind, free, names, planned).holding(reserved)
 
@@ -279,11 +279,11 @@ class Question:
         asked = self.of(node.kind)
         if asked.missing is not None:
             return asked.missing.code
-        code = verdict(asked.need, node.free) if asked.need is not None else None
+        code = judge_amounts(asked.need, node.free) if asked.need is not None else None
         if code is None:
             decision = self.decide(node)
             code = "" if isinstance(decision, Admission) else decision.code
-        if code or not node.planned or leaves_room(node.state, asked.demand, self._others(node.planned)):
+        if code or not node.planned or fits_planned_pods(node.state, asked.demand, self._others(node.planned)):
             return code
         return GangFirst.code
 
@@ -295,7 +295,7 @@ class Question:
     def decide(self, node: Node) -> Decision:
         """What the node would decide, in full."""
         demand = self.of(node.kind).demand
-        return decide(as_others(node.state, demand), demand)
+        return decide_demand(as_others(node.state, demand), demand)
 
     def explain(self, node: Node) -> Decision:
         """The same, with the resolvability of a refusal, the amounts that decide and what would help."""

@@ -2,7 +2,7 @@
 What is known of a cluster, as facts: one record for each node, from which every answer about it follows.
 
 A record has the newest reading of each kind, the live allocations, and what is reserved for pods that the node has not shown
-yet. `state_of` folds them, so a record that is kept in a file gives the same answers anywhere and at any time.
+yet. `fold_record` folds them, so a record that is kept in a file gives the same answers anywhere and at any time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -66,7 +66,9 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
         return any(node.traits is not None for node in self.nodes)
 
 
-def record_of(state: NodeState, reservations: ReservationsChanged | None = None, *, silent: bool = False) -> NodeRecord:
+def record_node(
+    state: NodeState, reservations: ReservationsChanged | None = None, *, silent: bool = False
+) -> NodeRecord:
     """The record of a node. `reservations`: the newest message, just received; `silent`: as of `NodeRecord`."""
     known = NodeReservations()
     if reservations is not None:
@@ -94,7 +96,7 @@ def snapshot_of(state: NodeState) -> AllocationsSnapshot:
     )
 
 
-def state_of(record: NodeRecord) -> NodeState:
+def fold_record(record: NodeRecord) -> NodeState:
     """The fold of a record's facts."""
     state = NodeState(node=record.node, topology=record.topology, health=record.health, usage=record.usage)
     return state if record.allocations is None else state.apply(record.allocations)
@@ -142,32 +144,32 @@ def decode_lines(lines: Iterable[bytes]) -> ClusterRecord:
     """
     numbered = enumerate(lines, 1)
     _, first = next(numbered, (1, b""))
-    heading = decoded(1, first, Heading)
+    heading = decode_line(1, first, Heading)
     if (heading.kind, heading.version) != (KIND, VERSION):
-        raise wrong(1, f"{clean(heading.kind)!r} of version {heading.version}, not {KIND!r} of version {VERSION}")
+        raise line_error(1, f"{clean(heading.kind)!r} of version {heading.version}, not {KIND!r} of version {VERSION}")
     shapes = Shapes()
     nodes = dict[str, NodeRecord]()
     for number, line in numbered:
-        record = decoded(number, line, NodeRecord)
+        record = decode_line(number, line, NodeRecord)
         if record.node in nodes:
-            raise wrong(number, f"node {clean(record.node)!r} stands twice")
-        nodes[record.node] = checked(number, record, shapes)
+            raise line_error(number, f"node {clean(record.node)!r} stands twice")
+        nodes[record.node] = check_topology(number, record, shapes)
     if len(nodes) != heading.nodes:
-        raise wrong(len(nodes) + 1, f"{len(nodes)} nodes, and the first line tells of {heading.nodes}")
+        raise line_error(len(nodes) + 1, f"{len(nodes)} nodes, and the first line tells of {heading.nodes}")
     return ClusterRecord(time=heading.time, nodes=tuple(nodes[name] for name in sorted(nodes)))
 
 
-def decoded(number: int, line: bytes, kind: type[T]) -> T:
+def decode_line(number: int, line: bytes, kind: type[T]) -> T:
     """One line. Raises InvalidField."""
     if len(line) > LONGEST_LINE:
-        raise wrong(number, f"more than {LONGEST_LINE} bytes")
+        raise line_error(number, f"more than {LONGEST_LINE} bytes")
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise wrong(number, clean(str(error), 200)) from error
+        raise line_error(number, clean(str(error), 200)) from error
 
 
-def checked(number: int, record: NodeRecord, shapes: Shapes) -> NodeRecord:
+def check_topology(number: int, record: NodeRecord, shapes: Shapes) -> NodeRecord:
     """The record with a topology that shares what it can with others. Raises InvalidField where that is out of bounds."""
     discovered = record.topology
     if discovered is None:
@@ -175,11 +177,11 @@ def checked(number: int, record: NodeRecord, shapes: Shapes) -> NodeRecord:
     try:
         check_bounds(discovered.topology)
     except BadRequest as error:
-        raise wrong(number, error.finding) from error
+        raise line_error(number, error.finding) from error
     discovered = msgspec.structs.replace(discovered, topology=shapes.interned(discovered.topology))
     return msgspec.structs.replace(record, topology=discovered)
 
 
-def wrong(number: int, finding: str) -> InvalidField:
+def line_error(number: int, finding: str) -> InvalidField:
     """What is wrong with a line."""
     return InvalidField(f"line {number}", finding, REMEDY)

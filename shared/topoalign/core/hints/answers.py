@@ -14,8 +14,8 @@ from topoalign.core.hints.providers import PROVIDERS
 from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.hints import HintAnswer, HintRule, Hints
-from topoalign.core.model.topology.bitmask import Mask, mask_of
-from topoalign.core.numa_sets.search import meets
+from topoalign.core.model.topology.bitmask import Mask, node_mask
+from topoalign.core.numa_sets.search import mask_meets_needs
 from topoalign.core.numa_sets.subsets import MOST_NODES
 
 MOST_HINTS = (1 << MOST_NODES) - 1
@@ -33,8 +33,8 @@ def check_answer(asked: HintRequest, answer: HintAnswer) -> None:
     if answer.providers.keys() != PROVIDERS.keys():
         *names, last = PROVIDERS
         raise InvalidField("providers", f"not {', '.join(names)} and {last}", REMEDY)
-    check_resources(asked, answer)
-    machine = mask_of(asked.state.hardware.node_ids or (0,))
+    check_answered_resources(asked, answer)
+    machine = node_mask(asked.state.hardware.node_ids or (0,))
     for name, resources in answer.providers.items():
         provider = PROVIDERS[name]
         for resource, hints in resources.items():
@@ -46,7 +46,7 @@ def check_answer(asked: HintRequest, answer: HintAnswer) -> None:
                 raise InvalidField(f"providers.{name}[{resource}]", fault, REMEDY)
 
 
-def check_resources(asked: HintRequest, answer: HintAnswer) -> None:
+def check_answered_resources(asked: HintRequest, answer: HintAnswer) -> None:
     """Raises InvalidField where a provider left a resource out, or speaks of another."""
     for name, provider in PROVIDERS.items():
         said = answer.providers[name]
@@ -64,7 +64,7 @@ def fault_of_list(hints: Hints, machine: Mask, may_not_care: bool) -> str:
         return f"has {len(hints)} hints, and at most {MOST_HINTS} are listed"
     if any(hint.affinity is None for hint in hints):
         return "has a hint that names no NUMA nodes"
-    if any(not within(hint.affinity or 0, machine) for hint in hints):
+    if any(not is_subset_of(hint.affinity or 0, machine) for hint in hints):
         return "names NUMA nodes that do not exist"
     return ""
 
@@ -76,9 +76,9 @@ def fault_of_rule(rule: HintRule, machine: Mask, largest: Largest) -> str:
     sizes = (len(rule.needs), max((len(need.supply) for need in rule.needs), default=0), len(rule.besides))
     if any(size > most for size, most in zip(sizes, largest, strict=True)):
         return "is larger than any rule for this request on this machine"
-    if rule.nodes & ~machine or not all(within(mask, machine) for mask in rule.besides):
+    if rule.nodes & ~machine or not all(is_subset_of(mask, machine) for mask in rule.besides):
         return "names NUMA nodes that do not exist"
-    if not all(within(mask, rule.nodes) for need in rule.needs for mask in need.supply):
+    if not all(is_subset_of(mask, rule.nodes) for need in rule.needs for mask in need.supply):
         return "counts what is near none of its NUMA nodes"
     if any(amount < 0 for need in rule.needs for amount in (need.amount, *need.supply.values())):
         return "has amounts below 0"
@@ -88,11 +88,11 @@ def fault_of_rule(rule: HintRule, machine: Mask, largest: Largest) -> str:
         return f"prefers {rule.least} of {machine.bit_count()} NUMA nodes"
     if any(one >= other for one, other in pairwise(rule.besides)):
         return "has masks besides that do not ascend"
-    if not rule.besides and not meets(rule.needs, rule.nodes):
+    if not rule.besides and not mask_meets_needs(rule.needs, rule.nodes):
         return "has needs that its NUMA nodes do not meet"
     return ""
 
 
-def within(mask: Mask, nodes: Mask) -> bool:
+def is_subset_of(mask: Mask, nodes: Mask) -> bool:
     """Whether a mask names some of these nodes and nothing else."""
     return mask > 0 and not mask & ~nodes

@@ -11,7 +11,14 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from functools import lru_cache
 
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.demand.shares import gpus_with_room, gpus_with_slots, on_one_node, share_of, slots_asked, unit_of
+from topoalign.core.demand.shares import (
+    gpus_with_room,
+    gpus_with_slots,
+    on_one_node,
+    share_from_units,
+    slots_asked,
+    unit_of,
+)
 from topoalign.core.hints.joint_devices import joint_hints
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices
@@ -20,7 +27,7 @@ from topoalign.core.model.hints import Hints, Need, ProviderHints
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
-from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.model.topology.bitmask import Mask, node_mask
 from topoalign.core.model.topology.device_sets import Devices, DeviceSet
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
@@ -47,13 +54,13 @@ def device_hints(
     if not any(by_counted_nodes(devices, mode)) and (profile_of(mode).silent_on_unplaced_devices or enough):
         return None
     if held:
-        return possible(devices, held, (), requested, machine, mode) if len(held) == requested else ()
+        return device_hints_of_count(devices, held, (), requested, machine, mode) if len(held) == requested else ()
     if not enough:
         return ()
-    return possible(devices, available, reusable, requested, machine, mode)
+    return device_hints_of_count(devices, available, reusable, requested, machine, mode)
 
 
-def possible(
+def device_hints_of_count(
     devices: Devices,
     available: Collection[DeviceID],
     reusable: Collection[DeviceID],
@@ -63,7 +70,7 @@ def possible(
 ) -> Hints:
     """The subsets that have enough devices, and all reusable ones that have a topology."""
     by_nodes = by_counted_nodes(devices, mode)
-    nodes = mask_of(bearing_nodes(by_nodes, machine))
+    nodes = node_mask(bearing_nodes(by_nodes, machine))
     free = devices.some(available)
     left = devices.some(reusable)
     everything = Counter[Mask]()
@@ -89,7 +96,7 @@ def somewhere(counted: Mapping[Mask, int]) -> dict[Mask, int]:
 @lru_cache(maxsize=1024)
 def real_nodes(near: tuple[int, ...]) -> Mask:
     """A plugin may list a device with node -1, which is none."""
-    return mask_of(node for node in near if node >= 0)
+    return node_mask(node for node in near if node >= 0)
 
 
 def by_counted_nodes(devices: Devices, mode: Mode) -> Mapping[tuple[int, ...] | None, DeviceSet]:
@@ -114,18 +121,18 @@ def device_answer(asked: HintRequest) -> ProviderHints:
         if name in demand.together
         else device_hints(
             state.hardware.devices[name],
-            free_of(asked, name),
+            devices_free_for(asked, name),
             reusable_devices(held, name),
             demand.devices[name],
             state.hardware.node_ids,
             rules.mode,
             held=[device for each in own for device in each.devices.get(name, ())],
         )
-        for name in answered(asked)
+        for name in resources_with_hints(asked)
     }
 
 
-def free_of(asked: HintRequest, resource: ResourceName) -> DeviceSet:
+def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
     """
     What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all, of a share
     that is spread its part of each, and a slot of each GPU with room.
@@ -142,14 +149,14 @@ def free_of(asked: HintRequest, resource: ResourceName) -> DeviceSet:
     if unit_of(state.hardware, resource) is None:
         return free
     gpus = {gpu for each in demand.containers for gpu in gpus_for_units(state, each)}
-    found = units_of(state, gpus, resource) & free
+    found = units_on_gpus(state, gpus, resource) & free
     asking = [each for each in demand.containers if each.devices.get(resource)]
     return spread_part(state, asking[0], resource, found) if len(asking) == 1 else found
 
 
 def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[DeviceID]:
     """The GPUs with room for the share that a container asks for, and those of which earlier containers left it units."""
-    share = share_of(state.hardware, container.devices, container.cards)
+    share = share_from_units(state.hardware, container.devices, container.cards)
     if share is None:
         return frozenset()
     return frozenset((*gpus_with_room(state.ownership.units_left, share), *taken_over(state, container)))
@@ -178,7 +185,7 @@ def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, 
     return tuple(dict.fromkeys(map(hardware.card_of, left)))
 
 
-def units_of(state: NodeState, gpus: Set[DeviceID], resource: ResourceName) -> DeviceSet:
+def units_on_gpus(state: NodeState, gpus: Set[DeviceID], resource: ResourceName) -> DeviceSet:
     """All units of a resource that are of these GPUs."""
     devices = state.hardware.devices[resource]
     found = devices.nothing
@@ -206,7 +213,7 @@ def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceNa
     return found
 
 
-def answered(asked: HintRequest) -> list[ResourceName]:
+def resources_with_hints(asked: HintRequest) -> list[ResourceName]:
     """The device resources on which there is an answer, in the order of the demand."""
     known = asked.state.hardware.devices
     return [name for name in asked.demand.devices if name in known or name in asked.demand.together]
@@ -224,7 +231,7 @@ class DeviceProvider:
 
     def resources(self, asked: HintRequest) -> Set[ResourceName]:
         """Resources of device plugins that the node has devices of."""
-        return {*answered(asked)}
+        return {*resources_with_hints(asked)}
 
     def may_be_silent(self, asked: HintRequest) -> bool:
         """Never."""

@@ -20,7 +20,13 @@ from topoalign.core.deviceshare.candidates import Asked, Chooser
 from topoalign.core.deviceshare.demand import RESOURCES, JointDemand
 from topoalign.core.deviceshare.inventory import ANYWHERE, Device
 from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.node_devices import ContainerDevices, asked_of, holds, joint_devices, resources_given
+from topoalign.core.deviceshare.node_devices import (
+    ContainerDevices,
+    holds_demanded,
+    joint_devices,
+    put_demand_to_node,
+    resources_given,
+)
 from topoalign.core.deviceshare.node_inventory import LeftOver
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.hints.provider import HintRequest
@@ -29,7 +35,7 @@ from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints, TopologyHint
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, node_mask
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.policy import POLICIES
 from topoalign.core.state.fold import NodeState
@@ -42,7 +48,7 @@ MOST_FOUND = comb(10, 5)
 
 def asked_for(state: NodeState, demand: ContainerDemand, chooser: Chooser | None = None) -> Asked:
     """What a container asks of the node as it is now, with what init containers of its pod left."""
-    return asked_of(state, demand.joint or NO_JOINT_DEMAND, left_to(state, demand), chooser)
+    return put_demand_to_node(state, demand.joint or NO_JOINT_DEMAND, left_to(state, demand), chooser)
 
 
 def left_to(state: NodeState, demand: Demand) -> LeftOver:
@@ -56,7 +62,7 @@ def left_to(state: NodeState, demand: Demand) -> LeftOver:
 def is_held(state: NodeState, demand: ContainerDemand, held: Allocation) -> bool:
     """Whether an allocation is what a container of a pod with devices that are decided together asks for."""
     got = ContainerDevices(held.devices, held.virtual_functions)
-    return holds(state, demand.joint or NO_JOINT_DEMAND, got)
+    return holds_demanded(state, demand.joint or NO_JOINT_DEMAND, got)
 
 
 def decided_together(state: NodeState, demand: ContainerDemand) -> frozenset[ResourceName]:
@@ -115,7 +121,7 @@ class Places:
         """Each container as if it were the first one."""
         kinds = {kind for asked in self.first for kind in asked.demand.requests}
         devices = (device for asked in self.first for kind in kinds for device in asked.inventory.by_type[kind])
-        self.nodes = sorted({node_of(device) for device in devices} - {ANYWHERE})
+        self.nodes = sorted({numa_node_of_device(device) for device in devices} - {ANYWHERE})
 
     def asked(self, state: NodeState, container: ContainerDemand) -> Asked:
         """What a container asks of the node in this state, under the limit on work for all of them."""
@@ -153,7 +159,7 @@ class Places:
         try:
             for size in range(self.fewest_nodes(), most + 1):
                 covered = True  # where each set of a size is or holds one that was found, so does each larger one
-                for mask in map(mask_of, combinations(nodes, size)):
+                for mask in map(node_mask, combinations(nodes, size)):
                     self.work.step(1 + len(found) // 8)
                     if any(not less & ~mask for less in found):
                         continue
@@ -182,13 +188,13 @@ class Places:
         counts = [asked.demand.gpu.count if asked.demand.gpu is not None else 0 for asked in self.first]
         together = sum(count for each, count in zip(self.containers, counts, strict=True) if each.role == "app")
         gpus = self.first[0].inventory.by_type[DeviceType.GPU]
-        free: Mapping[int, int] = Counter(node_of(gpu) for gpu in gpus if not gpu.busy)
+        free: Mapping[int, int] = Counter(numa_node_of_device(gpu) for gpu in gpus if not gpu.busy)
         still = max(together, *counts) - free.get(ANYWHERE, 0)
         richest = sorted((amount for node, amount in free.items() if node != ANYWHERE), reverse=True)
         enough = (nodes for nodes, total in enumerate(accumulate(richest), 1) if total >= still)
         return next(enough, len(richest) + 1) if still > 0 else 1
 
 
-def node_of(device: Device) -> int:
+def numa_node_of_device(device: Device) -> int:
     """The NUMA node of a device; ANYWHERE where it is not known."""
     return device.place.node if device.place is not None else ANYWHERE

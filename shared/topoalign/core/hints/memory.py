@@ -16,9 +16,9 @@ from topoalign.core.model.events import MemoryBlock, MemoryUse
 from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
 from topoalign.core.model.ids import MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
-from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of
 from topoalign.core.model.topology.model import NumaNode, Topology
-from topoalign.core.numa_sets.search import meets
+from topoalign.core.numa_sets.search import mask_meets_needs
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
@@ -57,10 +57,10 @@ def memory_node(node: NumaNode, reserved: Mapping[ResourceName, int], use: Memor
         totals[MEMORY] = node.memory - sum(node.hugepages.values())
     allocatable = {name: max(0, total - reserved.get(name, 0)) for name, total in totals.items()}
     free = {name: max(0, amount - use.reserved.get(name, 0)) for name, amount in allocatable.items()}
-    return MemoryNode(allocatable, free, mask_of(use.cells or (node.id,)), use.assignments > 0)
+    return MemoryNode(allocatable, free, node_mask(use.cells or (node.id,)), use.assignments > 0)
 
 
-def places(topology: Topology, mode: Mode) -> tuple[int, ...]:
+def memory_numa_nodes(topology: Topology, mode: Mode) -> tuple[int, ...]:
     """The NUMA nodes whose memory may be offered: in mode `best` not that of nodes without CPUs (a GPU's own, CXL)."""
     if profile_of(mode).offers_memory_without_cpus:
         return topology.node_ids
@@ -79,7 +79,7 @@ def memory_hints(
 
     Reusable memory counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices.
     """
-    everywhere = mask_of(offered)
+    everywhere = node_mask(offered)
     unused = [node for node in offered if not nodes[node].used]
     now = [Need(size, {1 << n: nodes[n].free.get(name, 0) for n in unused}) for name, size in request.items()]
     empty = [Need(size, {1 << n: nodes[n].allocatable.get(name, 0) for n in offered}) for name, size in request.items()]
@@ -91,10 +91,12 @@ def memory_hints(
         for group in {nodes[n].group for n in in_use} | {1 << n for n in in_use} | {group for group, _ in reusable}
         if not group & ~everywhere
         and groups_agree(nodes, group)
-        and meets(empty, group)
+        and mask_meets_needs(empty, group)
         and enough_for(nodes, request, reusable, group)
     ]
-    return hints_from(Supply(mask_of(unused), tuple(now)), Supply(everywhere, tuple(empty)), mode, len(nodes), besides)
+    return hints_from(
+        Supply(node_mask(unused), tuple(now)), Supply(everywhere, tuple(empty)), mode, len(nodes), besides
+    )
 
 
 def enough_for(nodes: MemoryNodes, request: Mapping[ResourceName, int], reusable: ReusableMemory, group: Mask) -> bool:
@@ -119,7 +121,7 @@ def held_hints(blocks: Sequence[MemoryBlock], request: Mapping[ResourceName, int
     if len(blocks) != len(request) or any(request.get(block.resource) != block.size for block in blocks):
         return None
     return {
-        name: tuple(TopologyHint(mask_of(block.nodes), True) for block in blocks if block.resource == name)
+        name: tuple(TopologyHint(node_mask(block.nodes), True) for block in blocks if block.resource == name)
         for name in request
     }
 
@@ -135,7 +137,7 @@ def memory_answer(asked: HintRequest) -> ProviderHints | None:
         return held_hints(blocks, demand.memory)
     hints = memory_hints(
         memory_nodes(state, rules),
-        places(state.hardware, rules.mode),
+        memory_numa_nodes(state.hardware, rules.mode),
         demand.memory,
         reusable_memory(held),
         rules.mode,

@@ -44,7 +44,7 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the asker")
 
 
-def question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
+def to_hint_question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
     """The same request about a container of this pod for another process, with all that the answer depends on."""
     state = asked.state
     discovered = state.topology
@@ -65,7 +65,7 @@ def question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
     )
 
 
-def request_of(question: HintQuestion, topology: TopologyDiscovered) -> HintRequest:
+def request_of_question(question: HintQuestion, topology: TopologyDiscovered) -> HintRequest:
     """
     What a question from another process asks, on the node's topology and nothing else that is known here.
 
@@ -83,7 +83,7 @@ def request_of(question: HintQuestion, topology: TopologyDiscovered) -> HintRequ
     return HintRequest(state, read_pod(question.pod, question.rules).of(question.container), question.rules)
 
 
-def answer(asked: HintRequest) -> HintAnswer:
+def answer_hint_request(asked: HintRequest) -> HintAnswer:
     """
     What each provider says, in the order in which the kubelet asks them.
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from topoalign.core.model.hints import HintRule, Need, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, nodes_of, several, union
-from topoalign.core.numa_sets.search import Choosing, SearchBudget, meets
-from topoalign.core.numa_sets.subsets import doubled, subsets
+from topoalign.core.numa_sets.search import Choosing, SearchBudget, mask_meets_needs
+from topoalign.core.numa_sets.subsets import subsets, sums_by_subset
 from topoalign.core.profile import profile_of
 
 MOST_LISTED = 8
@@ -45,8 +45,8 @@ def hints_from(
 
     `machine` is how many NUMA nodes there are. Raises TooMuchWork.
     """
-    others = tuple(sorted(mask for mask in besides if mask & ~now.nodes or not meets(now.needs, mask)))
-    if not others and not meets(now.needs, now.nodes):
+    others = tuple(sorted(mask for mask in besides if mask & ~now.nodes or not mask_meets_needs(now.needs, mask)))
+    if not others and not mask_meets_needs(now.needs, now.nodes):
         return ()
     by_empty_machine = profile_of(mode).prefers_by_empty_machine
     judged = empty.least_size() if by_empty_machine else now.least_size()
@@ -79,14 +79,14 @@ def every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
 
 def totals(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: Need) -> list[int]:
     """How much each subset has of what is needed, by the subsets' numbers."""
-    counts = doubled(need.supply.get(1 << node, 0) for node in nodes)
+    counts = sums_by_subset(need.supply.get(1 << node, 0) for node in nodes)
     for near, amount in need.supply.items():
         if near.bit_count() > 1:
             counts = [had + amount if mask & near else had for had, mask in zip(counts, masks, strict=True)]
     return counts
 
 
-def narrowest(
+def narrowest_hint(
     hints: tuple[TopologyHint, ...] | HintRule, around: Mask = 0, within: Mask = EVERYWHERE
 ) -> TopologyHint | None:
     """

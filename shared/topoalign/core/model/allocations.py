@@ -253,11 +253,11 @@ def amounts_of(devices: Iterable[DeviceID]) -> Mapping[DeviceID, Amount]:
     GPU -> how much of it these ids are units of, for the GPUs of which any is, by uuid. An id counts once; what is offered
     now does not matter.
     """
-    return counted(frozenset(devices))
+    return one_of_each(frozenset(devices))
 
 
 @lru_cache(MOST_COUNTED)
-def counted(devices: frozenset[DeviceID]) -> Mapping[DeviceID, Amount]:
+def one_of_each(devices: frozenset[DeviceID]) -> Mapping[DeviceID, Amount]:
     """The same of a set. While an Allocate is judged and recorded it is asked five times for the same units."""
     found: dict[DeviceID, list[int]] = {}
     for device in devices:

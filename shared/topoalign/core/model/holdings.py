@@ -129,12 +129,12 @@ def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
     base, share, replica = device.partition(SHARE)
     card = cards.get(DeviceID(base)) if cards else None
     if card is None:
-        return Holding(DeviceID(base), share_of(replica) if share else WHOLE)
+        return Holding(DeviceID(base), parse_share_label(replica) if share else WHOLE)
     part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else Function(base)
     return Holding(card, TimeSlice(replica, part) if share else part)
 
 
-def share_of(label: str) -> TimeSlice | Unit:
+def parse_share_label(label: str) -> TimeSlice | Unit:
     """Reads what follows `::` in the id of a share of a card."""
     kind = kind_of_share(label)
     return TimeSlice(label) if kind is None else Unit(kind, label[1:])
@@ -205,7 +205,7 @@ def base_of(device: DeviceID) -> DeviceID:
     return DeviceID(device.partition(SHARE)[0]) if SHARE in device else device
 
 
-def is_share(device: DeviceID) -> bool:
+def is_share_id(device: DeviceID) -> bool:
     """Whether an id is that of a time slice or a unit."""
     return SHARE in device
 

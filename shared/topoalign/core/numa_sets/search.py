@@ -42,7 +42,7 @@ class SearchBudget:
             )
 
 
-def meets(needs: Sequence[Need], mask: Mask) -> bool:
+def mask_meets_needs(needs: Sequence[Need], mask: Mask) -> bool:
     """Whether these NUMA nodes meet all needs. Supply that is near several of them counts once."""
     return all(sum(amount for near, amount in need.supply.items() if near & mask) >= need.amount for need in needs)
 

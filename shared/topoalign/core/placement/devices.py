@@ -96,7 +96,7 @@ def sides(devices: Devices, available: Collection[DeviceID], affinity: Mask | No
     return Sides(free & aligned, free & elsewhere, free - aligned - elsewhere)
 
 
-def check_amount(topology: Topology, resource: ResourceName, amount: int) -> None:
+def check_offered_amount(topology: Topology, resource: ResourceName, amount: int) -> None:
     """Raises TooLarge where a container asks for more than the offer of a resource allows."""
     limits = [offer.most for offer in topology.offers_of.get(resource, ()) if offer.most is not None]
     if limits and amount > min(limits):
@@ -118,7 +118,7 @@ def choosing(
     """
     amount = container.devices[resource]
     owned = state.ownership
-    check_amount(state.hardware, resource, amount)
+    check_offered_amount(state.hardware, resource, amount)
     return choose_devices(
         resource,
         state.hardware.devices[resource],

@@ -44,7 +44,7 @@ class Fragmentation(NamedTuple):
         return sum(each.lost for each in self.sets) / len(self.sets) if self.sets else 0.0
 
 
-def fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentation:
+def measure_fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentation:
     """Of a machine on which these GPUs are free."""
     return sets_left(set_scorer(topology), [place for place, gpu in enumerate(topology.gpu_by_id) if gpu in free])
 

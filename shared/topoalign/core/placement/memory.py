@@ -15,15 +15,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.hints.memory import MemoryNodes, enough_for, groups_agree, memory_hints, memory_nodes, places
+from topoalign.core.hints.memory import (
+    MemoryNodes,
+    enough_for,
+    groups_agree,
+    memory_hints,
+    memory_nodes,
+    memory_numa_nodes,
+)
 from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
-from topoalign.core.hints.rules import narrowest
+from topoalign.core.hints.rules import narrowest_hint
 from topoalign.core.model.errors import NoFit, TooMuchWork
 from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
-from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
+from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
@@ -37,7 +44,7 @@ class NotEnoughMemory(NoFit):
     code = "NotEnoughMemory"
 
     def __init__(self, request: Mapping[ResourceName, int]) -> None:
-        super().__init__(f"no NUMA nodes that may be used together have {amounts(request)} free", RELEASE)
+        super().__init__(f"no NUMA nodes that may be used together have {describe_memory(request)} free", RELEASE)
 
 
 class MemoryNotPreferred(NoFit):
@@ -46,7 +53,9 @@ class MemoryNotPreferred(NoFit):
     code = "MemoryNotPreferred"
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
-        super().__init__(f"{amounts(request)} fit only on more NUMA nodes than preferred: {node_list(nodes)}", RELEASE)
+        super().__init__(
+            f"{describe_memory(request)} fit only on more NUMA nodes than preferred: {node_list(nodes)}", RELEASE
+        )
 
 
 class MemoryNotExtendable(NoFit):
@@ -55,7 +64,9 @@ class MemoryNotExtendable(NoFit):
     code = "MemoryNotExtendable"
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
-        super().__init__(f"no group of NUMA nodes around {node_list(nodes)} has {amounts(request)} free", RELEASE)
+        super().__init__(
+            f"no group of NUMA nodes around {node_list(nodes)} has {describe_memory(request)} free", RELEASE
+        )
 
 
 class MemoryExtensionNotPreferred(NoFit):
@@ -65,8 +76,8 @@ class MemoryExtensionNotPreferred(NoFit):
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask, wider: Mask) -> None:
         super().__init__(
-            f"NUMA nodes {node_list(nodes)} are preferred, and only the wider {node_list(wider)} have {amounts(request)} "
-            f"free",
+            f"NUMA nodes {node_list(nodes)} are preferred, and only the wider {node_list(wider)} have "
+            f"{describe_memory(request)} free",
             RELEASE,
         )
 
@@ -98,7 +109,7 @@ def memory_for(
         return blocks
     nodes = memory_nodes(state, rules)
     reusable = reusable_memory(held)
-    offered = places(state.hardware, rules.mode)
+    offered = memory_numa_nodes(state.hardware, rules.mode)
 
     def own_hints() -> tuple[TopologyHint, ...] | HintRule:
         try:
@@ -106,7 +117,7 @@ def memory_for(
         except TooMuchWork:
             if profile_of(rules.mode).needs_narrowest_memory:
                 raise
-            unused = mask_of(
+            unused = node_mask(
                 node for node in offered if not nodes[node].used
             )  # all of them, as the narrowest is not found
             return (TopologyHint(unused, False),) if enough_for(nodes, request, reusable, unused) else ()
@@ -150,7 +161,7 @@ def memory_group(
 ) -> Mask:
     """The nodes to take the memory from; `counted` is what counts like free memory."""
     if affinity.affinity is None:
-        own = narrowest(own_hints())
+        own = narrowest_hint(own_hints())
         if own is None:
             raise NotEnoughMemory(request)
         hint = own
@@ -161,7 +172,7 @@ def memory_group(
         hint = affinity
         group = affinity.affinity
     if not enough_for(nodes, request, counted, group):
-        wider = narrowest(own_hints(), around=group)
+        wider = narrowest_hint(own_hints(), around=group)
         if wider is None:
             raise MemoryNotExtendable(request, group)
         if hint.preferred and not wider.preferred:
@@ -196,11 +207,11 @@ def holding(state: NodeState, allocation: Allocation, earlier: Iterable[Allocati
     after = state.holding(allocation)
     live = dict(after.allocations)
     for donor in (each.id for each in earlier if each.role == "init" and each.memory and allocation.memory):
-        live[donor], live[allocation.id] = handed_over(live[donor], live[allocation.id])
+        live[donor], live[allocation.id] = hand_over_blocks(live[donor], live[allocation.id])
     return msgspec.structs.replace(after, allocations=live)
 
 
-def handed_over(giver: Allocation, taker: Allocation) -> tuple[Allocation, Allocation]:
+def hand_over_blocks(giver: Allocation, taker: Allocation) -> tuple[Allocation, Allocation]:
     """Both, after the taker's blocks got what they lack from the giver's blocks on the same nodes."""
     given = list(giver.memory)
     taken = list(taker.memory)
@@ -216,7 +227,7 @@ def handed_over(giver: Allocation, taker: Allocation) -> tuple[Allocation, Alloc
     return msgspec.structs.replace(giver, memory=tuple(given)), msgspec.structs.replace(taker, memory=tuple(taken))
 
 
-def amounts(request: Mapping[ResourceName, int]) -> str:
+def describe_memory(request: Mapping[ResourceName, int]) -> str:
     """A request in words, as `2 GiB of memory and 0.5 GiB of hugepages-2Mi`."""
     return " and ".join(f"{format_gib(size)} GiB of {name}" for name, size in request.items())
 

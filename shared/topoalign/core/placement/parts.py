@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.model.topology.views import made_once
 
 
@@ -37,7 +37,7 @@ def prefer_parts(
     if not max(1, len(must_include)) <= size <= len(available) or not all(map(available.__contains__, must_include)):
         return ()
     chosen = available.devices.some(must_include)
-    cards = parts_of(topology)[resource]
+    cards = listed_parts(topology)[resource]
     left = {card: available & parts - chosen for card, parts in cards.items()}
     free = {card: len(parts) for card, parts in left.items()}
     held = {card: len(parts) - free[card] for card, parts in cards.items()}
@@ -64,7 +64,7 @@ def prefer_parts(
 
 
 @made_once
-def parts_of(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, DeviceSet]]:
+def listed_parts(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, DeviceSet]]:
     """Resource that the node offers -> card -> its parts that are listed, in the hardware's order."""
     found: dict[ResourceName, dict[DeviceID, DeviceSet]] = {}
     for resource in topology.offers_of:
@@ -78,4 +78,4 @@ def parts_of(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, Devi
 
 def linked(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     """What the link between two cards is worth; 0 for a card and itself."""
-    return pair_score(topology, a, b) if a != b else 0
+    return connection_score(topology, a, b) if a != b else 0

@@ -12,7 +12,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.device_policy import (
     DGX1_PASCAL,
@@ -41,14 +41,14 @@ PLACEMENTS: Mapping[str, DevicePolicy] = {
 """Device policies for GPUs by name."""
 
 
-def choose(policy: DevicePolicy, asked: GpuChoice) -> Members:
+def choose_gpu_set(policy: DevicePolicy, asked: GpuChoice) -> Members:
     """
-    The set of GPUs that the policy prefers, ascending; () where there is no preference to give (`can_be_met`).
+    The set of GPUs that the policy prefers, ascending; () where there is no preference to give (`has_possible_set`).
     """
-    return policy.choose(asked) if can_be_met(asked) else ()
+    return policy.choose(asked) if has_possible_set(asked) else ()
 
 
-def can_be_met(asked: GpuChoice) -> bool:
+def has_possible_set(asked: GpuChoice) -> bool:
     """
     Whether there is a set to choose: the size is at least 1 and at most what is available, positions are of the machine and
     not repeated, required ones are available and no more than the size.
@@ -76,8 +76,8 @@ def prefer(
 
     GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; shares, MIG instances and virtual
     functions by how much of their cards is held (`prefer_parts`); others in the hardware's order.
-    `beside` is what else is free, for policy `topology`. () where there is no preference to give (`can_be_met`), and for
-    devices that the node does not have.
+    `beside` is what else is free, for policy `topology`. () where there is no preference to give (`has_possible_set`),
+    and for devices that the node does not have.
     """
     kind = topology.kind_of(resource)
     if kind == "part":
@@ -92,7 +92,7 @@ def prefer(
         picked = {*prefer_gpus(topology, available, must_include, size, placement, beside)}
     else:
         ranked = sorted(listed, key=lambda nic: nearness(topology, nic, near)) if kind == "nic" else [*listed]
-        picked = first_of(ranked, free, must_include, size)
+        picked = first_ranked(ranked, free, must_include, size)
     return tuple(device for device in listed if device in picked)
 
 
@@ -105,12 +105,12 @@ def prefer_gpus(
     beside: PlacementContext,
 ) -> tuple[DeviceID, ...]:
     """`prefer` for whole GPUs of the machine, however they are offered; in the hardware's order."""
-    chosen = choose(PLACEMENTS[placement], gpu_choice(topology, available, must_include, size, beside))
+    chosen = choose_gpu_set(PLACEMENTS[placement], build_gpu_choice(topology, available, must_include, size, beside))
     gpus = tuple(topology.gpu_by_id)
     return tuple(gpus[i] for i in chosen)
 
 
-def first_of(
+def first_ranked(
     ranked: Sequence[DeviceID], free: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
 ) -> set[DeviceID]:
     """The devices that must be in the set, and the first others; nothing where there is no preference to give."""
@@ -121,7 +121,7 @@ def first_of(
     return {*required, *islice(others, size - len(required))}
 
 
-def gpu_choice(
+def build_gpu_choice(
     topology: Topology,
     available: Collection[DeviceID],
     must_include: Sequence[DeviceID],
@@ -129,7 +129,7 @@ def gpu_choice(
     beside: PlacementContext,
 ) -> GpuChoice:
     """What a device policy is asked. Raises KeyError for GPUs that the machine does not have."""
-    position = positions(topology)
+    position = positions_by_gpu(topology)
     near = nic_localities(topology)
     return GpuChoice(
         scorer=set_scorer(topology),
@@ -144,7 +144,7 @@ def gpu_choice(
 
 
 @made_once
-def positions(topology: Topology) -> Mapping[DeviceID, int]:
+def positions_by_gpu(topology: Topology) -> Mapping[DeviceID, int]:
     """GPU -> its position on the machine."""
     return {gpu: position for position, gpu in enumerate(topology.gpu_by_id)}
 
@@ -157,7 +157,7 @@ def set_scorer(topology: Topology) -> SetScorer:
 
 def seam_of(topology: Topology, gpus: Collection[DeviceID]) -> str:
     """The weakest seam of a set of the machine's GPUs, for people: `4 NVLinks, 80 GB/s`."""
-    position = positions(topology)
+    position = positions_by_gpu(topology)
     return set_scorer(topology).describe(tuple(sorted(position[gpu] for gpu in gpus)))
 
 
@@ -173,5 +173,5 @@ def nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> 
     down = nic is not None and bool(nic.ports) and not any(port.state in ("", "ACTIVE") for port in nic.ports)
     return (
         down,  # one that has a link,
-        -sum(pair_score(topology, device, other) for other in near),  # then the nearest to all of these devices
+        -sum(connection_score(topology, device, other) for other in near),  # then the nearest to all of these devices
     )

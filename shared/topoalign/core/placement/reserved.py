@@ -42,7 +42,7 @@ def prefer_reserved(
     begun = {(part.pod_uid, part.container) for part in reserved.shown}
     fitting = [
         ((uid, container.container) not in begun, devices)
-        for uid, container, devices in parts_of(reserved, now, resource)
+        for uid, container, devices in open_reservations(reserved, now, resource)
         if len(devices) == size and required <= devices <= offered
     ]
     if not fitting:
@@ -51,20 +51,20 @@ def prefer_reserved(
     return tuple(device for device in topology.devices.get(resource, {}) if device in chosen)
 
 
-def parts_of(
+def open_reservations(
     reserved: NodeReservations, now: float, resource: ResourceName
 ) -> Iterator[tuple[str, ReservedContainer, frozenset[DeviceID]]]:
     """
     Pod UID, container and all its devices of the resource, where none of them is given yet, the oldest first. What is
     planned is left out while as many devices are reserved for a pod that is about to be bound.
     """
-    parts = [*open_parts(reserved, now, resource)]
+    parts = [*open_reservations_and_plans(reserved, now, resource)]
     planned = {each.pod_uid for each in reserved.reservations if each.planned}
     asked = {len(devices) for uid, _, devices in parts if uid not in planned} if planned else frozenset[int]()
     yield from (part for part in parts if part[0] not in planned or len(part[2]) not in asked)
 
 
-def open_parts(
+def open_reservations_and_plans(
     reserved: NodeReservations, now: float, resource: ResourceName
 ) -> Iterator[tuple[str, ReservedContainer, frozenset[DeviceID]]]:
     """The same with all that is planned."""

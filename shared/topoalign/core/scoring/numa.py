@@ -163,13 +163,13 @@ def fewest_nodes(parts: Iterable[Quantities], zones: Sequence[Zone], most_nodes:
     for part in parts:
         if bound.isdisjoint(part):
             continue
-        found = narrowest([each for each in part.items() if each[1]], left, apart)
+        found = smallest_numa_set([each for each in part.items() if each[1]], left, apart)
         if found is None:
             return 0
         members, nearest = found
         most = max(most, len(members))
         near = near and nearest
-        take(part, [left[member] for member in members])
+        take_in_order(part, [left[member] for member in members])
     unit = BEST // most_nodes
     return max(0, BEST - most * unit + (unit // 2 if near else 0)) if most else BEST
 
@@ -180,14 +180,14 @@ Members = tuple[int, ...]
 """NUMA nodes by their positions, ascending."""
 
 
-def narrowest(
+def smallest_numa_set(
     needs: Sequence[tuple[ResourceName, int]], left: Sequence[Amounts], apart: Distances
 ) -> tuple[Members, bool] | None:
     """
     The nearest of the smallest sets of NUMA nodes that have it together, and whether no other set of as many is nearer.
     None: all of them have too little, or there are too many sets to compare.
     """
-    for size in range(fewest(needs, left), len(left) + 1):
+    for size in range(fewest_zones(needs, left), len(left) + 1):
         if comb(len(left), size) > MOST_SETS:
             return None
         sets = nearest_first(apart, size)
@@ -197,7 +197,7 @@ def narrowest(
     return None
 
 
-def fewest(needs: Iterable[tuple[ResourceName, int]], left: Sequence[Amounts]) -> int:
+def fewest_zones(needs: Iterable[tuple[ResourceName, int]], left: Sequence[Amounts]) -> int:
     """So many NUMA nodes are needed at least: those that have most of each resource."""
     least = 1
     for name, amount in needs:
@@ -216,7 +216,7 @@ def nearest_first(apart: Distances, size: int) -> tuple[tuple[int, Members], ...
     return tuple(sorted((sum(apart[i][j] for i in members for j in members), members) for members in sets))
 
 
-def take(wanted: Quantities, left: Iterable[dict[ResourceName, int]]) -> None:
+def take_in_order(wanted: Quantities, left: Iterable[dict[ResourceName, int]]) -> None:
     """Takes it from these NUMA nodes, from each as much as it has, in their order."""
     for name, amount in wanted.items():
         for each in left:

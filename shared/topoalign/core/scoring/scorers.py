@@ -21,7 +21,7 @@ import msgspec
 
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.share_annotations import NODE_POLICY
-from topoalign.core.demand.shares import share_of
+from topoalign.core.demand.shares import share_from_units
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
@@ -31,8 +31,8 @@ from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, Packing
 from topoalign.core.scoring.zones import Zone, zones_of
 from topoalign.core.sharing.cards import ShareRequest
 from topoalign.core.sharing.choosers import slot_candidates, unit_candidates
-from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, asks_for_gpu, rank
-from topoalign.core.sharing.hami.scores import node_score
+from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, admission_order_key, asks_for_gpu
+from topoalign.core.sharing.hami.scores import hami_gpus_score
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.slots_as_hami import usage_of_cards
 from topoalign.core.state.fold import NodeState
@@ -52,19 +52,19 @@ Containers = tuple[ShareRequest, ...]
 """What each container of a pod asks for; (): gpu-admission lets the pod go anywhere."""
 
 
-def containers_of(topology: Topology, demand: PodDemand) -> Containers:
+def unit_containers(topology: Topology, demand: PodDemand) -> Containers:
     """
     The containers that gpu-admission looks at, which are the app containers with units: all others are unknown to it, and so
     is that a share is spread over several GPUs.
     """
-    shares = (share_of(topology, each.devices, each.cards) for each in demand.containers if each.role == "app")
+    shares = (share_from_units(topology, each.devices, each.cards) for each in demand.containers if each.role == "app")
     containers = tuple(
         ShareRequest(cores=each.cores, memory=each.blocks * MEMORY_BLOCK) for each in shares if each is not None
     )
     return containers if asks_for_gpu(containers) else ()
 
 
-def node_of(state: NodeState) -> AdmissionNode | None:
+def admission_node(state: NodeState) -> AdmissionNode | None:
     """
     A node with its GPUs in units; None: it has none. Nothing is left of one that somebody has whole, that is not healthy, or
     that is held in another way.
@@ -85,7 +85,7 @@ def gaia_order(containers: Containers, node: AdmissionNode | None) -> tuple[bool
     """The key that sorts nodes for a pod; None for a node that gpu-admission does not try."""
     if not containers:
         return ()
-    return None if node is None else rank(node, containers)
+    return None if node is None else admission_order_key(node, containers)
 
 
 Need = TypeVar("Need")
@@ -151,7 +151,7 @@ class QualityScorer(ByPlace):
 
     def key(self, topology: Topology, need: DeviceNeed, left: FreeDevices) -> Key:
         """Remembered for machines of one shape."""
-        return quality.key_of(topology, need, left, self.packing)
+        return quality.node_key(topology, need, left, self.packing)
 
 
 @dataclass(frozen=True)
@@ -183,11 +183,11 @@ class GaiaScorer(ByPlace):
 
     def need(self, topology: Topology, demand: PodDemand) -> Containers:
         """The containers that gpu-admission looks at."""
-        return containers_of(topology, demand)
+        return unit_containers(topology, demand)
 
     def left(self, state: NodeState, rules: AdmissionRules) -> AdmissionNode | None:
         """What is left of the GPUs in units."""
-        return node_of(state)
+        return admission_node(state)
 
     def key(self, topology: Topology, need: Containers, left: AdmissionNode | None) -> Key:
         """The most loaded first, of those with room for the pod."""
@@ -204,14 +204,14 @@ class HamiScorer(ByPlace):
 
     def left(self, state: NodeState, rules: AdmissionRules) -> float:
         """How full the GPUs in slots are."""
-        return fullness(state)
+        return hami_node_score(state)
 
     def key(self, topology: Topology, need: str | None, left: float) -> Key:
         """The fullest first, or the emptiest."""
         return hami_order(need, left)
 
 
-def scorer_of(scoring: Scoring, packing: Packing) -> Scorer[Any, Any]:
+def scorer_by_name(scoring: Scoring, packing: Packing) -> Scorer[Any, Any]:
     """The scorer of this name; `packing` counts for `quality` alone."""
     match scoring:
         case Scoring.QUALITY:
@@ -259,10 +259,10 @@ def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
     return annotations.get(NODE_POLICY, policy)
 
 
-def fullness(state: NodeState) -> float:
+def hami_node_score(state: NodeState) -> float:
     """HAMi's score of a node."""
     left = state.ownership.slots_left
-    return node_score(usage_of_cards(slot_candidates(state.hardware, left), left)) if left else 0.0
+    return hami_gpus_score(usage_of_cards(slot_candidates(state.hardware, left), left)) if left else 0.0
 
 
 def hami_order(policy: str | None, score: float) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
 from topoalign.core.hints.cpu import available_cpus
 from topoalign.core.hints.memory import memory_nodes
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
@@ -52,10 +52,10 @@ def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     hardware = state.hardware
     memory = memory_nodes(state, rules)
     online = hardware.cpu_topology.online
-    kept = reserved_cpus(hardware, rules)
+    kept = read_reserved_cpus(hardware, rules)
     everything = device_counts(hardware)
-    usable = {name: near(state.healthy(name)) for name in everything}
-    free = {name: near(state.ownership.free(name)) for name in everything}
+    usable = {name: count_near_nodes(state.healthy(name)) for name in everything}
+    free = {name: count_near_nodes(state.ownership.free(name)) for name in everything}
     cpus = [by_node(hardware, each) for each in (online, online - kept, available_cpus(state, rules))]
 
     def amounts(node: int, cpus: Mapping[int, int], memory: Amounts, devices: Mapping[ResourceName, Near]) -> Amounts:
@@ -65,7 +65,7 @@ def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     return tuple(
         Zone(
             node.id,
-            amounts(node.id, cpus[0], memory_of(node), everything),
+            amounts(node.id, cpus[0], memory_amounts(node), everything),
             amounts(node.id, cpus[1], memory[node.id].allocatable, usable),
             amounts(node.id, cpus[2], memory[node.id].free, free),
             costs.get(node.id, {}),
@@ -81,11 +81,11 @@ Near = Counter[int]
 @made_once
 def device_counts(topology: Topology) -> Mapping[ResourceName, Near]:
     """Resource of which a device has a known NUMA node -> how many there are, healthy or not."""
-    counts = {name: near(devices.everything) for name, devices in topology.devices.items()}
+    counts = {name: count_near_nodes(devices.everything) for name, devices in topology.devices.items()}
     return {name: count for name, count in counts.items() if count}
 
 
-def near(some: DeviceSet) -> Near:
+def count_near_nodes(some: DeviceSet) -> Near:
     """How many of these devices are near each NUMA node."""
     counted = Near()
     for nodes, there in some.devices.by_nodes.items():
@@ -101,7 +101,7 @@ def by_node(topology: Topology, cpus: Iterable[int]) -> Counter[int]:
     return Counter(node_of[cpu] for cpu in cpus if cpu in node_of)
 
 
-def memory_of(node: NumaNode) -> Amounts:
+def memory_amounts(node: NumaNode) -> Amounts:
     """All memory of a NUMA node, what is set aside as hugepages included, and the hugepages."""
     return dict(node.hugepages) if node.memory is None else {MEMORY: node.memory, **node.hugepages}
 

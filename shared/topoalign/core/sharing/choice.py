@@ -1,7 +1,7 @@
 """
 Which cards a container gets of those that are shared: topoalign's own decision.
 
-The rule, among the cards that have enough (`fitting`):
+The rule, among the cards that have enough (`positions_with_enough`):
 
 - **A share of one card**: the card that has the least left: fewest cores, then least memory, then fewest processes. Of equal
   ones, mostly cards that nobody uses, the one that comes first by policy `topology`: it cuts the fewest links to other
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from topoalign.core.demand.share_annotations import ANY_CARD, CardOrder, CardRules, Weights
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.placement.gpus.set_scorer import SetScorer
-from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidates
+from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.refusals import (
     OTHER_MODE,
@@ -44,8 +44,8 @@ from topoalign.core.sharing.refusals import (
     ShareDoesNotFit,
     ShareFields,
     ShareSplit,
+    describe_scattered_amounts,
     format_mib,
-    split,
 )
 
 # Which cards have enough for a container, each for itself, or why there are too few.
@@ -92,7 +92,9 @@ def cards_asked(request: ShareRequest, fields: ShareFields) -> int:
     return cards * cores // WHOLE_CARD
 
 
-def fitting(cards: Cards, request: ShareRequest, size: int, rules: CardRules, fields: ShareFields) -> list[int]:
+def positions_with_enough(
+    cards: Cards, request: ShareRequest, size: int, rules: CardRules, fields: ShareFields
+) -> list[int]:
     """The positions of the cards that have enough, at least `size`. Raises ShareDoesNotFit if they are fewer."""
     accepted = accepted_cards(cards, rules, fields)
     if len(accepted) < size:
@@ -110,22 +112,22 @@ def fitting(cards: Cards, request: ShareRequest, size: int, rules: CardRules, fi
         if len(whole) < size:
             raise NotEnoughShareMemory(fields, request.memory, size, [cards[at].memory for at in accepted])
         return whole
-    enough = [at for at in accepted if has_enough(cards[at], request)]
+    enough = [at for at in accepted if has_share_left(cards[at], request)]
     if len(enough) < size:
-        raise refusal([cards[at] for at in accepted], request, size, fields)
+        raise explain_misfit([cards[at] for at in accepted], request, size, fields)
     return enough
 
 
 def accepted_cards(cards: Cards, rules: CardRules, fields: ShareFields) -> list[int]:
     """The positions of the cards that may be chosen. Raises NoCardAccepted if there are none."""
-    reasons = [unaccepted(card, rules) for card in cards]
+    reasons = [explain_unaccepted(card, rules) for card in cards]
     accepted = [at for at, reason in enumerate(reasons) if reason is None]
     if not accepted:
         raise NoCardAccepted(fields, Counter(reason for reason in reasons if reason is not None))
     return accepted
 
 
-def unaccepted(card: SharedCard, rules: CardRules) -> str | None:
+def explain_unaccepted(card: SharedCard, rules: CardRules) -> str | None:
     """Why a card may not be chosen, whatever is left of it; None if it may."""
     if not card.healthy:
         return "not healthy"
@@ -138,7 +140,7 @@ def unaccepted(card: SharedCard, rules: CardRules) -> str | None:
     return None if rules.uuids.takes_uuid(card.device) else OTHER_UUID
 
 
-def has_enough(card: SharedCard, request: ShareRequest) -> bool:
+def has_share_left(card: SharedCard, request: ShareRequest) -> bool:
     """Whether a share is left of a card."""
     return card.has_left(cores_needed(request), request.memory) and (not card.slots or card.slots_left > 0)
 
@@ -148,7 +150,7 @@ def cores_needed(request: ShareRequest) -> int:
     return max(1, request.cores)
 
 
-def refusal(cards: Cards, request: ShareRequest, size: int, fields: ShareFields) -> ShareDoesNotFit:
+def explain_misfit(cards: Cards, request: ShareRequest, size: int, fields: ShareFields) -> ShareDoesNotFit:
     """Why a share does not fit on so many of these cards, although they may be chosen."""
     cores = cores_needed(request)
     memory = request.memory
@@ -158,15 +160,19 @@ def refusal(cards: Cards, request: ShareRequest, size: int, fields: ShareFields)
     if too_few(cores_left, cores, size):
         if sum(cores_left) < cores * size:
             return NotEnoughShareCores(fields, cores, size, cores_left)
-        return ShareSplit(fields.cores, split(f"{cores} cores", size, how_many(cores_left, cores)))
+        return ShareSplit(fields.cores, describe_scattered_amounts(f"{cores} cores", size, how_many(cores_left, cores)))
     if too_few(memory_left, memory, size):
         if sum(memory_left) < memory * size:
             return NotEnoughShareMemory(fields, memory, size, memory_left)
-        return ShareSplit(fields.memory, split(format_mib(memory), size, how_many(memory_left, memory)))
+        return ShareSplit(
+            fields.memory, describe_scattered_amounts(format_mib(memory), size, how_many(memory_left, memory))
+        )
     if too_few(slots_left, 1, size):
         return NotEnoughShareSlots(fields, size, slots_left)
     amounts = f"a slot, {cores} cores and {format_mib(memory)} together"
-    return ShareSplit(fields.cores, split(amounts, size, sum(has_enough(card, request) for card in cards)))
+    return ShareSplit(
+        fields.cores, describe_scattered_amounts(amounts, size, sum(has_share_left(card, request) for card in cards))
+    )
 
 
 def too_few(left: Sequence[int], needed: int, size: int) -> bool:
@@ -189,7 +195,7 @@ Key = tuple[float, ...]
 FIELDS = ShareFields()
 
 
-def choose(
+def choose_gpus(
     cards: Sequence[SharedCard],
     request: ShareRequest,
     scorer: SetScorer,
@@ -202,13 +208,13 @@ def choose(
     Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the cards do not have it.
     """
     size = cards_asked(request, fields)
-    enough = fitting(cards, request, size, rules, fields)
+    enough = positions_with_enough(cards, request, size, rules, fields)
     choice = Choice(cards, enough, request, scorer, rules)
-    sets = (choice.best(group, size) for group in groups(cards, enough, size, rules, fields))
+    sets = (choice.best(group, size) for group in groups_by_numa_node(cards, enough, size, rules, fields))
     return tuple(cards[at] for at in min(sets, key=choice.rank))
 
 
-def groups(
+def groups_by_numa_node(
     cards: Sequence[SharedCard], enough: list[int], size: int, rules: CardRules, fields: ShareFields
 ) -> list[list[int]]:
     """
@@ -245,7 +251,7 @@ class Choice:
         """Cards that others can still take whole."""
         self.order = SetOrder(scorer, self.unused)
         by = CardOrder.BEST_FIT if self.whole else rules.order
-        self.keys = {at: key(cards[at], asked, by, rules.weights) for at in enough}
+        self.keys = {at: gpu_order_key(cards[at], asked, by, rules.weights) for at in enough}
         self.by_links = self.whole or by is CardOrder.TOPOLOGY_AWARE or (asked.cards > 1 and by is CardOrder.BEST_FIT)
         """Whether links come first, before what the cards have left."""
 
@@ -259,11 +265,11 @@ class Choice:
         """The sets to compare: of the cards that come first, and where links decide also of all, and of those in use."""
         last = sorted(self.keys[at] for at in group)[size - 1]
         first = [at for at in group if self.keys[at] < last]
-        sets = {*candidates(self.order, [at for at in group if self.keys[at] <= last], first, size)}
+        sets = {*candidate_sets(self.order, [at for at in group if self.keys[at] <= last], first, size)}
         if self.by_links:
             used = [at for at in group if at not in self.unused]
-            sets.update(candidates(self.order, group, (), size))
-            sets.update(candidates(self.order, used, (), size) if len(used) >= size else ())
+            sets.update(candidate_sets(self.order, group, (), size))
+            sets.update(candidate_sets(self.order, used, (), size) if len(used) >= size else ())
         return sets
 
     def rank(self, members: Members) -> tuple[Key, tuple[object, ...], Key, Members]:
@@ -277,7 +283,7 @@ class Choice:
         )
 
 
-def key(card: SharedCard, asked: ShareRequest, order: CardOrder, weights: Weights) -> Key:
+def gpu_order_key(card: SharedCard, asked: ShareRequest, order: CardOrder, weights: Weights) -> Key:
     """The key that sorts cards, the best first, without regard to links."""
     if order in (CardOrder.BEST_FIT, CardOrder.TOPOLOGY_AWARE):
         return (
@@ -285,11 +291,11 @@ def key(card: SharedCard, asked: ShareRequest, order: CardOrder, weights: Weight
             card.memory_left // MEMORY_BLOCK,  # then the least memory,
             card.processes,  # then the fewest processes
         )
-    full = fullness(card, asked, weights)
+    full = gpu_fullness(card, asked, weights)
     return (-full if order is CardOrder.BINPACK else full,)
 
 
-def fullness(card: SharedCard, asked: ShareRequest, weights: Weights) -> float:
+def gpu_fullness(card: SharedCard, asked: ShareRequest, weights: Weights) -> float:
     """
     How full a card would be with the share on it: the weighted sum of its parts that are held, rounded to 9 digits.
 

@@ -45,11 +45,11 @@ from topoalign.core.demand.shares import (
     numa_node_of,
     on_one_node,
     resources_in_slots,
-    share_of,
+    share_from_units,
     slots_asked,
     unit_of,
 )
-from topoalign.core.hints.devices import gpus_for_units, slots_for, taken_over, units_of
+from topoalign.core.hints.devices import gpus_for_units, slots_for, taken_over, units_on_gpus
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import InvalidField, quoted
@@ -67,8 +67,8 @@ from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.cards import SharedCard, ShareRequest
-from topoalign.core.sharing.choice import accepted_cards, choose
-from topoalign.core.sharing.gaia.evaluators import choose_cards
+from topoalign.core.sharing.choice import accepted_cards, choose_gpus
+from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
 from topoalign.core.sharing.refusals import (
     UNALIGNED,
     WAIT,
@@ -141,9 +141,9 @@ def choose_gpus_for_units(
     some = tuple(among)
     try:
         if compat == "gaia" and request.cards == 1:
-            chosen = choose_cards(topology, cards, request, frozenset(some))
+            chosen = choose_gpus_as_gaia(topology, cards, request, frozenset(some))
         else:
-            chosen = choose(cards, request, set_scorer(topology), CardRules(uuids=Selection(wanted=some)))
+            chosen = choose_gpus(cards, request, set_scorer(topology), CardRules(uuids=Selection(wanted=some)))
     except (InvalidField, ShareDoesNotFit):
         return ()
     return tuple(card.device for card in chosen)
@@ -170,7 +170,7 @@ class UnitChooser:
         healthy = self._state.ownership.usable(self._resource)
         gpus = gpus_for_units(self._state, self._container)
         cards = self._share.cards
-        found = healthy & units_of(self._state, gpus, self._resource)
+        found = healthy & units_on_gpus(self._state, gpus, self._resource)
         if healthy and (not found or len(gpus) < cards):
             lacking = "no GPU has" if cards == 1 else f"{len(gpus)} GPUs, and not {cards}, have"
             raise ShareSplit(SHARE, f"{lacking} enough left of what the container asks for")
@@ -229,7 +229,7 @@ def with_missing(
     return (*gpus, *others) if others else ()
 
 
-def gpus_of(topology: Topology, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> tuple[DeviceID, ...]:
+def gpus_given(topology: Topology, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> tuple[DeviceID, ...]:
     """The GPUs of which a container has something, each once. `devices`: resource -> what it has been given of it."""
     given = (each for name, some in devices.items() if topology.kind_of(name) in ("gpu", "unit") for each in some)
     return tuple(dict.fromkeys(map(topology.card_of, given)))
@@ -269,7 +269,7 @@ def check_units(
     own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
     live = [each for each in state.allocations.values() if each.id not in own]
     for each in unshareable(live, amounts):
-        raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), titled(each), SHARE)
+        raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), allocation_title(each), SHARE)
     if not any(each.cores for each in amounts.values()):
         held = held_of_gpus(each for each in live if not amounts.keys().isdisjoint(each.amounts))
         if spent := [gpu for gpu in amounts if held.get(gpu, NOTHING).cores >= CORES]:
@@ -278,7 +278,7 @@ def check_units(
             )
 
 
-def titled(allocation: Allocation) -> str:
+def allocation_title(allocation: Allocation) -> str:
     """Whose an allocation is, or its id."""
     owner = allocation.owner
     return allocation.id if owner is None else f"{owner.namespace}/{owner.pod}"
@@ -310,7 +310,7 @@ def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, cards: in
 
 
 @made_once
-def places_of(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
+def shareable_devices(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
     """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
     in_slots = offers_in_slots(topology)
     found = list[tuple[DeviceID, Gpu]]()
@@ -321,9 +321,9 @@ def places_of(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
 
 
 @made_once
-def scorer_of(topology: Topology) -> SetScorer:
+def link_scorer(topology: Topology) -> SetScorer:
     """The scorer of sets of these; MIG instances have no links."""
-    places = places_of(topology)
+    places = shareable_devices(topology)
     if all(base == gpu.id for base, gpu in places):
         return set_scorer(topology)
     scores = gpu_scores(topology)
@@ -333,10 +333,10 @@ def scorer_of(topology: Topology) -> SetScorer:
 
 
 def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
-    """All GPUs and instances of `places_of`; of those that are not in slots nothing is to be had."""
+    """All GPUs and instances of `shareable_devices`; of those that are not in slots nothing is to be had."""
     in_slots = offers_in_slots(topology)
     found = []
-    for base, gpu in places_of(topology):
+    for base, gpu in shareable_devices(topology):
         here = left.get(base)
         offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
         if here and here.profiles:  # whether an instance fits is known already: what is left decides the order alone
@@ -363,7 +363,7 @@ def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, 
     return tuple(found)
 
 
-def fields_of(topology: Topology, resource: ResourceName, said: Published) -> ShareFields:
+def share_fields(topology: Topology, resource: ResourceName, said: Published) -> ShareFields:
     """
     The limits of a container by which it asks for slots of this resource and for its amounts, and the annotations of its pod
     that list GPUs. `said`: what that says about cards.
@@ -402,7 +402,7 @@ def choose_gpus_for_slots(
         cards=share.gpus,
     )
     rules = msgspec.structs.replace(share.rules, uuids=Selection(wanted=tuple(wanted)))
-    chosen = choose(every, request, scorer_of(topology), rules, fields)
+    chosen = choose_gpus(every, request, link_scorer(topology), rules, fields)
     if len(enough) < share.gpus:
         raise NotEnoughShareCards(fields, share.gpus, len(enough))
     return tuple(card.device for card in chosen)
@@ -421,7 +421,7 @@ class SlotChooser:
         self.resource = share.resource
         self._affinity = affinity
         self._left = state.ownership.slots_left
-        self._fields = fields_of(state.hardware, share.resource, container.about_cards)
+        self._fields = share_fields(state.hardware, share.resource, container.about_cards)
         held = held_by_pod(state, container)
         self._own = own_amounts(state.hardware, held, reusable_devices(held, share.resource))
 
@@ -661,7 +661,11 @@ def chooser_of(
     in the rules of the node. `affinity`: the NUMA nodes that the container is aligned to.
     """
     hardware = state.hardware
-    share = share_of(hardware, container.devices, container.cards) if unit_of(hardware, resource) is not None else None
+    share = (
+        share_from_units(hardware, container.devices, container.cards)
+        if unit_of(hardware, resource) is not None
+        else None
+    )
     if share is not None:
         return UnitChooser(state, container, share, resource, compat)
     chooser = slot_chooser_of(state, container, affinity) if offers_in_slots(hardware) else None
@@ -675,7 +679,7 @@ def check_shares(
     devices: Mapping[ResourceName, Sequence[DeviceID]],
 ) -> None:
     """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together; others are all right."""
-    share = share_of(state.hardware, container.devices, container.cards)
+    share = share_from_units(state.hardware, container.devices, container.cards)
     if share is not None:
         check_units(state, demand, devices, share)
     chooser = slot_chooser_of(state, container) if offers_in_slots(state.hardware) else None

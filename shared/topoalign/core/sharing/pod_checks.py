@@ -25,8 +25,8 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from topoalign.core.demand import share_annotations as names
-from topoalign.core.demand.field_paths import containers_of, in_manifest
-from topoalign.core.demand.gangs import gang_of, path
+from topoalign.core.demand.field_paths import containers_with_paths, in_manifest
+from topoalign.core.demand.gangs import annotation_path, gang_of
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.share_annotations import (
     InvalidShare,
@@ -46,8 +46,8 @@ from topoalign.core.demand.shares import (
     check_amounts,
     check_cards,
     check_share,
-    names_of_units,
     slot_resources,
+    unit_resource_names,
     unit_resources,
 )
 from topoalign.core.demand.unserved import check_not_passed_over
@@ -83,11 +83,11 @@ def check_not_joint(pod: PodRequest) -> None:
     key = joint_key(pod)
     if key is None:
         return
-    asked = (amounts for _, each in containers_of(pod) for amounts in (each.limits, each.requests))
+    asked = (amounts for _, each in containers_with_paths(pod) for amounts in (each.limits, each.requests))
     if any(amounts.get(name) for amounts in asked for name in JOINT_RESOURCES):
         return  # what that container asks for is decided by them, and their content is checked
     raise InvalidShare(
-        f"{path(key)}: {without_effect('units')}",
+        f"{annotation_path(key)}: {without_effect('units')}",
         f"leave it out; it is about whole GPUs ({GPU}) and NICs ({NIC}), and no container asks for any",
     )
 
@@ -95,10 +95,10 @@ def check_not_joint(pod: PodRequest) -> None:
 def check_joint_memory(pod: PodRequest, asked: Iterable[JointDemand | None], offered: UnitResources) -> None:
     """
     Raises MemoryAboveCard for a container that asks by Koordinator's name for more bytes of each GPU than the largest one in
-    units has. `asked`: what each container asks for together, in the order of `containers_of`.
+    units has. `asked`: what each container asks for together, in the order of `containers_with_paths`.
     """
     largest = offered.most * MEMORY_BLOCK
-    for (where, _), demand in zip(containers_of(pod), asked, strict=True):
+    for (where, _), demand in zip(containers_with_paths(pod), asked, strict=True):
         memory = 0 if demand is None or demand.gpu is None else demand.gpu.each.get(GPU_BYTES, 0)
         if memory > largest:
             raise MemoryAboveCard(ShareFields(memory=f"{where}.resources.limits[{GPU_BYTES}]"), memory, largest)
@@ -112,7 +112,7 @@ def check_slots_not_joint(pod: PodRequest, offered: SlotResources) -> None:
     key = joint_key(pod)
     if key is not None and offered.resource in JOINT_RESOURCES:
         raise InvalidShare(
-            f"{path(key)}: {without_effect('slots')}",
+            f"{annotation_path(key)}: {without_effect('slots')}",
             f"leave it out, or ask for whole GPUs ({offered.resource}) without amounts, where nodes offer them so",
         )
 
@@ -176,7 +176,7 @@ class Offers(NamedTuple):
         return self.otherwise.union(*((each.resource, *each.slots.resources) for each in self.slots))
 
 
-def offers_of(machines: Iterable[Topology]) -> Offers:
+def offers_of_machines(machines: Iterable[Topology]) -> Offers:
     """What these machines offer, all together."""
     units: dict[UnitResources, None] = {}
     slots: dict[SlotResources, None] = {}
@@ -195,7 +195,7 @@ def check_shares_known(pod: PodRequest, machine: Topology) -> None:
     Raises InvalidShare for what `check_pod` refuses of amounts that this machine does not offer, and of units and slots in
     one container; a decision looks at what the machine offers. `pod`: valid.
     """
-    offers = offers_of((machine,))
+    offers = offers_of_machines((machine,))
     check_ways(pod, offers.units, offers.slots)
     check_unlisted_amounts(pod, offers.names.union(each.resource for each in machine.others))
 
@@ -221,7 +221,7 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
     """
     if not asks_for(pod, offered):
         return
-    for where, container in containers_of(pod):
+    for where, container in containers_with_paths(pod):
         check_container(where, container.limits, offered, cards_said(pod.annotations))
     check_no_choice(pod.annotations)
     check_not_joint(pod)
@@ -234,10 +234,10 @@ def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
     """
     if CARDS not in pod.annotations:
         return
-    units = names_of_units(offered)
-    if all(units.isdisjoint(container.limits) for _, container in containers_of(pod)):
+    units = unit_resource_names(offered)
+    if all(units.isdisjoint(container.limits) for _, container in containers_with_paths(pod)):
         raise InvalidShare(
-            f"{path(CARDS)}: spreads units of GPUs, and no container asks for any",
+            f"{annotation_path(CARDS)}: spreads units of GPUs, and no container asks for any",
             f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; how many GPUs a container has whole or has slots of, it "
             "says by their number",
         )
@@ -248,9 +248,9 @@ def check_ways(pod: PodRequest, units: Iterable[UnitResources], slots: Collectio
     Raises InvalidShare for a container that asks for units of GPUs and for slots, or an amount of them, whichever nodes
     offer the one and the other; what nobody offers, under the usual names.
     """
-    in_units = names_of_units(units)
+    in_units = unit_resource_names(units)
     ways = [USUAL_SLOTS, *sorted(slots, key=lambda each: each.resource)]
-    for where, container in containers_of(pod):
+    for where, container in containers_with_paths(pod):
         limits = {name: amount for name, amount in container.limits.items() if name not in in_units}
         others = [name for each in ways for name in names_in_slots(limits, each)]
         check_one_way(where, sorted(name for name in in_units if container.limits.get(name)), others)
@@ -259,7 +259,7 @@ def check_ways(pod: PodRequest, units: Iterable[UnitResources], slots: Collectio
 def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
     """Whether a container names one of these units, if only with 0."""
     units = dict(offered.units)
-    return any(not units.keys().isdisjoint(each.limits) for _, each in containers_of(pod))
+    return any(not units.keys().isdisjoint(each.limits) for _, each in containers_with_paths(pod))
 
 
 def check_container(
@@ -284,7 +284,7 @@ def check_container(
         share = share._replace(cards=cards)
         check_cards(share, fields)
         if cards > offered.gpus:
-            raise NotEnoughShareCards(ShareFields(cards=path(CARDS)), cards, offered.gpus)
+            raise NotEnoughShareCards(ShareFields(cards=annotation_path(CARDS)), cards, offered.gpus)
     of_each = -(-share.blocks // share.gpus)
     if of_each > offered.most:
         raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
@@ -303,7 +303,7 @@ def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> 
     `known`. It may come without a number of GPUs: by which name it asks for slots is not known either. `pod`: valid.
     """
     unlisted = {*USUAL_SLOTS.slots.resources}.difference(known)
-    for where, container in containers_of(pod):
+    for where, container in containers_with_paths(pod):
         amounts = {name: amount for name, amount in container.limits.items() if name in unlisted}
         if amounts:
             number = container.limits.get(USUAL_SLOTS.resource, 1)
@@ -313,11 +313,11 @@ def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> 
 
 def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = "") -> None:
     """Raises InvalidShare for what is asked for of GPUs that are offered in slots so. `pod`: valid."""
-    for where, container in containers_of(pod):
+    for where, container in containers_with_paths(pod):
         units = [name for name in USUAL_NAMES if container.limits.get(name)]
         check_one_way(where, units, names_in_slots(container.limits, offered))
     if names_amounts(pod, offered):
-        for where, container in containers_of(pod):
+        for where, container in containers_with_paths(pod):
             check_amounts(where, container.limits, offered)
         card_rules(said_of_cards(pod.annotations), as_hami=compat == "hami")
     elif asks_for_slots(pod, offered):
@@ -328,14 +328,14 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = 
     if compat == "hami":
         check_node_policy(pod.annotations)
     check_slots_not_joint(pod, offered)
-    check_counts(pod.annotations, offered)
+    check_gpu_count_of_slots(pod.annotations, offered)
 
 
-def check_counts(annotations: Mapping[str, str], offered: SlotResources) -> None:
+def check_gpu_count_of_slots(annotations: Mapping[str, str], offered: SlotResources) -> None:
     """Raises InvalidShare for a number of GPUs of a pod with slots, of which it has as many as it asks for slots."""
     if CARDS in annotations:
         raise InvalidShare(
-            f"{path(CARDS)}: has no effect on slots of GPUs, which the pod asks for",
+            f"{annotation_path(CARDS)}: has no effect on slots of GPUs, which the pod asks for",
             f"leave it out; {offered.resource} says of how many GPUs a container has slots",
         )
 
@@ -344,7 +344,7 @@ def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -
     """Raises InvalidShare for annotations that choose among the GPUs, of a pod that asks for slots and for no amount."""
     for key, _ in said_of_cards(annotations):
         raise InvalidShare(
-            f"{path(key)}: chooses among GPUs in slots, of which no amount is asked for",
+            f"{annotation_path(key)}: chooses among GPUs in slots, of which no amount is asked for",
             f"name one, {offered.slots.cores}: {CORES} for whole GPUs, or leave it out",
         )
 
@@ -356,12 +356,12 @@ def is_for_slots(pod: PodRequest, offered: SlotResources, otherwise: Collection[
 
 def asks_for_slots(pod: PodRequest, offered: SlotResources) -> bool:
     """Whether a container asks for slots of this resource."""
-    return any(each.limits.get(offered.resource) for _, each in containers_of(pod))
+    return any(each.limits.get(offered.resource) for _, each in containers_with_paths(pod))
 
 
 def names_amounts(pod: PodRequest, offered: SlotResources) -> bool:
     """Whether a container names one of the resources of amounts, if only with 0."""
-    return any(not each.limits.keys().isdisjoint(offered.slots.resources) for _, each in containers_of(pod))
+    return any(not each.limits.keys().isdisjoint(offered.slots.resources) for _, each in containers_with_paths(pod))
 
 
 def names_in_slots(limits: Mapping[ResourceName, int], offered: SlotResources) -> list[ResourceName]:
@@ -386,7 +386,8 @@ def check_no_choice(annotations: Mapping[str, str]) -> None:
     for key in NOT_OF_UNITS:
         if key in annotations:
             raise InvalidShare(
-                f"{path(key)}: {without_effect('units')}", "leave it out; nodeSelector and affinity choose the nodes"
+                f"{annotation_path(key)}: {without_effect('units')}",
+                "leave it out; nodeSelector and affinity choose the nodes",
             )
 
 
@@ -401,7 +402,7 @@ def check_node_policy(annotations: Mapping[str, str]) -> None:
     policy = annotations.get(names.NODE_POLICY, BINPACK)
     if policy not in (BINPACK, SPREAD):
         raise InvalidShare(
-            f"{path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
+            f"{annotation_path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
             f"write {BINPACK} or {SPREAD}, or leave it out",
         )
 

@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, islice
 
 from topoalign.core.demand import share_annotations
-from topoalign.core.demand.field_paths import containers_of
-from topoalign.core.demand.gangs import path
+from topoalign.core.demand.field_paths import containers_with_paths
+from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.demand.shares import USUAL_SLOTS
 from topoalign.core.demand.unserved import SETTINGS, nearest_name
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
@@ -65,7 +65,7 @@ def warnings_of(
 
 def paths_of_limits(pod: PodRequest) -> dict[ResourceName, str]:
     """The resources that containers name in their limits, each with the path of one of them."""
-    return {name: where for where, container in containers_of(pod) for name in container.limits}
+    return {name: where for where, container in containers_with_paths(pod) for name in container.limits}
 
 
 def of_annotations(
@@ -79,14 +79,14 @@ def of_annotations(
     for key in sorted(annotations)[:MOST_LOOKED_AT]:
         if key in resources:
             if key not in limits:
-                yield f"{path(key)}: has no effect; write it in resources.limits of a container"
+                yield f"{annotation_path(key)}: has no effect; write it in resources.limits of a container"
         elif key == share_annotations.NODE_POLICY and not ranks_as_hami:
-            yield f"{path(key)}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
+            yield f"{annotation_path(key)}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
         elif key == CORE_LIMIT:
-            yield f"{path(key)}: has no effect; a container gets its tencent.com/vcuda-core"
+            yield f"{annotation_path(key)}: has no effect; a container gets its tencent.com/vcuda-core"
         elif (meant := meant_key(key)) is not None:
             where = " in resources.limits of a container" if meant in AMOUNTS else ""
-            yield f"{path(key)}: nobody reads this key; did you mean {meant}{where}?"
+            yield f"{annotation_path(key)}: nobody reads this key; did you mean {meant}{where}?"
 
 
 def meant_key(key: str) -> str | None:

@@ -155,7 +155,7 @@ def lowest_limits(quotas: Iterable[Amounts]) -> dict[ResourceName, int]:
     return found
 
 
-def total(amounts: Iterable[Amounts]) -> dict[ResourceName, int]:
+def sum_quota_amounts(amounts: Iterable[Amounts]) -> dict[ResourceName, int]:
     """What several pods hold together."""
     found: dict[ResourceName, int] = {}
     for each in amounts:

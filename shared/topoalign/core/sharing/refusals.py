@@ -145,7 +145,7 @@ class NotEnoughShareCores(ShareDoesNotFit):
     code = "NotEnoughShareCores"
 
     def __init__(self, fields: ShareFields, asked: int, cards: int, left: Sequence[int]) -> None:
-        super().__init__(fields.cores, lacking(asked, cards, left, "{} cores".format))
+        super().__init__(fields.cores, describe_lacking_amount(asked, cards, left, "{} cores".format))
 
 
 class NotEnoughShareMemory(ShareDoesNotFit):
@@ -156,7 +156,7 @@ class NotEnoughShareMemory(ShareDoesNotFit):
     code = "NotEnoughShareMemory"
 
     def __init__(self, fields: ShareFields, asked: int, cards: int, left: Sequence[int]) -> None:
-        super().__init__(fields.memory, lacking(asked, cards, left, format_mib))
+        super().__init__(fields.memory, describe_lacking_amount(asked, cards, left, format_mib))
 
 
 class NotEnoughShareSlots(ShareDoesNotFit):
@@ -165,7 +165,7 @@ class NotEnoughShareSlots(ShareDoesNotFit):
     code = "NotEnoughShareSlots"
 
     def __init__(self, fields: ShareFields, cards: int, left: Sequence[int]) -> None:
-        super().__init__(fields.cards, lacking(1, cards, left, "{} slots".format))
+        super().__init__(fields.cards, describe_lacking_amount(1, cards, left, "{} slots".format))
 
 
 class ShareSplit(ShareDoesNotFit):
@@ -219,14 +219,14 @@ class WholeGpuInUse(ShareDoesNotFit):
         )
 
 
-def lacking(asked: int, cards: int, left: Sequence[int], text: Callable[[int], str]) -> str:
+def describe_lacking_amount(asked: int, cards: int, left: Sequence[int], text: Callable[[int], str]) -> str:
     """The finding for an amount that too few cards have left; `text`: an amount, for people."""
     enough = sum(amount >= asked for amount in left)
     has = "" if cards == 1 else f"{enough} of {len(left)} cards have that left, and "
     return f"{text(asked)} of {each_of(cards)} asked for; {has}the most that a card has left is {text(max(left))}"
 
 
-def split(asked: str, cards: int, enough: int) -> str:
+def describe_scattered_amounts(asked: str, cards: int, enough: int) -> str:
     """The finding for amounts that the node has left, but not on so many cards; `enough`: how many cards have them."""
     found = f"only {enough} cards have" if enough > 1 else "only one card has" if enough else "no card has"
     return f"{asked} of {each_of(cards)} asked for; the node has that much left in total, but {found} it"

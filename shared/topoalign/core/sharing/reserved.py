@@ -22,9 +22,9 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.offers import CORES
-from topoalign.core.placement.reserved import parts_of
+from topoalign.core.placement.reserved import open_reservations
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, allocations_of, not_given
+from topoalign.core.state.reservations import NodeReservations, not_given, reserved_allocations
 from topoalign.core.state.share_amounts import NONE_HELD, larger
 
 # What reservations say to a kubelet that asks for units of GPUs.
@@ -83,8 +83,8 @@ def reserved_units(
     offered = frozenset(available)
     required = frozenset(must_include)
     found: list[tuple[tuple[bool, ...], bool, frozenset[DeviceID]]] = []
-    for uid, container, units in parts_of(reserved, now, resource):
-        if len(units) != size or not required <= units <= offered or not is_share(container, units):
+    for uid, container, units in open_reservations(reserved, now, resource):
+        if len(units) != size or not required <= units <= offered or not is_reserved_share(container, units):
             continue
         given = given_half(state, uid, container, resource)
         if given is not None and not are_together(units, given):
@@ -147,7 +147,7 @@ def has_others(
     )
 
 
-def is_share(container: ReservedContainer, units: Collection[DeviceID]) -> bool:
+def is_reserved_share(container: ReservedContainer, units: Collection[DeviceID]) -> bool:
     """Whether units that are reserved for a container are of one GPU, or of equal parts of several, or it has whole ones."""
     return len(amounts_of(units)) == 1 or has_whole(container) or is_spread(units)
 
@@ -165,7 +165,7 @@ def spread_for(
     The units, not given yet at monotonic second `now`, of a container that waits for so many of several GPUs, none of them
     whole. None: there is none, or just these `units` are what somebody waits for.
     """
-    waiting = [(container, ids) for _, container, ids in parts_of(reserved, now, resource) if len(ids) == size]
+    waiting = [(container, ids) for _, container, ids in open_reservations(reserved, now, resource) if len(ids) == size]
     if any(ids == frozenset(units) for _, ids in waiting):
         return None
     return next((ids for container, ids in waiting if is_spread(ids) and not has_whole(container)), None)
@@ -211,7 +211,7 @@ def with_reserved_shares(state: NodeState, reserved: NodeReservations, now: floa
     container leaves to later containers of its pod is held once.
     """
     for reservation in reserved.held(now):
-        for allocation in allocations_of(reservation):
+        for allocation in reserved_allocations(reservation):
             if (allocation.amounts or allocation.slots) and (left := not_given(allocation, state)).devices:
                 state = state.holding(left)
     return state
@@ -232,7 +232,7 @@ class OpenPart(NamedTuple):
     """Whether it may have slots of other GPUs, too."""
 
 
-def open_parts(
+def iterate_open_parts(
     state: NodeState,
     reserved: NodeReservations,
     now: float,
@@ -278,7 +278,7 @@ def unmatched_part(
     The part that a kubelet asks for when it takes these slots, which are none that it was told. None: there is none, as far
     as can be told.
     """
-    parts = [*open_parts(state, reserved, now, ShareQuestion(resource, slots, (), len(slots)), instead)]
+    parts = [*iterate_open_parts(state, reserved, now, ShareQuestion(resource, slots, (), len(slots)), instead)]
     return None if not parts or any(each.slots == frozenset(slots) for each in parts) else parts[0]
 
 

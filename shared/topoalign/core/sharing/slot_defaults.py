@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.demand.field_paths import containers_of
+from topoalign.core.demand.field_paths import containers_with_paths
 from topoalign.core.demand.quantities import Quantities
 from topoalign.core.demand.shares import ALL_MEMORY, USUAL_NAMES, SlotResources
 from topoalign.core.model.ids import ResourceName
@@ -51,7 +51,7 @@ def slot_defaults(
     `units` as well. `otherwise`: what nodes offer in another way than in slots.
     """
     found = []
-    for where, container in containers_of(pod):
+    for where, container in containers_with_paths(pod):
         if any(container.limits.get(name) for name in units):
             continue
         meant = offer_meant(container.limits, offered)
@@ -102,7 +102,7 @@ def with_defaults(pod: PodRequest, filled: Iterable[FilledIn]) -> PodRequest:
             limits={**container.limits, **added[where]},
             requests={**container.requests, **added[where]},
         )
-        for where, container in containers_of(pod)
+        for where, container in containers_with_paths(pod)
         if where in added
     }
     return msgspec.structs.replace(

@@ -34,10 +34,10 @@ from topoalign.core.model.topology.views import made_once
 from topoalign.core.sharing.cards import SharedCard
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.scores import choose_cards, score_cards
+from topoalign.core.sharing.hami.scores import choose_gpus_as_hami, score_cards
 from topoalign.core.sharing.hami.selection import pod_rules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
-from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
+from topoalign.core.sharing.hami.usage import MIB, CardUsage, to_hami_usage
 from topoalign.core.sharing.refusals import NoneByHami, ShareFields
 from topoalign.core.state.share_amounts import NONE_HELD, SlotsLeft
 
@@ -54,16 +54,16 @@ def choose_as_hami(
     The GPUs, of these `cards`, that HAMi chooses, in the order in which it takes them. `able`: those that have enough left
     by topoalign's own rules. Raises NoneByHami, and TooMuchWork where the best connected ones are not found in time.
     """
-    asked = request_of(share, [left[gpu] for gpu in able])
+    asked = hami_request(share, [left[gpu] for gpu in able])
     rules = share.rules
     binds = rules.numa_bind and share.gpus > 1
-    uuids = Selection(unwanted=unaccepted(topology, cards, rules.uuids))
+    uuids = Selection(unwanted=gpus_left_out(topology, cards, rules.uuids))
     around = Surroundings(
         rules=pod_rules(msgspec.structs.replace(rules, uuids=uuids)),
         spent=frozenset(card.device for card in cards if card.device not in able or (binds and card.numa_node is None)),
         scores=scores_of_links(topology),
     )
-    found = choose_cards(score_cards(usage_of_cards(cards, left), (asked,), rules.weights), asked, around)
+    found = choose_gpus_as_hami(score_cards(usage_of_cards(cards, left), (asked,), rules.weights), asked, around)
     if isinstance(found, Unfit):
         raise NoneByHami(fields, share.gpus, found.reason)
     return tuple(DeviceID(each.uuid) for each in found)
@@ -76,11 +76,11 @@ def usage_of_cards(cards: Iterable[SharedCard], left: SlotsOfGpus) -> tuple[Card
         here = left.get(card.device)
         if here is not None and here.profiles:
             card = msgspec.structs.replace(card, cores_held=here.held.cores, memory_held=here.held.memory)
-        found.append(usage_of(card))
+        found.append(to_hami_usage(card))
     return tuple(found)
 
 
-def request_of(share: SlotShare, able: Sequence[SlotsLeft]) -> CardRequest:
+def hami_request(share: SlotShare, able: Sequence[SlotsLeft]) -> CardRequest:
     """
     What is asked for as HAMi has it. Equal parts are the least of those of these GPUs; where a slot becomes a MIG instance,
     any that fits.
@@ -103,7 +103,7 @@ def request_of(share: SlotShare, able: Sequence[SlotsLeft]) -> CardRequest:
     )
 
 
-def unaccepted(topology: Topology, cards: Iterable[SharedCard], uuids: Selection) -> tuple[DeviceID, ...]:
+def gpus_left_out(topology: Topology, cards: Iterable[SharedCard], uuids: Selection) -> tuple[DeviceID, ...]:
     """Those of the cards that the lists of uuids leave out; a MIG instance is in them under its GPU."""
     return tuple(card.device for card in cards if not uuids.takes_uuid(topology.card_of(card.device)))
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.holdings import base_of, is_share
+from topoalign.core.model.holdings import base_of, is_share_id
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
@@ -93,7 +93,7 @@ class HandedOut:
             for base, shares in devices.by_base.items():
                 if self.health_of(base).usable:
                     found |= shares
-            apart = devices.some(device for device in self._reported if is_share(device))
+            apart = devices.some(device for device in self._reported if is_share_id(device))
             good = devices.some(device for device in apart if self.health_of(device).usable)
             self._usable[resource] = found - apart | good
         return self._usable[resource]

@@ -93,7 +93,7 @@ class Division(NamedTuple):
 def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     """GPU -> how it is divided, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
-    records = [record_of(each, hardware) for each in state.allocations.values()]
+    records = [allocation_with_parts(each, hardware) for each in state.allocations.values()]
     held: dict[DeviceID, dict[object, tuple[Allocation, dict[DeviceID, Part]]]] = {}
     lost = defaultdict[tuple[DeviceID, object], list[DeviceID]](list)
     for allocation, holder, _, its in records:
@@ -116,14 +116,14 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
                 UsedParts(
                     first.owner,
                     first.id,
-                    every := counted(parts.values(), profiles),
+                    every := count_parts(parts.values(), profiles),
                     every if (gpu, holder) not in once.shared else once.alone(gpu, holder, parts, profiles),
                     (gpu, holder) in once.shared and once.is_taken_over(gpu, holder, parts),
                     tuple(lost.get((gpu, holder), ())),
                 )
                 for holder, (first, parts) in held.get(gpu, {}).items()
             ),
-            left=left_of(state, gpu, by_card.get(gpu, ()), profiles),
+            left=remaining_parts(state, gpu, by_card.get(gpu, ()), profiles),
             limiter=next((offer.limited_by for offer, _ in by_card.get(gpu, ()) if offer.by_amounts), None),
         )
         for gpu in hardware.gpu_by_id
@@ -131,7 +131,7 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
 
 
 class Record(NamedTuple):
-    """An allocation with what it has of GPUs and NICs, as of `parts_of`."""
+    """An allocation with what it has of GPUs and NICs, as of `parts_of_allocation`."""
 
     allocation: Allocation
     holder: object
@@ -140,10 +140,10 @@ class Record(NamedTuple):
     parts: tuple[tuple[DeviceID, DeviceID, Part], ...]
 
 
-def record_of(allocation: Allocation, hardware: Topology) -> Record:
+def allocation_with_parts(allocation: Allocation, hardware: Topology) -> Record:
     """The allocation with its parts."""
     owner = allocation.owner
-    parts = tuple(parts_of(allocation, hardware))
+    parts = tuple(parts_of_allocation(allocation, hardware))
     pod = allocation.id if owner is None else (owner.namespace, owner.pod)
     return Record(allocation, owner or allocation.id, pod, parts)
 
@@ -166,7 +166,7 @@ class CountedOnce(NamedTuple):
         """What a container has of a GPU without what later ones have, of all that it has there. `names`: of profiles."""
         newest = ((device, self.newest.get(device)) for device in devices)
         own = (devices[at] if of is None else of[1] for at, of in newest if of is None or of[0].holder == holder)
-        return together((counted(own, names), self.surplus.get((gpu, holder), Parts())))
+        return sum_parts((count_parts(own, names), self.surplus.get((gpu, holder), Parts())))
 
     def is_taken_over(self, gpu: DeviceID, holder: object, devices: Iterable[DeviceID]) -> bool:
         """Whether later containers of its pod have all of these devices as well."""
@@ -193,7 +193,7 @@ def counted_once(records: Sequence[Record]) -> CountedOnce:
             shared.add(at)
             if isinstance(part, Amount) and isinstance(size, Amount):
                 more = Parts(cores=max(0, part.cores - size.cores), memory=max(0, part.memory - size.memory))
-                surplus[at] = together((surplus.get(at, Parts()), more))
+                surplus[at] = sum_parts((surplus.get(at, Parts()), more))
             largest[device] = larger_part(part, size)
             if record.pod not in (having := pods.setdefault(device, {newest[device][0].pod})):
                 not_of_pod.add(at)
@@ -206,7 +206,7 @@ def larger_part(part: Part, other: Part) -> Part:
     return larger(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 
 
-def parts_of(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
+def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
     """Device, its GPU or NIC and which part of that it is, for all that an allocation holds; by a slot an amount of it."""
     cards = {**hardware.cards, **allocation.cards}
     in_slots = offers_in_slots(hardware)
@@ -245,11 +245,11 @@ def offered_of(hardware: Topology, offers: Iterable[tuple[Offer, DeviceID]], pro
             found.append(Parts(slots=offer.replicas, cores=offered.cores, memory=offered.memory))
         else:
             handed_out = offer.handed_out(base)
-            found.append(counted((holding_of(unit, hardware.cards).part for unit in handed_out), profiles))
-    return together(found)
+            found.append(count_parts((holding_of(unit, hardware.cards).part for unit in handed_out), profiles))
+    return sum_parts(found)
 
 
-def left_of(
+def remaining_parts(
     state: NodeState, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
 ) -> Parts:
     """What of a GPU may be handed out now: nothing of one of which all computing time or all memory is held."""
@@ -267,11 +267,11 @@ def left_of(
                 found.append(Parts(slots=slots.slots, cores=slots.left.cores, memory=slots.left.memory))
         elif devices is not None:
             free = ownership.free(offer.resource) & devices
-            found.append(counted((holding_of(each, hardware.cards).part for each in free), profiles))
-    return together(found)
+            found.append(count_parts((holding_of(each, hardware.cards).part for each in free), profiles))
+    return sum_parts(found)
 
 
-def together(parts: Iterable[Parts]) -> Parts:
+def sum_parts(parts: Iterable[Parts]) -> Parts:
     """All of them as one."""
     found = Parts()
     for each in parts:
@@ -286,7 +286,7 @@ def together(parts: Iterable[Parts]) -> Parts:
     return found
 
 
-def counted(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
+def count_parts(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
     """So many parts of one GPU, together."""
     whole = False
     slices = 0

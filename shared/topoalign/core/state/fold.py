@@ -35,7 +35,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.memory import given_back, taken
+from topoalign.core.state.memory import add_allocation_memory, given_back
 from topoalign.core.state.ownership import Ownership
 from topoalign.core.state.persistent_map import PersistentMap
 
@@ -112,7 +112,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def holding(self, allocation: Allocation) -> "NodeState":
         """Returns the state with this allocation as the newest live one; seq stays. Also for a decision still going on."""
         live = persistent(self.allocations).put(allocation.id, allocation)
-        after = msgspec.structs.replace(self, allocations=live, memory=taken(self.memory, allocation))
+        after = msgspec.structs.replace(self, allocations=live, memory=add_allocation_memory(self.memory, allocation))
         if (owned := self.owned) is not None and allocation.id not in self.allocations:
             after.__dict__[TO_FOLLOW] = partial(owned.granted, live, allocation)
         return after
@@ -243,7 +243,9 @@ def known_to_all(allocation: Allocation) -> Allocation:
     )
 
 
-def announced(node: NodeName, hardware: Topology, health: Mapping[DeviceID, DeviceHealth], source: str) -> NodeState:
+def initial_state(
+    node: NodeName, hardware: Topology, health: Mapping[DeviceID, DeviceHealth], source: str
+) -> NodeState:
     """Returns the state of a node that has this hardware and health, and on which nothing is allocated."""
     topology = TopologyDiscovered(node=node, epoch=1, revision=1, boot_id="", source=source, topology=hardware)
     judged = DeviceHealthChanged(node=node, epoch=1, revision=1, devices=dict(health))

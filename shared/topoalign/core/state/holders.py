@@ -5,8 +5,8 @@ It is made once of all allocations and then follows each grant and release, at a
 released and not on all that is held (`persistent_map`). Of shares it keeps a table for each device that is shared, because
 thousands of them may be held. It is immutable: the index of a former state stays what it was.
 
-It reads each id by the cards of all parts that the hardware shows or showed (`cards_of`), so it follows only allocations
-that do not change these; for the others a new one is made.
+It reads each id by the cards of all parts that the hardware shows or showed (`parent_devices`), so it follows only
+allocations that do not change these; for the others a new one is made.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ class Holders:
     """Who holds what of one node, by holding."""
 
     def __init__(self, cards: Mapping[DeviceID, DeviceID], allocations: Mapping[AllocationID, Allocation]) -> None:
-        """`cards`: as of `cards_of`. `allocations`: the live ones, oldest first."""
+        """`cards`: as of `parent_devices`. `allocations`: the live ones, oldest first."""
         self._cards = cards
         unshared: dict[Holding, Names] = {}
         shares: dict[Holding, dict[str, Names]] = {}
@@ -162,7 +162,7 @@ def without_allocation(names: Names, gone: AllocationID) -> Names:
     return tuple(name for name in names if name != gone)
 
 
-def cards_of(hardware: Topology, allocations: Mapping[AllocationID, Allocation]) -> Mapping[DeviceID, DeviceID]:
+def parent_devices(hardware: Topology, allocations: Mapping[AllocationID, Allocation]) -> Mapping[DeviceID, DeviceID]:
     """Instance or virtual function -> its card, those that are gone but held included."""
     former: dict[DeviceID, DeviceID] = {}
     for held in allocations.values():

@@ -12,7 +12,7 @@ from topoalign.core.model.events import Allocation, MemoryUse
 from topoalign.core.model.ids import ResourceName
 
 
-def taken(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[int, MemoryUse]:
+def add_allocation_memory(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[int, MemoryUse]:
     """Returns the memory account with the allocation's blocks added."""
     after = dict(memory)
     for block in allocation.memory:

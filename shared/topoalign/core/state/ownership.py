@@ -31,7 +31,7 @@ from topoalign.core.model.topology.by_amounts import is_by_amounts
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.device_health import HandedOut
-from topoalign.core.state.holders import FormerOffers, HeldDevices, Holders, cards_of
+from topoalign.core.state.holders import FormerOffers, HeldDevices, Holders, parent_devices
 from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, spent, spent_slots, units_left
 
 
@@ -176,7 +176,7 @@ class Ownership:
 
     @cached_property
     def _cards(self) -> Mapping[DeviceID, DeviceID]:
-        return cards_of(self._hardware, self._allocations)
+        return parent_devices(self._hardware, self._allocations)
 
     @cached_property
     def _index(self) -> Holders:

@@ -169,7 +169,7 @@ def holding_reserved(state: NodeState, reservation: Reservation) -> NodeState:
     Returns this state of a node with what is reserved for a pod as held. Devices, virtual functions and CPUs that somebody
     has are not held a second time.
     """
-    for reserved in allocations_of(reservation):
+    for reserved in reserved_allocations(reservation):
         left = not_given(reserved, state)
         if left.devices or left.cpus or left.memory:
             state = state.holding(left)
@@ -250,7 +250,7 @@ def reserved_container(
     )
 
 
-def allocations_of(reservation: Reservation) -> tuple[Allocation, ...]:
+def reserved_allocations(reservation: Reservation) -> tuple[Allocation, ...]:
     """
     What the containers of a reservation will hold, as allocations, for a decision about another pod. Their owner is the
     pod's UID: a pod that is created again under its name holds none of them.

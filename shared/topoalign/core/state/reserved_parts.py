@@ -45,7 +45,7 @@ class Swapped(NamedTuple):
     """What the pod that it was reserved for will hold by `instead`, where that is a slot. None: an equal part."""
 
 
-def parts(reserved: ReservedContainer, uid: str) -> Iterator[Part]:
+def reserved_parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[Part]:
     """The parts of what is reserved for a container of this pod."""
     for devices in (reserved.devices, reserved.co_allocated):
         yield from (Part(uid, reserved.container, name, device) for name, ids in devices.items() for device in ids)
@@ -56,7 +56,7 @@ def parts(reserved: ReservedContainer, uid: str) -> Iterator[Part]:
 
 def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[Part]) -> ReservedContainer:
     """What is reserved for a container without the parts that are shown."""
-    left = {part for part in parts(reserved, uid) if part not in shown}
+    left = {part for part in reserved_parts_of_container(reserved, uid) if part not in shown}
 
     def unseen(devices: Mapping[ResourceName, tuple[DeviceID, ...]]) -> dict[ResourceName, tuple[DeviceID, ...]]:
         rest = {
@@ -111,7 +111,7 @@ def shown_by(
             later = has[number + 1 :] if own and reserved.role == "init" else []
             resources = set[ResourceName]().union(has[number], *later)
             co_allocated = {device for ids in reserved.co_allocated.values() for device in ids}
-            for part in parts(reserved, reservation.pod_uid):
+            for part in reserved_parts_of_container(reserved, reservation.pod_uid):
                 ids = reserved.virtual_functions.get(part.device, (part.device,))
                 shown_with = GPU if part.device in co_allocated else part.resource
                 held_by = [holders[each] for each in ids if each in holders]
@@ -233,7 +233,9 @@ def swaps_of(
         left = [device for device in sorted(own) if device not in got and heirs.get((resource, device), uid) == uid]
         amounts = {slot: amount for each in pods[uid].containers for slot, amount in each.slots.items()}
         for other in reservations:
-            for reserved, part in ((each, part) for each in other.containers for part in parts(each, other.pod_uid)):
+            for reserved, part in (
+                (each, part) for each in other.containers for part in reserved_parts_of_container(each, other.pod_uid)
+            ):
                 is_taken = part.resource == resource and part.device in taken
                 if is_taken and (part not in shown or part in unsaid) and other.pod_uid != uid and left:
                     same = [device for device in left if amounts.get(device) == reserved.slots.get(part.device)]

@@ -96,10 +96,10 @@ def left_by_init_containers(allocations: Sequence[Allocation]) -> Mapping[Alloca
     `allocations`: oldest first.
     """
     found: dict[AllocationID, Mapping[DeviceID, Amount]] = {}
-    pods = {pod_of(each) for each in allocations if each.role == "init" and each.amounts} - {None}
+    pods = {pod_names(each) for each in allocations if each.role == "init" and each.amounts} - {None}
     taken = defaultdict[object, set[DeviceID]](set)
     for each in reversed(allocations) if pods else ():
-        if (pod := pod_of(each)) not in pods:
+        if (pod := pod_names(each)) not in pods:
             continue
         if each.role == "init":
             found[each.id] = amounts_of(each.device_ids - taken[pod])
@@ -107,7 +107,7 @@ def left_by_init_containers(allocations: Sequence[Allocation]) -> Mapping[Alloca
     return found
 
 
-def pod_of(allocation: Allocation) -> tuple[Namespace, PodName] | None:
+def pod_names(allocation: Allocation) -> tuple[Namespace, PodName] | None:
     """Namespace and name of the pod that has an allocation; None: it is not known."""
     owner = allocation.owner
     return None if owner is None else (owner.namespace, owner.pod)
@@ -122,7 +122,7 @@ class Holder(NamedTuple):
     """Its name; of a pod that is not known the id of the allocation."""
 
 
-def holder_of(owner: Owner, pod_uid: str) -> Holder:
+def container_holder(owner: Owner, pod_uid: str) -> Holder:
     """A container by its names and the UID of its pod, if that is known."""
     return Holder(pod_uid or f"{owner.namespace}/{owner.pod}", owner.container)
 
@@ -142,9 +142,12 @@ def units_by_holder(allocations: Iterable[Allocation]) -> Mapping[Holder, Set[De
 def holders_in(allocation: Allocation) -> Iterator[tuple[Holder, Iterable[DeviceID]]]:
     """The containers that have something of an allocation, its own and those that it displaced, and what each has."""
     owner = allocation.owner
-    yield Holder("", allocation.id) if owner is None else holder_of(owner, allocation.pod_uid), allocation.device_ids
+    yield (
+        Holder("", allocation.id) if owner is None else container_holder(owner, allocation.pod_uid),
+        allocation.device_ids,
+    )
     for former in allocation.displaced:
-        yield holder_of(former.owner, former.pod_uid), chain.from_iterable(former.devices.values())
+        yield container_holder(former.owner, former.pod_uid), chain.from_iterable(former.devices.values())
 
 
 def excluded(asked: Mapping[DeviceID, Amount], held: Mapping[DeviceID, Amount]) -> list[DeviceID]:
@@ -237,7 +240,7 @@ def gpus_by_instances(topology: Topology) -> Mapping[DeviceID, Gpu]:
     }
 
 
-def amount_of(profile: MigProfile) -> Amount:
+def amount_of_profile(profile: MigProfile) -> Amount:
     """What a container holds of a GPU by an instance of this profile."""
     return Amount(cores=profile.cores, memory=profile.memory)
 
@@ -245,16 +248,18 @@ def amount_of(profile: MigProfile) -> Amount:
 def largest_of(gpu: Gpu) -> Amount:
     """What there is to hold of a GPU: its largest profile."""
     found = max(gpu.mig_profiles, key=lambda each: (each.memory, each.slices), default=None)
-    return Amount(cores=0, memory=0) if found is None else amount_of(found)
+    return Amount(cores=0, memory=0) if found is None else amount_of_profile(found)
 
 
 def smallest_of(gpu: Gpu) -> Amount:
     """What a slot holds of which it is not known how much: the smallest profile."""
     found = min(gpu.mig_profiles, key=lambda each: (each.memory, each.slices), default=None)
-    return Amount(cores=0, memory=0) if found is None else amount_of(found)
+    return Amount(cores=0, memory=0) if found is None else amount_of_profile(found)
 
 
-def taken_of(gpu: Gpu, slots: Iterable[tuple[DeviceID, Amount, DeviceID | None]]) -> frozenset[MigPlacement] | None:
+def taken_mig_placements(
+    gpu: Gpu, slots: Iterable[tuple[DeviceID, Amount, DeviceID | None]]
+) -> frozenset[MigPlacement] | None:
     """
     The places of a GPU that are taken. `slots`: those that are held, each with what is held by it and the uuid of its
     instance, None: it has none yet. None: it is not known where all instances are, and nothing is to be had.
@@ -323,7 +328,7 @@ class SlotsLeft(msgspec.Struct, frozen=True):
     def instance_for(self, memory: int) -> Amount | None:
         """What an instance with so many bytes has, where one can be made; None: none can."""
         place = None if self.taken is None else find_place(self.profiles, self.taken, memory)
-        return None if place is None else amount_of(place[0])
+        return None if place is None else amount_of_profile(place[0])
 
     @property
     def left(self) -> Amount:
@@ -333,7 +338,7 @@ class SlotsLeft(msgspec.Struct, frozen=True):
         if self.profiles:
             free = (each for each in self.profiles if self.instance_for(each.memory) is not None)
             largest = max(free, key=lambda each: (each.memory, each.slices), default=None)
-            return NONE_HELD if largest is None else amount_of(largest)
+            return NONE_HELD if largest is None else amount_of_profile(largest)
         return Amount(
             cores=max(0, self.offered.cores - self.held.cores),
             memory=max(0, self.offered.memory - self.held.memory),
@@ -370,10 +375,10 @@ def equal_part(topology: Topology, gpu: DeviceID) -> Amount:
     """What a slot of a GPU in slots holds of it where nothing else is known; the smallest instance, where it becomes one."""
     if gpu in gpus_by_instances(topology):
         return smallest_of(gpus_by_instances(topology)[gpu])
-    return part_of(offered_in_slots(topology)[gpu], offers_in_slots(topology)[gpu].replicas)
+    return divide_amount(offered_in_slots(topology)[gpu], offers_in_slots(topology)[gpu].replicas)
 
 
-def part_of(offered: Amount, parts: int) -> Amount:
+def divide_amount(offered: Amount, parts: int) -> Amount:
     """One of so many equal parts, in whole cores and MiB."""
     return Amount(cores=offered.cores // parts, memory=offered.memory // MIB // parts * MIB)
 
@@ -385,13 +390,13 @@ def held_by_slot(topology: Topology, allocations: Iterable[Allocation]) -> Mappi
     for allocation in allocations:
         for gpu in allocation.shared_bases & offers.keys() if allocation.shared_bases else ():
             of_gpu = found.setdefault(gpu, {})
-            for slot in slots_of(allocation.device_ids, gpu):
+            for slot in slots_on_gpu(allocation.device_ids, gpu):
                 amount = allocation.slots.get(slot) or equal_part(topology, gpu)
                 of_gpu[slot] = larger(of_gpu.get(slot, NONE_HELD), amount)
     return found
 
 
-def slots_of(devices: Iterable[DeviceID], gpu: DeviceID) -> list[DeviceID]:
+def slots_on_gpu(devices: Iterable[DeviceID], gpu: DeviceID) -> list[DeviceID]:
     """Those of the devices that are shares of this GPU."""
     return [device for device in devices if device != gpu and base_of(device) == gpu]
 
@@ -401,7 +406,7 @@ def larger(one: Amount, other: Amount) -> Amount:
     return Amount(cores=max(one.cores, other.cores), memory=max(one.memory, other.memory))
 
 
-def total(amounts: Iterable[Amount]) -> Amount:
+def sum_amounts(amounts: Iterable[Amount]) -> Amount:
     """All of them together."""
     cores = memory = 0
     for each in amounts:
@@ -430,7 +435,7 @@ def spent_slots(
     spent = {
         gpu
         for gpu, slots in held_by_slot(topology, tuple(running)).items()
-        if gpu not in by_instances and is_spent(offered[gpu], total(slots.values()))
+        if gpu not in by_instances and is_spent(offered[gpu], sum_amounts(slots.values()))
     }
     if by_instances:
         held = held_by_slot(topology, live)
@@ -446,7 +451,7 @@ def taken_by(
     gpu: Gpu, held: Mapping[DeviceID, Amount], made: Mapping[DeviceID, DeviceID]
 ) -> frozenset[MigPlacement] | None:
     """The places of a GPU that are taken: `held` by slots, `made`: slot -> its instance. None: that is not known."""
-    return taken_of(gpu, [(slot, amount, made.get(slot)) for slot, amount in held.items()])
+    return taken_mig_placements(gpu, [(slot, amount, made.get(slot)) for slot, amount in held.items()])
 
 
 def slots_left(
@@ -464,7 +469,7 @@ def slots_left(
             slots=offer.replicas - len(held.get(gpu, ())),
             all_slots=offer.replicas,
             offered=offered_in_slots(topology)[gpu],
-            held=total(held.get(gpu, {}).values()),
+            held=sum_amounts(held.get(gpu, {}).values()),
             usable=handed_out.health_of(gpu).usable,
             profiles=by_instances[gpu].mig_profiles if gpu in by_instances else (),
             taken=taken_by(by_instances[gpu], held.get(gpu, {}), made) if gpu in by_instances else None,

@@ -126,7 +126,7 @@ Place = tuple[str, str, str, str]
 """What processes of one group have in common: pod UID, container id, container name, control group."""
 
 
-def shares_of(state: NodeState, measured: Measurement) -> NodeShares:
+def attribute_use(state: NodeState, measured: Measurement) -> NodeShares:
     """What the containers of a node use of its GPUs. GPUs that are known and were not measured are listed, too."""
     hardware = state.hardware
     uses = {use.device: use for use in measured.devices}
@@ -197,11 +197,11 @@ def device_shares(
     theirs: list[list[GpuProcess]] = [[] for _ in groups]
     others: dict[Place, list[GpuProcess]] = {}
     for process in use.processes or ():
-        at = holder_of(process.identity, firsts)
+        at = find_holder(process.identity, firsts)
         if at is not None:
             theirs[at].append(process)
         else:
-            others.setdefault(place(process.identity), []).append(process)
+            others.setdefault(process_location(process.identity), []).append(process)
     unclear = {"", *(uid for uid, _, container, _ in others if not container)}  # their processes may be among others
 
     def is_told(uid: str) -> bool:
@@ -224,7 +224,7 @@ def device_shares(
     )
 
 
-def holder_of(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -> int | None:
+def find_holder(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -> int | None:
     """
     Which of the holders a process belongs to, by its place; None: to none of them.
 
@@ -239,7 +239,7 @@ def holder_of(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -
     return same_pod[0] if len(same_pod) == 1 else None
 
 
-def place(identity: ProcessIdentity | None) -> Place:
+def process_location(identity: ProcessIdentity | None) -> Place:
     """Where a process runs, as far as it is known."""
     if identity is None:
         return ("", "", "", "")
@@ -339,7 +339,7 @@ class ExcessWatch(msgspec.Struct, frozen=True, kw_only=True):
         for row in shares.devices:
             for holder in row.holders:
                 key = (row.device, holder.allocations)
-                rows[key] = counted(self.rows.get(key, 0), holder)
+                rows[key] = count_measurements(self.rows.get(key, 0), holder)
                 if rows[key] >= SAMPLES:
                     lasting.append(Excess(row.device, holder))
                     if self.rows.get(key, 0) < SAMPLES:
@@ -352,7 +352,7 @@ class ExcessWatch(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def counted(before: int, holder: HolderUse) -> int:
+def count_measurements(before: int, holder: HolderUse) -> int:
     """Measurements in a row, after one more."""
     if holder.memory is None:
         return 0

@@ -25,7 +25,7 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
 from topoalign.core.sharing.gaia.evaluators import tree_root
-from topoalign.core.sharing.gaia.tree import GpuTree, Node, tree_of
+from topoalign.core.sharing.gaia.tree import GpuTree, Node, build_free_tree
 from topoalign.core.state.divisions import Division, divisions
 from topoalign.core.state.fold import NodeState
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
@@ -90,18 +90,18 @@ def graph_of(state: NodeState, shares: NodeShares) -> str:
     gpus = state.hardware.gpus
     rows = rows_by_card(shares)
     cards = [shared_card(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
-    tree = tree_of(tree_root(state.hardware), cards)
+    tree = build_free_tree(tree_root(state.hardware), cards)
     divided = divisions(state)
     texts = [
-        card_text(gpu, left_of(gpu, card, divided[gpu.id]), rows.get(gpu.id, ()))
+        card_text(gpu, remaining_amount(gpu, card, divided[gpu.id]), rows.get(gpu.id, ()))
         for gpu, card in zip(gpus, cards, strict=True)
     ]
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
-    lines += (line(tree, node, depth, texts) for node, depth in walk(tree, tree.root))
+    lines += (render_line(tree, node, depth, texts) for node, depth in walk_with_depth(tree, tree.root))
     return "".join(lines)
 
 
-def walk(tree: GpuTree, node: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:
+def walk_with_depth(tree: GpuTree, node: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:
     """All nodes below one with their depth, each before those below it."""
     order = sorted(
         node.children,
@@ -113,10 +113,10 @@ def walk(tree: GpuTree, node: Node, depth: int = 0) -> Iterator[tuple[Node, int]
     )
     for child in order:
         yield child, depth
-        yield from walk(tree, child, depth + 1)
+        yield from walk_with_depth(tree, child, depth + 1)
 
 
-def line(tree: GpuTree, node: Node, depth: int, texts: Sequence[str]) -> str:
+def render_line(tree: GpuTree, node: Node, depth: int, texts: Sequence[str]) -> str:
     """The line of one node. `texts`: of the cards."""
     indent = "|   " * depth + "|---"
     if node.children:
@@ -137,7 +137,7 @@ def card_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
     )
 
 
-def left_of(gpu: Gpu, card: SharedCard, division: Division) -> Amount:
+def remaining_amount(gpu: Gpu, card: SharedCard, division: Division) -> Amount:
     """What of a card may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
     if gpu.mig is not None or not card.healthy:
         return Amount(cores=0, memory=0)

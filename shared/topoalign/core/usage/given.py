@@ -16,7 +16,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import equal_part, total
+from topoalign.core.state.share_amounts import equal_part, sum_amounts
 
 WHOLE_DEVICE = 100
 """Hundredths of a device's computing time that are all of it."""
@@ -82,5 +82,5 @@ def given_to(group: Sequence[Held], memory: int | None) -> tuple[int | None, int
     slots = {each.device: each.amount for each in group if each.amount is not None}
     if {each.device for each in group} != slots.keys():
         return None, None
-    amount = total(slots.values())
+    amount = sum_amounts(slots.values())
     return amount.cores, amount.memory

@@ -10,7 +10,7 @@ from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK, evaluators
-from topoalign.core.sharing.gaia.tree import GpuTree, Node, build, occupy, release, tree_of
+from topoalign.core.sharing.gaia.tree import GpuTree, Node, build_free_tree, build_pcie_tree, occupy, release_amounts
 from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveCard, NothingAsked, NotWholeCards
 from topoalign.tools.conformance import gaia_admission
 from topoalign.tools.conformance.case_files import results
@@ -125,7 +125,7 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
         msgspec.structs.replace(card, processes=occupied.processes)
         for card, occupied in zip(tree.cards, case.occupancy, strict=True)
     ]
-    tree = tree_of(tree.root, used)
+    tree = build_free_tree(tree.root, used)
     for at, occupied in enumerate(case.occupancy):
         if occupied.used_cores or occupied.used_memory_blocks:
             tree = occupy(tree, at, occupied.used_cores, occupied.used_memory_blocks * BLOCK)
@@ -147,7 +147,7 @@ def answer(case: EvaluatorCase, tree: GpuTree, request: ShareRequest) -> evaluat
     if case.evaluator == "share":
         chosen = evaluators.share(tree, request.cores, request.memory)
     else:
-        chosen = (evaluators.link if case.evaluator == "link" else evaluators.fragment)(tree, count)
+        chosen = (evaluators.choose_linked_gpus if case.evaluator == "link" else evaluators.fragment)(tree, count)
     if not chosen:
         raise evaluators.NoFreeCard(request)
     return chosen
@@ -184,7 +184,7 @@ def operations(case: OperationsCase) -> Outcome:
     positions = {minor: at for at, minor in enumerate(case.topology.minors)}
     for each in case.ops:
         if each.minor in positions:
-            change = occupy if each.op == "occupy" else release
+            change = occupy if each.op == "occupy" else release_amounts
             tree = change(tree, positions[each.minor], each.cores, each.memory_blocks * BLOCK)
         got.append(state_of(tree))
     return case.expect_after_each_op, got
@@ -206,7 +206,7 @@ def empty_tree(machine: Machine) -> GpuTree:
         SharedCard(device=DeviceID(f"GPU-{minor}"), index=index, minor=minor, memory=memory)
         for index, (minor, memory) in enumerate(zip(machine.minors, machine.total_memory_bytes, strict=True))
     ]
-    return tree_of(build(machine.levels, machine.multi_gpu_board), cards)
+    return build_free_tree(build_pcie_tree(machine.levels, machine.multi_gpu_board), cards)
 
 
 SUITES: dict[str, Suite] = {

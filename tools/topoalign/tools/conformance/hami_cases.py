@@ -10,7 +10,7 @@ from topoalign.core.demand.shares import CardRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
+from topoalign.core.sharing.hami.usage import MIB, CardUsage, to_hami_usage
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -97,7 +97,7 @@ class Card(msgspec.Struct, frozen=True):
             memory_held=self.used_mem * MIB,
             slots_held=self.used_slots,
         )
-        return usage_of(card, self.mode, tuple(each.read for each in self.mig_profiles))
+        return to_hami_usage(card, self.mode, tuple(each.read for each in self.mig_profiles))
 
 
 class Request(msgspec.Struct, frozen=True):

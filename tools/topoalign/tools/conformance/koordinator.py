@@ -7,12 +7,12 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.allocate import allocate
+from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import Asked, wanted
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.numa_hints import numa_hints
-from topoalign.core.deviceshare.scores import Scorer, node_score
+from topoalign.core.deviceshare.scores import Scorer, score_node
 from topoalign.core.model.errors import TopoalignError
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.koordinator_answers import Answer, outcome, refused
@@ -41,7 +41,7 @@ class Allocations(Answer, frozen=True, kw_only=True):
 
 def allocations(asked: Asked) -> Allocations:
     """`koordinator/allocate`: what is given."""
-    return Allocations(allocations={kind: parts(each) for kind, each in allocate(asked).items()}, error=None)
+    return Allocations(allocations={kind: parts(each) for kind, each in allocate_all_types(asked).items()}, error=None)
 
 
 class NumaHint(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class Score(Answer, frozen=True, kw_only=True):
 def score(asked: Asked) -> Score:
     """`koordinator/node_score`: the higher, the better the pod fits on the node."""
     wants = [(asked.inventory.by_type[kind], wanted(asked, kind).each) for kind in asked.demand.requests]
-    return Score(node_score=node_score(asked.scorer or Scorer(), wants), error=None)
+    return Score(node_score=score_node(asked.scorer or Scorer(), wants), error=None)
 
 
 def on_node(kind: type[NodeCase[A]], answer: Callable[[Asked], A]) -> Suite:

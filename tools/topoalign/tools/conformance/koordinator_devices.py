@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from topoalign.core.deviceshare.annotations import quantity
+from topoalign.core.deviceshare.annotations import parse_quantity_exactly
 from topoalign.core.deviceshare.inventory import HOPPER_TABLE, HOPPERS, Device, Inventory, Partition, Table
 from topoalign.core.deviceshare.names import (
     GPU_MODEL,
@@ -78,6 +78,6 @@ def own_table(annotation: object) -> Table | None:
 
 def bandwidth(_: type[Fraction], text: Any) -> Fraction:
     """A quantity such as `200Gi`. Raises ValueError if it is none."""
-    if (found := quantity(text)) is None:
+    if (found := parse_quantity_exactly(text)) is None:
         raise ValueError(f"{text!r} is not a quantity")
     return found

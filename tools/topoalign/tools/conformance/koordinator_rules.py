@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from topoalign.core.deviceshare.candidates import Asked, Candidate, by_minor, by_preferred_pcie, wanted
 from topoalign.core.deviceshare.inventory import Device, Place
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, DeviceType
-from topoalign.core.deviceshare.quantities import check, gpu_demand, normalised
+from topoalign.core.deviceshare.quantities import check_combination, gpu_demand, normalised
 from topoalign.core.deviceshare.refusals import InvalidShareRequest
 from topoalign.core.model.errors import TopoalignError, Undecodable, quoted
 from topoalign.tools.conformance.case_files import results
@@ -70,7 +70,7 @@ class RuleCase(msgspec.Struct, frozen=True):
 def valid(given: Input, inventories: Inventories) -> RuleAnswer:
     """Whether the requests are valid."""
     try:
-        check(given.requests)
+        check_combination(given.requests)
     except InvalidShareRequest as error:
         return RuleAnswer(valid=False, error=error.reasons[0])
     return RuleAnswer(valid=True, error=None)

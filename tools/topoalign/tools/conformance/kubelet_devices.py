@@ -7,11 +7,11 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.admission.admit import drive
-from topoalign.core.hints.devices import device_hints, possible
+from topoalign.core.hints.devices import device_hints, device_hints_of_count
 from topoalign.core.model.errors import DriverFault, NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
-from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.model.topology.bitmask import Mask, node_mask
 from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.placement.devices import Choice, choose_devices, sides
 from topoalign.tools.conformance.case_files import results
@@ -29,7 +29,7 @@ def in_text_order(devices: Listed) -> Devices:
 
 def mask_or_none(nodes: list[int] | None) -> Mask | None:
     """NUMA node ids as a mask; None stays None."""
-    return None if nodes is None else mask_of(nodes)
+    return None if nodes is None else node_mask(nodes)
 
 
 class HintsExpected(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ def hinted(case: DeviceHintsCase) -> Outcome:
             devices, case.available, case.reusable, case.requested, case.numa_nodes, mode, held=case.already_allocated
         )
     else:
-        got = possible(devices, case.available, case.reusable, case.requested, case.numa_nodes, mode)
+        got = device_hints_of_count(devices, case.available, case.reusable, case.requested, case.numa_nodes, mode)
     return case.expect.hints, all_written(got)
 
 

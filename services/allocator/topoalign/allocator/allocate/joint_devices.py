@@ -31,13 +31,13 @@ from topoalign.core.model.errors import BadRequest, NoFit, quoted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.device_sets import NO_DEVICES
-from topoalign.core.placement.reserved import parts_of, reserved_with
+from topoalign.core.placement.reserved import open_reservations, reserved_with
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
-from topoalign.core.state.reservations import NodeReservations, allocations_of
+from topoalign.core.state.reservations import NodeReservations, reserved_allocations
 
 # Under which ids a container is told of what comes together with its GPUs.
 
@@ -140,7 +140,7 @@ class ReservedCoAllocations:
             return None
         wanted = frozenset(devices)
         reserved = self._reserved()
-        parts = parts_of(reserved, self._clock.monotonic(), resource) if reserved.reservations else ()
+        parts = open_reservations(reserved, self._clock.monotonic(), resource) if reserved.reservations else ()
         return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
     def held_of(self, waiting: ReservedContainer | None) -> list[AllocationID]:
@@ -204,7 +204,7 @@ class ReservedCoAllocations:
         What comes with GPUs that are reserved for nobody, once these allocations have ended, and what was reserved instead
         of all that: nothing, or what a container gets beside them that waits for as many. Raises CompanionsLacking.
         """
-        to_come = parts_of(self._reserved(), self._clock.monotonic(), resource)
+        to_come = open_reservations(self._reserved(), self._clock.monotonic(), resource)
         is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
         found = (
             self._instead(Bounds(len(devices), tuple(devices), ()), gone) if resource == GPU and not is_own else None
@@ -237,7 +237,7 @@ class ReservedCoAllocations:
             for name in gone:
                 state = state.without(name)
             others = [each for each in held if each.pod_uid != pod.pod_uid and (with_planned or not each.planned)]
-            for allocation in chain.from_iterable(map(allocations_of, others)):
+            for allocation in chain.from_iterable(map(reserved_allocations, others)):
                 state = state.holding(without_gpus(allocation))
             if request is not None and (given := placed(state, request, container, gpus, self._placement)) is not None:
                 return Instead(container, given, is_certain)
@@ -256,7 +256,7 @@ class ReservedCoAllocations:
             for each in self._state().allocations.values()
             if each.owner is not None and GPU in each.devices
         }
-        certain = {(uid, each.container) for uid, each, _ in parts_of(reserved, now, GPU)}
+        certain = {(uid, each.container) for uid, each, _ in open_reservations(reserved, now, GPU)}
         found = [
             Waiting(pod, each, (pod.pod_uid, each.container) in certain)
             for pod in reserved.reservations
@@ -322,7 +322,7 @@ def placed(
     near = {node for gpu in gpus.allowed for node in state.hardware.devices.get(GPU, NO_DEVICES).get(gpu) or ()}
     try:
         container = next(each for each in read_pod(request, rules).containers if each.container == reserved.container)
-        return place_among(state, container, rules, bounds, (mask_of(near), None) if near else (None,))
+        return place_among(state, container, rules, bounds, (node_mask(near), None) if near else (None,))
     except (BadRequest, NoFit, StopIteration):
         return None
 

@@ -115,7 +115,7 @@ class Reservations:
     def take(self, received: Received) -> None:
         """Takes in a message of the subject. One that is no reservation of this node is passed over, and counted."""
         try:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
         except BadRequest as error:
             self._note_unreadable(error.finding)
             return

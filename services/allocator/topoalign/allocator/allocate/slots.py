@@ -48,14 +48,20 @@ from topoalign.core.sharing.reserved import (
     amounts_reserved,
     answering_part,
     displaced_pod,
-    open_parts,
+    iterate_open_parts,
     pods_reserved_for,
     unmatched_part,
     with_reserved_shares,
 )
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import equal_part, gpus_by_instances, held_by_slot, offered_in_slots, total
+from topoalign.core.state.share_amounts import (
+    equal_part,
+    gpus_by_instances,
+    held_by_slot,
+    offered_in_slots,
+    sum_amounts,
+)
 
 FIELD = "devices_ids"
 FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
@@ -107,7 +113,7 @@ class SlotGrants:
         reserved = self._reserved()
         now = self._clock.monotonic()
         instead = {name: each.slots for name, each in self.moved.items()}
-        parts = [*open_parts(live, reserved, now, question, instead)]
+        parts = [*iterate_open_parts(live, reserved, now, question, instead)]
         own = answering_part(question, parts)
         if own is not None and not are_used(live, own.slots.difference(must_include)):
             self._swap(parts[0], own, reserved)
@@ -318,7 +324,7 @@ class SlotGrants:
                 continue  # its instance is there: nothing else tells whether there is room
             offered = offered_in_slots(hardware)[gpu]
             others = [amount for other, amount in by_gpu.get(gpu, {}).items() if other != slot]
-            used = total(others)
+            used = sum_amounts(others)
             cores = offered.cores - used.cores
             memory = offered.memory - used.memory
             if cores < max(1, asked.cores) or (others and asked.cores >= offered.cores):

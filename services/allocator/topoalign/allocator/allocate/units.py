@@ -28,13 +28,13 @@ import msgspec
 
 from topoalign.allocator.ports import AskedDevices, Listing, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness, places, still_displaced
-from topoalign.core.demand.shares import Left, Share, UnitFields, check_share, gpus_with_room, has_room, unit_of
+from topoalign.core.demand.shares import Left, Share, UnitFields, check_share, fits_left_units, gpus_with_room, unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.offers import CORES
-from topoalign.core.placement.reserved import parts_of
+from topoalign.core.placement.reserved import open_reservations
 from topoalign.core.placement.sparing import held_among, overlapping
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import check_gpus, choose_gpus_for_units, units_on, with_missing
@@ -56,7 +56,7 @@ from topoalign.core.sharing.reserved import (
 )
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import Holder, UnitsLeft, excluded, holder_of, unshareable
+from topoalign.core.state.share_amounts import Holder, UnitsLeft, container_holder, excluded, unshareable
 
 # Which GPUs a kubelet is told to take units of where nothing is reserved for its question.
 #
@@ -86,7 +86,7 @@ def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservat
     What may be asked for where the kubelet asks so: first the share of a container that waits, at monotonic second `now`,
     for as many units, of which one GPU has to have both halves left.
     """
-    for _, container, units in parts_of(reserved, now, question.resource):
+    for _, container, units in open_reservations(reserved, now, question.resource):
         if len(units) == question.size:
             held = [unit for ids in container.devices.values() for unit in ids]
             cores, blocks = (sum(unit_kind(unit) == each for unit in held) for each in ("cores", "memory"))
@@ -151,7 +151,9 @@ def with_other_half(left: Left, share: Share, kind: UnitKind, *, was_split: bool
     left, else of all. `was_split` as for `gpus_for`.
     """
     room = gpus_with_room(left, share)
-    in_use = [gpu for gpu in room if not left[gpu].unused and has_room(left[gpu], with_equal_part(share, left[gpu]))]
+    in_use = [
+        gpu for gpu in room if not left[gpu].unused and fits_left_units(left[gpu], with_equal_part(share, left[gpu]))
+    ]
     among = room if was_split else in_use or room
     others = {gpu: left[gpu].blocks if kind == "cores" else left[gpu].cores for gpu in among}
     return [gpu for gpu, other in others.items() if other == max(others.values())]
@@ -315,7 +317,7 @@ class Shares:
             pods |= self._newest.pods
             if self._newest.pods:
                 records.add(half.allocation.id)
-                pods |= {holder_of(owner, "").pod for owner in (half.allocation.owner,) if owner is not None}
+                pods |= {container_holder(owner, "").pod for owner in (half.allocation.owner,) if owner is not None}
         return Asking(frozenset(pods) - {""}, frozenset(records))
 
     def prefer(
@@ -528,10 +530,10 @@ def units_held(
     names = {each.id for each in told}
     for each in records:
         if each.owner is not None:
-            found[holder_of(each.owner, each.pod_uid)] |= each.device_ids
+            found[container_holder(each.owner, each.pod_uid)] |= each.device_ids
         elif each.id not in names or entered.isdisjoint(each.device_ids):
             found[Holder("", each.id)] |= each.device_ids
     for each in every:
         for former in still_displaced(each.displaced, listing):
-            found[holder_of(former.owner, former.pod_uid)].update(*former.devices.values())
+            found[container_holder(former.owner, former.pod_uid)].update(*former.devices.values())
     return found

@@ -138,12 +138,12 @@ class UseSeries:
     async def _measured(self) -> "NodeShares":
         """The same without what libraries count."""
         from topoalign.core.model.processes import Measurement
-        from topoalign.core.usage.attribution import shares_of
+        from topoalign.core.usage.attribution import attribute_use
 
         node = self._ledger.node
         question = msgspec.json.encode(UseRequest(node=node))
         answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
-        return shares_of(self._ledger.state, wire.answered(answer, Measurement))
+        return attribute_use(self._ledger.state, wire.decode_answer(answer, Measurement))
 
     def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":
         """Who is above its memory for some measurements in a row; logged when it begins."""

@@ -36,7 +36,13 @@ from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved import with_reserved_shares
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import amount_of, gpus_by_instances, held_by_slot, instances_of, taken_by
+from topoalign.core.state.share_amounts import (
+    amount_of_profile,
+    gpus_by_instances,
+    held_by_slot,
+    instances_of,
+    taken_by,
+)
 from topoalign.runtime.tasks import either
 
 SEEN_SECONDS = 20.0
@@ -136,7 +142,7 @@ class InstanceCalls:
         told = {uuid for each in live for other, uuid in each.instances.items() if other != slot}
         made = await instances.make(slot, gpu.mig_profiles, amount.memory, self._spared(gpu.id, slot), told)
         profile = next(each for each in gpu.mig_profiles if each.name == made.profile)
-        return Made(made.uuid, amount_of(profile))
+        return Made(made.uuid, amount_of_profile(profile))
 
     def _spared(self, gpu: DeviceID, slot: DeviceID) -> frozenset[MigPlacement]:
         """The places that the other slots of a GPU may need which are reserved and have no instance yet."""

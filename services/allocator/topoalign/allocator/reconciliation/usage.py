@@ -20,7 +20,7 @@ import structlog
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.admission.prediction import spread
+from topoalign.core.admission.prediction import spread_memory_blocks
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import ContainerUsage, KubeletObserved, Owner, UsageObserved
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -142,7 +142,7 @@ class UsageTeller:
         What is said. Where all of it is more than a message holds, what the kubelet holds is left out, and that is said; the
         predictions of this node itself know all of it.
         """
-        message = wire.encode(usage, self._clock.wall())
+        message = wire.encode_event(usage, self._clock.wall())
         size = len(message.body)
         had = self._shortened
         self._shortened = size > wire.LARGEST_BODY
@@ -150,7 +150,7 @@ class UsageTeller:
             return message
         if not had:
             log.error("what predictions stand on is too large for the bus: listeners cannot predict", bytes=size)
-        return wire.encode(without_details(usage, size), self._clock.wall())
+        return wire.encode_event(without_details(usage, size), self._clock.wall())
 
 
 def without_details(usage: UsageObserved, size: int) -> UsageObserved:
@@ -175,7 +175,7 @@ def is_ours(hardware: Topology, resource: ResourceName, device: DeviceID) -> boo
 def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
     """CPUs, memory and foreign devices of all containers, sorted by owner; containers without any are left out."""
     containers = by_owner(shown)
-    blocks = spread([block for each in containers for block in each.memory], hardware)
+    blocks = spread_memory_blocks([block for each in containers for block in each.memory], hardware)
     usage = [
         msgspec.structs.replace(
             each, memory=tuple(next(blocks) for _ in each.memory), devices=foreign(each.devices, hardware)

@@ -20,18 +20,18 @@ from topoalign.allocator.ports import nothing_to_ask
 from topoalign.allocator.requests.kubelet_files import KubeletWatch, absence, lists_nothing
 from topoalign.allocator.requests.predictions import Predictions, check_discovered, check_own
 from topoalign.core import wire
-from topoalign.core.admission.admit import answer_to, decided, drive_async
+from topoalign.core.admission.admit import answer_to, drive_async, iterate_decision
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import doubted
 from topoalign.core.admission.resolvability import explained, with_resolvability
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
-from topoalign.core.demand.shares import share_of
+from topoalign.core.demand.shares import share_from_units
 from topoalign.core.demand.validate import validate_pod
 from topoalign.core.hints.answers import check_answer
 from topoalign.core.hints.joint_devices import decided_together, is_held
 from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.providers import question
+from topoalign.core.hints.providers import to_hint_question
 from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation
 from topoalign.core.model.errors import (
@@ -87,7 +87,7 @@ def holds(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bo
         together = decided_together(state, container) if demand.together else frozenset()
         if together and not is_held(state, container, allocation):
             return False
-        share = share_of(state.hardware, container.devices, container.cards)
+        share = share_from_units(state.hardware, container.devices, container.cards)
         if share is not None and len(allocation.amounts) != share.gpus:
             return False
         devices = {name: n for name, n in container.devices.items() if n and name not in together}
@@ -350,7 +350,7 @@ class Admissions:
                     return reply
             return answer_to(asked, state, demand.rules)
 
-        decision = await drive_async(decided(AdmissionRun(state, demand, explain=True)), answer)
+        decision = await drive_async(iterate_decision(AdmissionRun(state, demand, explain=True)), answer)
         if self._ledger.state is not state:
             return explained(self._ledger.state, demand)
         return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
@@ -358,9 +358,9 @@ class Admissions:
     async def _hints(self, asked: HintRequest, pod: PodRequest) -> HintAnswer | None:
         """What the hinting service says; None if it is silent or says what cannot be used."""
         try:
-            body = msgspec.json.encode(question(asked, pod))
+            body = msgspec.json.encode(to_hint_question(asked, pod))
             reply = await self._bus.ask(wire.hints_subject(self._ledger.node), body, self._hint_seconds)
-            answer = wire.answered(reply, HintAnswer)
+            answer = wire.decode_answer(reply, HintAnswer)
             check_answer(asked, answer)
         except (Unavailable, BadRequest, NoFit) as error:
             if self.hint_fallbacks == 0:

@@ -12,7 +12,7 @@ import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.prediction import doubted, predict
 from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.device_lists import list_notes
@@ -85,7 +85,7 @@ class Predictions:
             return predict(self._ledger.state, pod, now, changes, explain=explain, reserved=reserved)
         state = with_reserved(self._ledger.state, self._ledger.state, reserved)
         demand = pod_demand(pod, overridden(self._rules, changes))
-        decision = explained(state, demand) if explain else decide(state, demand)
+        decision = explained(state, demand) if explain else decide_demand(state, demand)
         decision = with_unserved(decision, unserved_names(demand, state.hardware))
         return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
 

@@ -17,7 +17,7 @@ from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.scoring.scorers import scorer_of
+from topoalign.core.scoring.scorers import scorer_by_name
 from topoalign.core.sharing.slot_defaults import FilledIn
 from topoalign.registry.cluster import Cluster
 from topoalign.registry.foreign import HAMI, ForeignNodes, serve_foreign
@@ -138,7 +138,7 @@ class Scheduling:
         context.readiness[READINESS] = {"nodes": self.unread_nodes}
         clock = context.clock
         self.view = ClusterView(
-            cluster, lambda: client.unsettled, clock, scorer_of(settings.scoring, settings.scoring_packing)
+            cluster, lambda: client.unsettled, clock, scorer_by_name(settings.scoring, settings.scoring_packing)
         )
         self.scheduler = Scheduler(self.view, self.behind)
         self.reservations = Reservations(

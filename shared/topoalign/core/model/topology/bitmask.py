@@ -16,7 +16,7 @@ EVERYWHERE: Mask = -1
 """All nodes, known or not."""
 
 
-def mask_of(nodes: Iterable[int]) -> Mask:
+def node_mask(nodes: Iterable[int]) -> Mask:
     """The mask of these node ids. Raises ValueError for a negative id."""
     mask = 0
     for node in nodes:

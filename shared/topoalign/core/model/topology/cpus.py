@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.model.topology.bitmask import Mask, node_mask
 
 if TYPE_CHECKING:
     from topoalign.core.model.topology.model import Cpu
@@ -47,7 +47,7 @@ class CpuTopology:
     @cached_property
     def node_mask_of(self) -> Mapping[int, Mask]:
         """CPU -> the mask of its NUMA node."""
-        return {cpu: mask_of((node,)) for cpu, node in self.node_of.items()}
+        return {cpu: node_mask((node,)) for cpu, node in self.node_of.items()}
 
     @cached_property
     def sockets_of_node(self) -> Mapping[int, frozenset[int]]:
@@ -87,7 +87,7 @@ def cpu_topology(cpus: Iterable["Cpu"]) -> CpuTopology:
     socket_of = {cpu.id: cpu.socket for cpu in known.values()}
     core_of = {cpu.id: cpu.core for cpu in known.values()}
     uncore_of = {cpu.id: cpu.uncore for cpu in known.values()}
-    in_node, in_socket, in_core, in_uncore = map(groups, (node_of, socket_of, core_of, uncore_of))
+    in_node, in_socket, in_core, in_uncore = map(invert_groups, (node_of, socket_of, core_of, uncore_of))
     return CpuTopology(
         node_of=node_of,
         socket_of=socket_of,
@@ -105,7 +105,7 @@ def cpu_topology(cpus: Iterable["Cpu"]) -> CpuTopology:
     )
 
 
-def groups(group_of: Mapping[int, int]) -> dict[int, frozenset[int]]:
+def invert_groups(group_of: Mapping[int, int]) -> dict[int, frozenset[int]]:
     """Turns CPU -> group into group -> its CPUs, by ascending group."""
     members: dict[int, set[int]] = {}
     for cpu, group in group_of.items():

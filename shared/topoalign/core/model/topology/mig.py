@@ -87,13 +87,13 @@ def find_place(
     """
     enough = [each for each in profiles if each.memory >= memory]
     for profile in sorted(enough, key=lambda each: (each.memory, each.slices)):
-        place = place_of(profile, taken)
+        place = free_mig_placement(profile, taken)
         if place is not None:
             return profile, place
     return None
 
 
-def place_of(profile: MigProfile, taken: Collection[MigPlacement]) -> MigPlacement | None:
+def free_mig_placement(profile: MigProfile, taken: Collection[MigPlacement]) -> MigPlacement | None:
     """
     Where an instance of this profile goes beside those that are `taken`; None: no place of it is free.
 

@@ -13,12 +13,12 @@ import msgspec
 
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, groups
+from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, invert_groups
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import Devices
 from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.mig import MigDevice, MigProfile
-from topoalign.core.model.topology.offers import Kind, Offer, by_base, by_resource
+from topoalign.core.model.topology.offers import Kind, Offer, by_base, group_offers
 from topoalign.core.model.topology.views import Viewed
 
 
@@ -214,7 +214,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def offers_of(self) -> Mapping[ResourceName, tuple[Offer, ...]]:
         """Resource -> its offers, for the resources that topoalign offers."""
-        return by_resource(self.offered)
+        return group_offers(self.offered)
 
     @cached_property
     def offers_by_base(self) -> Mapping[DeviceID, tuple[Offer, ...]]:
@@ -256,7 +256,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def cpus_by_node(self) -> Mapping[int, frozenset[int]]:
         """NUMA node id -> its CPUs. A node without CPUs is absent."""
-        return groups({cpu.id: cpu.node for cpu in self.cpus}) if self.shape is self else self.shape.cpus_by_node
+        return invert_groups({cpu.id: cpu.node for cpu in self.cpus}) if self.shape is self else self.shape.cpus_by_node
 
     @cached_property
     def cpu_topology(self) -> CpuTopology:

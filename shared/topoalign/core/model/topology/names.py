@@ -33,10 +33,10 @@ class NamedDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 def named_devices(topology: Topology, devices: Mapping[ResourceName, Iterable[DeviceID]]) -> tuple[NamedDevice, ...]:
     """The names of each device of an allocation, by resource."""
-    return tuple(named(topology, resource, device) for resource, ids in devices.items() for device in ids)
+    return tuple(name_device(topology, resource, device) for resource, ids in devices.items() for device in ids)
 
 
-def named(topology: Topology, resource: ResourceName, device: DeviceID) -> NamedDevice:
+def name_device(topology: Topology, resource: ResourceName, device: DeviceID) -> NamedDevice:
     """Returns the names of a device of this node. Never fails: a device that the topology lacks has only its id."""
     card = topology.card_of(device)
     found = topology.gpu_by_id.get(card) or topology.nic_by_id.get(card)

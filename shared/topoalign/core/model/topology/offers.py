@@ -130,7 +130,7 @@ def by_base(offered: Iterable[Offer]) -> Mapping[DeviceID, tuple[Offer, ...]]:
     return found
 
 
-def by_resource(offered: Iterable[Offer]) -> Mapping[ResourceName, tuple[Offer, ...]]:
+def group_offers(offered: Iterable[Offer]) -> Mapping[ResourceName, tuple[Offer, ...]]:
     """Resource -> its offers."""
     found: dict[ResourceName, tuple[Offer, ...]] = {}
     for offer in offered:

@@ -28,7 +28,7 @@ def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
     return found.numa_affinity if found is not None else ()
 
 
-def pair_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
+def connection_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     """
     The score of the connection of two devices: that of the PCIe path plus that of each NVLink (spec/nvidia.md (a)).
 

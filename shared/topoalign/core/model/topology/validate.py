@@ -37,13 +37,13 @@ LARGEST_MEMORY = 1 << 60
 def validate(topology: Topology) -> None:
     """Checks that a topology is consistent. Raises InvalidField, which names the first wrong value by its path."""
     _nodes(topology)
-    _cpus(topology.cpus, topology.cpus_by_node.keys() - set(topology.node_ids))
-    _distances(topology)
+    _check_cpus(topology.cpus, topology.cpus_by_node.keys() - set(topology.node_ids))
+    _check_distances(topology)
     _bridges(topology)
-    _gpus(topology.gpus, set(topology.node_ids))
-    _nics(topology.nics, set(topology.node_ids))
+    _check_gpus(topology.gpus, set(topology.node_ids))
+    _check_nics(topology.nics, set(topology.node_ids))
     _devices(topology)
-    _links(topology)
+    _check_links(topology)
     _others(topology)
     _offers(topology)
 
@@ -73,10 +73,10 @@ def _nodes(topology: Topology) -> None:
     _count("nodes", len(topology.nodes), MOST_NODES)
     _ascending("nodes", "id", topology.node_ids)
     for i, node in enumerate(topology.nodes):
-        _memory(f"nodes[{i}]", node)
+        _check_memory(f"nodes[{i}]", node)
 
 
-def _memory(path: str, node: NumaNode) -> None:
+def _check_memory(path: str, node: NumaNode) -> None:
     _bytes(f"{path}.memory", node.memory)
     for resource, amount in node.hugepages.items():
         if not is_hugepages(resource):
@@ -88,7 +88,7 @@ def _memory(path: str, node: NumaNode) -> None:
         )
 
 
-def _cpus(cpus: Sequence[Cpu], unknown_nodes: Iterable[int]) -> None:
+def _check_cpus(cpus: Sequence[Cpu], unknown_nodes: Iterable[int]) -> None:
     _count("cpus", len(cpus), MOST_CPUS)
     _ascending("cpus", "id", [cpu.id for cpu in cpus])
     missing = set(unknown_nodes)
@@ -97,13 +97,13 @@ def _cpus(cpus: Sequence[Cpu], unknown_nodes: Iterable[int]) -> None:
             _wrong(
                 f"cpus[{i}].core", f"{cpu.core} is not the lowest CPU of its core", "give the lowest id of its siblings"
             )
-        _number(f"cpus[{i}].socket", cpu.socket)
-        _number(f"cpus[{i}].uncore", cpu.uncore)
+        _check_id(f"cpus[{i}].socket", cpu.socket)
+        _check_id(f"cpus[{i}].uncore", cpu.uncore)
         if cpu.node in missing:
             _wrong(f"cpus[{i}].node", f"there is no NUMA node {cpu.node}", "name a node of `nodes`, or add it there")
 
 
-def _distances(topology: Topology) -> None:
+def _check_distances(topology: Topology) -> None:
     if topology.distances is None:
         return
     size = len(topology.nodes)
@@ -140,7 +140,7 @@ def _bridges(topology: Topology) -> None:
         rooted |= way
 
 
-def _gpus(gpus: Sequence[Gpu], nodes: set[int]) -> None:
+def _check_gpus(gpus: Sequence[Gpu], nodes: set[int]) -> None:
     _count("gpus", len(gpus), MOST_GPUS)
     _ascending("gpus", "index", [gpu.index for gpu in gpus])
     for i, gpu in enumerate(gpus):
@@ -151,14 +151,14 @@ def _gpus(gpus: Sequence[Gpu], nodes: set[int]) -> None:
         if len(gpu.cpu_affinity) > LARGEST_ID:
             _wrong(f"{path}.cpu_affinity", "is too long", "name each CPU once")
         for cpu in gpu.cpu_affinity:
-            _number(f"{path}.cpu_affinity", cpu)
+            _check_id(f"{path}.cpu_affinity", cpu)
         if gpu.memory_node is not None and gpu.memory_node not in nodes:
             _wrong(f"{path}.memory_node", f"there is no NUMA node {gpu.memory_node}", "name a node of `nodes`")
         check_nvlinks(path, gpu)
         check_mig(path, gpu, LARGEST_MEMORY)
 
 
-def _nics(nics: Sequence[Nic], nodes: set[int]) -> None:
+def _check_nics(nics: Sequence[Nic], nodes: set[int]) -> None:
     _count("nics", len(nics), MOST_NICS)
     _ascending("nics", "index", [nic.index for nic in nics])
     for i, nic in enumerate(nics):
@@ -181,7 +181,7 @@ def _devices(topology: Topology) -> None:
             _wrong(path, f"there is no bridge {quoted([bridge])}", "name one of `bridges`")
 
 
-def _links(topology: Topology) -> None:
+def _check_links(topology: Topology) -> None:
     seen: set[frozenset[str]] = set()
     for i, link in enumerate(topology.links):
         path = f"links[{i}]"
@@ -262,7 +262,7 @@ def _count(path: str, found: int, most: int) -> None:
 
 def _ascending(path: str, key: str, values: Sequence[int]) -> None:
     for i, value in enumerate(values):
-        _number(f"{path}[{i}].{key}", value)
+        _check_id(f"{path}[{i}].{key}", value)
         if i and value <= values[i - 1]:
             _wrong(f"{path}[{i}].{key}", f"{value} after {values[i - 1]}", "list each once, in ascending order")
 
@@ -275,7 +275,7 @@ def _once(path: str, keys: Iterable[object]) -> None:
         seen.add(key)
 
 
-def _number(path: str, value: int) -> None:
+def _check_id(path: str, value: int) -> None:
     if not 0 <= value <= LARGEST_ID:
         _wrong(path, f"{value} is out of range", f"give 0 to {LARGEST_ID}")
 
@@ -308,7 +308,7 @@ def check_mig(path: str, gpu: Gpu, most_memory: int) -> None:
     check_once(f"{path}.mig", [instance.uuid for instance in gpu.mig or ()])
     for i, instance in enumerate(gpu.mig or ()):
         if instance.placement is not None:
-            check_placement(f"{path}.mig[{i}].placement", instance.placement)
+            check_mig_placement(f"{path}.mig[{i}].placement", instance.placement)
     profiles = gpu.mig_profiles
     where = f"{path}.mig_profiles"
     if len(profiles) > MOST_PROFILES:
@@ -325,10 +325,10 @@ def check_mig(path: str, gpu: Gpu, most_memory: int) -> None:
         if len(profile.placements) > MOST_SLICES:
             raise InvalidField(f"{where}[{i}].placements", "too many", f"a profile has at most {MOST_SLICES}")
         for place, placement in enumerate(profile.placements):
-            check_placement(f"{where}[{i}].placements[{place}]", placement)
+            check_mig_placement(f"{where}[{i}].placements[{place}]", placement)
 
 
-def check_placement(path: str, placement: MigPlacement) -> None:
+def check_mig_placement(path: str, placement: MigPlacement) -> None:
     """Raises InvalidField for slices that no GPU has."""
     if not (placement.start >= 0 and placement.size >= 1 and placement.start + placement.size <= MOST_SLICES):
         finding = f"{placement.size} slices from {placement.start} on"

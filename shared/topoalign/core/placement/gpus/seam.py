@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import kept_apart, links_to_switch, pair_score, pcie_class, share_node
+from topoalign.core.model.topology.queries import connection_score, kept_apart, links_to_switch, pcie_class, share_node
 from topoalign.core.model.topology.views import made_once
 
 # What the links between some devices are worth, as a table of numbers that the choosing functions work on.
@@ -38,11 +38,11 @@ def gpu_scores(topology: Topology) -> Scores:
     gpus = tuple(topology.gpu_by_id)
     table = [[0] * len(gpus) for _ in gpus]
     for (i, a), (j, b) in combinations(enumerate(gpus), 2):
-        table[i][j] = table[j][i] = pair_score(topology, a, b)
+        table[i][j] = table[j][i] = connection_score(topology, a, b)
     return table
 
 
-def total(scores: Scores, members: Iterable[int]) -> int:
+def total_score(scores: Scores, members: Iterable[int]) -> int:
     """The score of a set: the sum over all its pairs."""
     return sum([scores[a][b] for a, b in combinations(members, 2)])
 

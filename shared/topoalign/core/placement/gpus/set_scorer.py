@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from topoalign.core.model.topology.links import NVLINK_SCORE
-from topoalign.core.placement.gpus.seam import Links, Members, Scores, Seam, total, weakest_seam
+from topoalign.core.placement.gpus.seam import Links, Members, Scores, Seam, total_score, weakest_seam
 
 MOST_KEPT = 4096
 """Figures of each kind that are remembered: of a machine with eight GPUs those of all 256 sets."""
@@ -51,7 +51,7 @@ class SetScorer:
         """The sum of the scores of all links among the members."""
         own = self._own.get(members)
         if own is None:
-            own = keep(self._own, members, total(self.scores, members))
+            own = keep(self._own, members, total_score(self.scores, members))
         return own
 
     def describe(self, members: Members) -> str:

@@ -20,15 +20,15 @@ from itertools import chain
 from operator import add, itemgetter, sub
 from typing import NamedTuple
 
-from topoalign.core.placement.gpus.seam import Scores, total
+from topoalign.core.placement.gpus.seam import Scores, total_score
 from topoalign.core.placement.partition.cover import Cover
 from topoalign.core.placement.partition.greedy import exchanged, grown
 from topoalign.core.placement.partition.masks import (
     by_preference,
-    doubled,
+    mask_members,
     masks_of_size,
-    members_of,
     set_scores,
+    sums_by_mask,
 )
 from topoalign.core.placement.partition.search_budget import SearchBudget
 
@@ -85,17 +85,17 @@ def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget)
     """
     devices = len(scores)
     worth = set_scores(scores)
-    kinds = kinds_of(worth, devices, required, size)
-    fixed = members_of(required, devices)
+    kinds = group_sets(worth, devices, required, size)
+    fixed = mask_members(required, devices)
     start = exchanged(scores, grown(scores, fixed, size), fixed, guarded=False)
-    target = PARTS * sum(total(scores, members) for members in start)
+    target = PARTS * sum(total_score(scores, members) for members in start)
     home = {device: members for members in start for device in members}
     halves = [PARTS * sum(scores[device][other] for other in home[device]) // 2 for device in range(devices)]
     bound = lowest_bound(kinds, halves, target)
     return put_together(kinds, bound, target, size, worth, work)
 
 
-def kinds_of(worth: Sequence[int], devices: int, required: int, size: int) -> list[Kind]:
+def group_sets(worth: Sequence[int], devices: int, required: int, size: int) -> list[Kind]:
     """The sets that can be in a partition, by kind; the chosen set is of the first kind."""
     full, left_over = divmod(devices, size)
     sets = masks_of_size(devices, size)
@@ -123,7 +123,7 @@ def sums_of(masks: Sequence[int]) -> Callable[[Sequence[int]], list[int]]:
 
     def sums(values: Sequence[int]) -> list[int]:
         by_bit = values[::-1]
-        return list(map(add, upper(doubled(by_bit[half:])), lower(doubled(by_bit[:half]))))[:-2]
+        return list(map(add, upper(sums_by_mask(by_bit[half:])), lower(sums_by_mask(by_bit[:half]))))[:-2]
 
     return sums
 
@@ -156,7 +156,7 @@ def bound_at(kinds: Iterable[Kind], prices: list[int]) -> Bound:
 def lowered(kinds: Sequence[Kind], prices: list[int], target: int) -> list[int]:
     """Prices with a lower bound, as far as these sets tell: subgradient steps with inertia, while the gap allows."""
     devices = len(prices)
-    members = [[members_of(mask, devices) for mask in kind.masks] for kind in kinds]
+    members = [[mask_members(mask, devices) for mask in kind.masks] for kind in kinds]
     direction = [0.0] * devices
     best = prices
     best_value = sum(prices) * 2

@@ -39,7 +39,7 @@ Tree = Block | int
 """A block, or the position of a device."""
 
 
-def tree_of(scores: Scores, positions: Sequence[int]) -> Tree | None:
+def build_score_tree(scores: Scores, positions: Sequence[int]) -> Tree | None:
     """The tree that the scores of these devices form. None: their scores are not hierarchical."""
     if len(positions) == 1:
         return positions[0]
@@ -55,7 +55,7 @@ def tree_of(scores: Scores, positions: Sequence[int]) -> Tree | None:
         groups.append(group)
     if len(groups) == 1:
         return None
-    children = [tree_of(scores, group) for group in groups]
+    children = [build_score_tree(scores, group) for group in groups]
     return None if None in children else Block(least, tuple(child for child in children if child is not None))
 
 
@@ -69,11 +69,11 @@ def best_by_tree(tree: Tree, devices: int, required: Sequence[int], size: int, w
     return TreeSplit(tree, devices, required, size, work).solved()
 
 
-def form_of(forms: Forms, tree: Tree, required: Set[int]) -> int:
+def untaken_form(forms: Forms, tree: Tree, required: Set[int]) -> int:
     """The form of a tree in which no device is taken and the next set must hold the required ones."""
     if isinstance(tree, int):
         return NEEDED if tree in required else DEVICE
-    return forms.block(tree.value, [form_of(forms, child, required) for child in tree.children])
+    return forms.block(tree.value, [untaken_form(forms, child, required) for child in tree.children])
 
 
 class TreeSplit:
@@ -94,7 +94,7 @@ class TreeSplit:
 
     def solved(self) -> tuple[int, int]:
         """Finds the chosen set, as a mask, and the total. Raises TooMuchWork."""
-        whole = form_of(self.forms, self.tree, self.required)
+        whole = untaken_form(self.forms, self.tree, self.required)
         most = self.greatest(whole)
         full, left_over = divmod(self.devices, self.size)
         average = 0 if self.required else (most - self.forms.best(whole)[left_over]) // full
@@ -201,7 +201,7 @@ class TreeSplit:
         """Of the sets with the best score that leave this form of a tree, that with the lowest indexes, as a mask."""
         if isinstance(tree, int):
             return 1 << self.devices - 1 - tree if rest == EMPTY else 0
-        form = form_of(self.forms, tree, self.required)
+        form = untaken_form(self.forms, tree, self.required)
         if form == rest:
             return 0
         if (id(tree), rest) not in self._lowest:
@@ -213,12 +213,12 @@ class TreeSplit:
 
     def assigned(self, tree: Block, way: Sequence[int]) -> int:
         """The lowest set that leaves the children this way: which children with equal forms are left which rest."""
-        groups = self.forms.groups(form_of(self.forms, tree, self.required))
+        groups = self.forms.groups(untaken_form(self.forms, tree, self.required))
         olds = [child for child, number in groups for _ in range(number)]
         changes = Counter(zip(olds, way, strict=True))
         states = {tuple(changes.values()): 0}
         for child in tree.children:
-            own = form_of(self.forms, child, self.required)
+            own = untaken_form(self.forms, child, self.required)
             grown: dict[tuple[int, ...], int] = {}
             for left, mask in states.items():
                 for at, (old, rest) in enumerate(changes):

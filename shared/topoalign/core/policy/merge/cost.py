@@ -15,7 +15,7 @@ from topoalign.core.model.hints import HintRule, Hints, ProviderHints
 from topoalign.core.model.ids import ContainerName, ResourceName
 from topoalign.core.model.requests import Policy
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.kubelet_merge import counted
+from topoalign.core.policy.merge.kubelet_merge import offer_of_hints
 
 MICROSECONDS = 0.25
 """For one combination."""
@@ -34,12 +34,12 @@ def slow_merge(providers: Mapping[str, ProviderHints], policy: Policy, container
     `container` is None for the pod as a whole.
     """
     lengths = {name: length(hints, policy) for each in providers.values() for name, hints in each.items()}
-    slow = warning(lengths)
+    slow = warn_of_combinations(lengths)
     whose = "the pod" if container is None else f"container {clean(container)}"
     return None if slow is None else f"for {whose} {slow}"
 
 
-def warning(lengths: Mapping[ResourceName, int]) -> str | None:
+def warn_of_combinations(lengths: Mapping[ResourceName, int]) -> str | None:
     """Returns the warning for these numbers of hints per resource; None below `MANY` combinations."""
     combinations = min(prod(lengths.values()), MOST)
     if combinations < MANY:
@@ -53,7 +53,7 @@ def warning(lengths: Mapping[ResourceName, int]) -> str | None:
 
 def length(hints: Hints, policy: Policy) -> int:
     """The number of hints of a resource that the merge walks through; for a rule, the most that it can stand for."""
-    offer = counted(hints)
+    offer = offer_of_hints(hints)
     single = POLICIES[policy].single_node
     if isinstance(offer, HintRule):
         return longest(offer.nodes.bit_count(), policy) + (0 if single else len(offer.besides))

@@ -23,7 +23,7 @@ from topoalign.core.model.hints import HintRule, Hints, ProviderHints, TopologyH
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, nodes_of, union
 from topoalign.core.numa_sets.search import SearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, subsets
-from topoalign.core.policy.merge.closeness import Distances, narrowest
+from topoalign.core.policy.merge.closeness import Distances, choose_narrowest_mask
 from topoalign.core.policy.merge.hint_combinations import Offer, narrowest_width
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 
@@ -31,12 +31,14 @@ ANY = TopologyHint(None, True)
 NO_AFFINITY = TopologyHint(None, False)
 
 
-def offers_of(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
+def offers_of_providers(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
     """Turns the providers' answers into offers: no opinion is any node, preferred; an empty list any, not preferred."""
-    return [each for provider in providers for each in (map(counted, provider.values()) if provider else ((ANY,),))]
+    return [
+        each for provider in providers for each in (map(offer_of_hints, provider.values()) if provider else ((ANY,),))
+    ]
 
 
-def counted(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
+def offer_of_hints(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
     """The offer that hints of one resource stand for: any node, preferred for None and not preferred for ()."""
     return (ANY,) if hints is None else hints or (NO_AFFINITY,)
 
@@ -55,7 +57,7 @@ def merge(
         return merge_many_nodes(offers, machine, distances, work or SearchBudget())
     preferred = agreed(lists, machine)
     if preferred:
-        return TopologyHint(narrowest(preferred, distances), True)
+        return TopologyHint(choose_narrowest_mask(preferred, distances), True)
     candidates = common(named, machine)
     if not candidates:
         return TopologyHint(machine, False)
@@ -63,7 +65,7 @@ def merge(
     within = [mask for mask in candidates if mask.bit_count() <= greediest]
     widest = max((mask.bit_count() for mask in within), default=0)
     chosen = [mask for mask in within if mask.bit_count() == widest] or candidates
-    return TopologyHint(narrowest(chosen, distances), False)
+    return TopologyHint(choose_narrowest_mask(chosen, distances), False)
 
 
 def reach(named: Iterable[Collection[Mask]], machine: Mask) -> Mask:

@@ -12,8 +12,8 @@ from operator import and_
 
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.numa_sets.search import Choosing, SearchBudget, meets
-from topoalign.core.policy.merge.closeness import Distances, closest, narrowest
+from topoalign.core.numa_sets.search import Choosing, SearchBudget, mask_meets_needs
+from topoalign.core.policy.merge.closeness import Distances, choose_narrowest_mask, closest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
 from topoalign.core.policy.merge.rule_intersections import Sharing
 
@@ -52,12 +52,12 @@ def preferred_mask(
         masks += [found] if found else []
     if not rules and all(None in each for each in lists):
         masks.append(machine)
-    return narrowest(masks, distances) if masks else None
+    return choose_narrowest_mask(masks, distances) if masks else None
 
 
 def prefers(rule: HintRule, mask: Mask) -> bool:
     """Whether a rule has this mask as a preferred hint."""
-    family = not mask & ~rule.nodes and meets(rule.needs, mask)
+    family = not mask & ~rule.nodes and mask_meets_needs(rule.needs, mask)
     return mask.bit_count() == rule.least and (mask in rule.besides or family)
 
 
@@ -82,4 +82,4 @@ def common_mask(offers: Sequence[Offer], machine: Mask, distances: Distances | N
         size = min(sizes, default=0)
     masks = [mask for mask in masks if mask.bit_count() == size]
     masks += [found for each in families if (found := closest(each.masks, each.nodes, size, distances)) is not None]
-    return narrowest(masks, distances) if masks else None
+    return choose_narrowest_mask(masks, distances) if masks else None

@@ -20,7 +20,7 @@ from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 from topoalign.core.numa_sets.search import Choosing, SearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, subsets
-from topoalign.core.policy.merge.closeness import Distances, MaskOrder, closest, narrowest
+from topoalign.core.policy.merge.closeness import Distances, MaskOrder, choose_narrowest_mask, closest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
 
 MOST_ORDERED = 64
@@ -45,14 +45,14 @@ def narrowest_fit(
     widths = [narrowest_width(offer, work) for offer in offers]
     naming = [offer for offer, width in zip(offers, widths, strict=True) if width]
     if not naming:
-        return TopologyHint(None, all(map(can_be_met, offers)))
+        return TopologyHint(None, all(map(places_request, offers)))
     mask = narrowest_mask(naming, machine, distances, work, order)
     if mask is None:
         return TopologyHint(machine, False)
-    return TopologyHint(mask, mask.bit_count() == max(widths) and all(map(can_be_met, offers)))
+    return TopologyHint(mask, mask.bit_count() == max(widths) and all(map(places_request, offers)))
 
 
-def can_be_met(offer: Offer) -> bool:
+def places_request(offer: Offer) -> bool:
     """Whether an offer has a hint that places the request, rather than the one that stands for an empty list."""
     return isinstance(offer, HintRule) or any(hint.affinity is not None or hint.preferred for hint in offer)
 
@@ -71,7 +71,7 @@ def narrowest_mask(
         masks = listed_fits(listed, subsets(nodes_of(named & machine)))
     else:
         masks = searched_fits(offers, machine, distances, work, several=order is not None)
-    return narrowest(masks, distances, order) if masks else None
+    return choose_narrowest_mask(masks, distances, order) if masks else None
 
 
 def masks_of(offer: Offer) -> set[Mask]:

@@ -2,8 +2,8 @@
 Which node gpu-admission would choose for a pod, and which cards it would promise there, before gpu-manager chooses again.
 
 Nodes are tried with the most loaded first: fewest cores left, then least memory left, then by name. The first that has room
-for every container of the pod gets it (`rank`); all others are out, so the scheduler is left without a choice. On a node,
-containers are placed in the order of the pod's spec (`place`):
+for every container of the pod gets it (`admission_order_key`); all others are out, so the scheduler is left without a
+choice. On a node, containers are placed in the order of the pod's spec (`place_containers`):
 
 - below 100 cores on the first card with enough of both, by cores left, memory left, the least first, and index;
 - else on whole cards in that order: of 150 cores one card, since they are divided and rounded down.
@@ -59,14 +59,15 @@ class AdmissionNode:
 
     def has_room(self, containers: tuple[ShareRequest, ...]) -> bool:
         """
-        Whether each container of a pod finds room (`place`). 10 to 50 µs with eight cards the first time, then below 1 µs: a
-        scheduler asks for each pod about all nodes, of which few have changed, and most pods ask for what others ask for.
+        Whether each container of a pod finds room (`place_containers`). 10 to 50 µs with eight cards the first time,
+        then below 1 µs: a scheduler asks for each pod about all nodes, of which few have changed, and most pods ask for
+        what others ask for.
         """
         known = self.rooms.get(containers)
         if known is None:
             if len(self.rooms) >= MOST_KEPT:
                 self.rooms.clear()
-            known = self.rooms[containers] = place(self.cards, containers) is not None
+            known = self.rooms[containers] = place_containers(self.cards, containers) is not None
         return known
 
 
@@ -80,7 +81,7 @@ def asks_for_gpu(containers: Sequence[ShareRequest]) -> bool:
     return cores >= WHOLE_CARD or (cores > 0 and memory > 0)
 
 
-def rank(node: AdmissionNode, containers: Sequence[ShareRequest]) -> tuple[bool, Load]:
+def admission_order_key(node: AdmissionNode, containers: Sequence[ShareRequest]) -> tuple[bool, Load]:
     """
     The key that sorts nodes with GPUs for a pod. The lowest is that of the node which gpu-admission chooses: those without
     room come last, in the order in which they are tried as well.
@@ -88,16 +89,18 @@ def rank(node: AdmissionNode, containers: Sequence[ShareRequest]) -> tuple[bool,
     return not node.has_room(tuple(containers)), node.load
 
 
-def place(cards: Sequence[SharedCard], containers: Sequence[ShareRequest]) -> dict[int, tuple[int, ...]] | None:
+def place_containers(
+    cards: Sequence[SharedCard], containers: Sequence[ShareRequest]
+) -> dict[int, tuple[int, ...]] | None:
     """Position of each container with a GPU -> indexes of its cards; None if one of them finds no room."""
     left = list(cards)
     placed: dict[int, tuple[int, ...]] = {}
     for position, asked in enumerate(containers):
         if not asks_for_gpu((asked,)):
             continue
-        chosen = choose(left, asked)
+        chosen = choose_container_gpus(left, asked)
         for index in chosen:
-            taken = take(left[index], asked)
+            taken = hold_container_amounts(left[index], asked)
             if taken is None:
                 return None
             left[index] = taken
@@ -107,7 +110,7 @@ def place(cards: Sequence[SharedCard], containers: Sequence[ShareRequest]) -> di
     return placed
 
 
-def choose(cards: Sequence[SharedCard], asked: ShareRequest) -> tuple[int, ...]:
+def choose_container_gpus(cards: Sequence[SharedCard], asked: ShareRequest) -> tuple[int, ...]:
     """The indexes of the cards of one container; () if there are not enough."""
     whole = asked.cores >= WHOLE_CARD
     cores, memory, count = (WHOLE_CARD, 0, asked.cores // WHOLE_CARD) if whole else (asked.cores, asked.memory, 1)
@@ -117,7 +120,7 @@ def choose(cards: Sequence[SharedCard], asked: ShareRequest) -> tuple[int, ...]:
     return tuple(index for *_, index in order[:count]) if len(order) >= count else ()
 
 
-def take(card: SharedCard, asked: ShareRequest) -> SharedCard | None:
+def hold_container_amounts(card: SharedCard, asked: ShareRequest) -> SharedCard | None:
     """The card with a container's amounts held, from 100 cores on whole; None if it has not as much left."""
     cores, memory = (WHOLE_CARD, card.memory) if asked.cores >= WHOLE_CARD else (asked.cores, asked.memory)
     if cores > card.cores_left or memory > card.memory_left:

@@ -4,7 +4,8 @@ Which cards of the tree a container gets: part of one card, one card, or several
 - `share` (below 100 cores): the first of all cards, by what they have left, that has enough of both. Best fit on cores;
   the tree has no say.
 - `fragment` (100 cores): from the root down, always into the node with the fewest free cards that has enough.
-- `link` (more): of the nearest nodes above each card that have enough, the one of the lowest level with the fewest.
+- `choose_linked_gpus` (more): of the nearest nodes above each card that have enough, the one of the lowest level with
+the fewest.
 
 Both take the first free cards of the node in NVML's order, however these are connected within it, and look neither at NVLink
 nor at memory. Memory is compared in whole blocks of 256 MiB, of cards alone: an inner node counts as having none.
@@ -22,7 +23,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.views import made_once
 from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.tree import INTERNAL, GpuTree, Node, build, occupy, tree_of
+from topoalign.core.sharing.gaia.tree import INTERNAL, GpuTree, Node, build_free_tree, build_pcie_tree, occupy
 from topoalign.core.sharing.refusals import (
     AmountMissing,
     MemoryAboveCard,
@@ -66,7 +67,7 @@ def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS)
     if cores > WHOLE_CARD and cores % WHOLE_CARD:
         raise NotWholeCards(fields, cores)
     if cores >= WHOLE_CARD:
-        chosen = (link if cores > WHOLE_CARD else fragment)(tree, cores // WHOLE_CARD)
+        chosen = (choose_linked_gpus if cores > WHOLE_CARD else fragment)(tree, cores // WHOLE_CARD)
     elif cores and memory:
         chosen = share(tree, cores, memory)
         if not chosen and tree.cards and memory > tree.cards[0].memory:
@@ -104,7 +105,7 @@ def fragment(tree: GpuTree, count: int) -> Chosen:
     return first(tree, narrowest, count)
 
 
-def link(tree: GpuTree, count: int) -> Chosen:
+def choose_linked_gpus(tree: GpuTree, count: int) -> Chosen:
     """
     So many whole cards that are near one another.
 
@@ -162,7 +163,7 @@ UNKNOWN_LEVEL = -1
 def tree_root(topology: Topology) -> Node:
     """The root of the tree of a machine's GPUs, which are in the order of their indexes."""
     levels = [[level_of(topology, a.id, b.id) for b in topology.gpus] for a in topology.gpus]
-    return build(levels, [int(LEVEL[PcieClass.PSB] in row) for row in levels])
+    return build_pcie_tree(levels, [int(LEVEL[PcieClass.PSB] in row) for row in levels])
 
 
 def level_of(topology: Topology, a: DeviceID, b: DeviceID) -> int:
@@ -171,7 +172,7 @@ def level_of(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     return UNKNOWN_LEVEL if link is None or link.pcie is None else LEVEL[link.pcie]
 
 
-def choose_cards(
+def choose_gpus_as_gaia(
     topology: Topology, cards: Sequence[SharedCard], request: ShareRequest, among: Collection[DeviceID]
 ) -> Chosen:
     """
@@ -179,7 +180,7 @@ def choose_cards(
 
     Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the cards do not have it.
     """
-    tree = tree_of(tree_root(topology), cards)
+    tree = build_free_tree(tree_root(topology), cards)
     for at, card in enumerate(cards):
         if card.device not in among or card.memory < request.memory:
             tree = occupy(tree, at, WHOLE_CARD, card.memory)

@@ -59,7 +59,7 @@ class GpuTree(msgspec.Struct, frozen=True):
         return [self.cards[member] for member in node.members if member in self.free or not node.children]
 
 
-def tree_of(root: Node, cards: Sequence[SharedCard]) -> GpuTree:
+def build_free_tree(root: Node, cards: Sequence[SharedCard]) -> GpuTree:
     """
     The tree of cards as they are held now. Those that are unhealthy are not free.
 
@@ -71,7 +71,7 @@ def tree_of(root: Node, cards: Sequence[SharedCard]) -> GpuTree:
     return GpuTree(root, tuple(cards), free)
 
 
-def build(levels: Sequence[Sequence[int]], boards: Sequence[int]) -> Node:
+def build_pcie_tree(levels: Sequence[Sequence[int]], boards: Sequence[int]) -> Node:
     """
     The root of the tree. `levels[a][b]`: common ancestor of two cards; unknown levels join nothing.
 
@@ -81,18 +81,18 @@ def build(levels: Sequence[Sequence[int]], boards: Sequence[int]) -> Node:
     for a, b in combinations(range(len(levels)), 2):
         level = SINGLE_SWITCH if levels[a][b] == INTERNAL and boards[a] > 0 else levels[a][b]
         if level in clusters:
-            join(clusters[level], {a, b})
+            join_pair(clusters[level], {a, b})
     below: dict[Place, dict[Place, None]] = {(ROOT, 0): {}}
     for card in range(len(levels)):
         lower: Place = (INTERNAL, card)
-        for place in above(clusters, card):
+        for place in tree_nodes_above(clusters, card):
             below.setdefault(place, {})[lower] = None
             lower = place
         below[(ROOT, 0)][lower] = None
     return assemble((ROOT, 0), below)
 
 
-def join(clusters: list[set[int]], pair: set[int]) -> None:
+def join_pair(clusters: list[set[int]], pair: set[int]) -> None:
     """Adds two cards to the first cluster that has one of them, else as a new one. Clusters are never merged."""
     for cluster in clusters:
         if cluster & pair:
@@ -101,7 +101,7 @@ def join(clusters: list[set[int]], pair: set[int]) -> None:
     clusters.append(pair)
 
 
-def above(clusters: dict[int, list[set[int]]], card: int) -> Iterator[Place]:
+def tree_nodes_above(clusters: dict[int, list[set[int]]], card: int) -> Iterator[Place]:
     """The nodes above a card, the nearest first: on each level the first that has a card in common with the one below."""
     members = {card}
     for level in LEVELS:
@@ -133,7 +133,7 @@ def occupy(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     return with_card(tree, at, left_cores, left_memory, tree.free - {at})
 
 
-def release(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
+def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     """
     The tree after cores and bytes of the card at this position are given back; from 100 cores on the whole card.
 

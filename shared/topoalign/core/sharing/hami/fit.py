@@ -28,7 +28,7 @@ from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_pla
 from topoalign.core.sharing.cards import WHOLE_CARD
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.selection import PodRules
-from topoalign.core.sharing.hami.topology import pick
+from topoalign.core.sharing.hami.topology import pick_best_connected
 from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage
 
 Shares = tuple[CardShare, ...]
@@ -86,7 +86,7 @@ def fit(cards: Sequence[CardUsage], request: CardRequest, around: Surroundings) 
             if card.mode != MIG_MODE:
                 break
     if around.rules.topology_aware and len(walk.gathered) >= request.count:
-        positions = pick([share.uuid for share in walk.gathered], request.count, around.scores)
+        positions = pick_best_connected([share.uuid for share in walk.gathered], request.count, around.scores)
         return tuple(walk.gathered[position] for position in positions)
     return Unfit(walk.reason(len(cards)))
 

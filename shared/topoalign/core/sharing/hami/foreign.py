@@ -24,7 +24,7 @@ import msgspec
 from topoalign.core.demand.go_text import parse_int
 from topoalign.core.demand.share_annotations import CORDON, DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard, decode_register
-from topoalign.core.sharing.hami.selection import cordoned
+from topoalign.core.sharing.hami.selection import read_cordoned_gpus
 
 LONGEST = 256 * 1024
 """Characters of an annotation; an API server takes no more bytes in all annotations of an object."""
@@ -137,7 +137,7 @@ def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> Liven
 
 def read_cards(text: str) -> tuple[RegisteredCard, ...]:
     """The cards of a node, by index, without their MIG profiles. Raises InvalidAnnotation."""
-    check_length(REGISTER, text)
+    check_annotation_length(REGISTER, text)
     cards = decode_register(text)
     if len(cards) > MOST_CARDS:
         raise InvalidAnnotation(REGISTER, f"{len(cards)} cards, more than {MOST_CARDS}")
@@ -154,7 +154,7 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
     What a pod has, container by container. `init`, `containers`: the names of its init containers and of the others. An
     older version writes only the others. Raises InvalidAnnotation.
     """
-    check_length(DEVICES_ALLOCATED, text)
+    check_annotation_length(DEVICES_ALLOCATED, text)
     if text.count(":") + text.count(";") > MOST_SHARES:  # as it takes long to read, and a pod may be annotated often
         raise InvalidAnnotation(DEVICES_ALLOCATED, f"more than {MOST_SHARES} cards and containers")
     groups = decode_pod(text)
@@ -169,31 +169,31 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
     shares = []
     for (name, is_init), cards in zip(places, groups, strict=True):
         for card in cards:
-            check_name(DEVICES_ALLOCATED, card.uuid)
-            check_number(DEVICES_ALLOCATED, "memory", card.memory, MOST_MEMORY)
-            check_number(DEVICES_ALLOCATED, "cores", card.cores, MOST_CORES)
+            check_printable_name(DEVICES_ALLOCATED, card.uuid)
+            check_annotation_number(DEVICES_ALLOCATED, "memory", card.memory, MOST_MEMORY)
+            check_annotation_number(DEVICES_ALLOCATED, "cores", card.cores, MOST_CORES)
             share = CardShare(
-                card=card_of(card.uuid), container=name, is_init=is_init, memory=card.memory, cores=card.cores
+                card=gpu_of_device(card.uuid), container=name, is_init=is_init, memory=card.memory, cores=card.cores
             )
             shares.append(share)
     return tuple(shares)
 
 
-def card_of(device: str) -> str:
+def gpu_of_device(device: str) -> str:
     """The uuid of the card that a device is, or is an instance of: of an older version's `GPU-x[template-slot]`, `GPU-x`."""
     return device.partition("[")[0]
 
 
-def cards_of(
+def foreign_gpus(
     cards: Iterable[RegisteredCard], cordon: str | None, pods: Iterable[ForeignPod]
 ) -> tuple[ForeignCard, ...]:
     """The cards of a node with what its pods hold of them. `cordon`: the annotation with its cordoned cards."""
     known = tuple(cards)
-    kept_back = cordoned({CORDON: cordon or ""})
+    kept_back = read_cordoned_gpus({CORDON: cordon or ""})
     holders: dict[str, list[CardHolder]] = {card.id: [] for card in known}
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
         for uuid, shares in shares_by_card(pod.shares, holders).items():
-            holders[uuid].append(holder_of(pod, shares))
+            holders[uuid].append(holder_of_shares(pod, shares))
     return tuple(foreign_card(card, card.id in kept_back, holders[card.id]) for card in known)
 
 
@@ -209,7 +209,7 @@ def shares_by_card(shares: Iterable[CardShare], cards: Container[str]) -> dict[s
     return found
 
 
-def holder_of(pod: ForeignPod, shares: Sequence[CardShare]) -> CardHolder:
+def holder_of_shares(pod: ForeignPod, shares: Sequence[CardShare]) -> CardHolder:
     """What a pod has of a card. `shares`: all that it has of this card."""
     init: dict[str, list[CardShare]] = {}
     for share in shares:
@@ -251,7 +251,7 @@ def foreign_card(card: RegisteredCard, is_cordoned: bool, holders: Sequence[Card
 def check_card(card: RegisteredCard) -> None:
     """Raises InvalidAnnotation for what no card has. NUMA node -1 is an unknown one."""
     for text in (card.id, card.type, card.mode):
-        check_name(REGISTER, text)
+        check_printable_name(REGISTER, text)
     if not card.id:
         raise InvalidAnnotation(REGISTER, "a card without a uuid")
     for name, number, most in (
@@ -261,22 +261,22 @@ def check_card(card: RegisteredCard) -> None:
         ("devmem", card.memory, MOST_MEMORY),
         ("devcore", card.cores, MOST_CORES),
     ):
-        check_number(REGISTER, name, number, most)
+        check_annotation_number(REGISTER, name, number, most)
 
 
-def check_length(key: str, text: str) -> None:
+def check_annotation_length(key: str, text: str) -> None:
     """Raises InvalidAnnotation for a text that no API server stores."""
     if len(text) > LONGEST:
         raise InvalidAnnotation(key, f"more than {LONGEST} characters")
 
 
-def check_name(key: str, text: str) -> None:
+def check_printable_name(key: str, text: str) -> None:
     """Raises InvalidAnnotation for a name that is too long or cannot be printed."""
     if len(text) > LONGEST_NAME or not text.isprintable():
         raise InvalidAnnotation(key, f"a name that is longer than {LONGEST_NAME} characters or cannot be printed")
 
 
-def check_number(key: str, name: str, number: int, most: int) -> None:
+def check_annotation_number(key: str, name: str, number: int, most: int) -> None:
     """Raises InvalidAnnotation for a number below 0 or above this."""
     if not 0 <= number <= most:
         raise InvalidAnnotation(key, f"{name} is not between 0 and {most}")

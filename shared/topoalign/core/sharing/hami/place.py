@@ -22,7 +22,7 @@ from topoalign.core.demand.shares import CardRequest
 from topoalign.core.model.topology.mig import find_place
 from topoalign.core.sharing.hami.fit import MIG_MODE, Shares, Surroundings, Unfit
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.scores import ScoredCard, choose_cards, node_score, score_cards
+from topoalign.core.sharing.hami.scores import ScoredCard, choose_gpus_as_hami, hami_gpus_score, score_cards
 from topoalign.core.sharing.hami.selection import PodRules
 from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, with_share
 
@@ -59,7 +59,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """By container, init containers first; cards in the order in which they were taken."""
 
 
-def place(node: NodeCards, pod: PodShares) -> Placed | Unfit:
+def place_pod_as_hami(node: NodeCards, pod: PodShares) -> Placed | Unfit:
     """The cards of a pod on one node, or the reason of the first container that does not fit. Raises TooMuchWork."""
     given: list[Shares] = []
     cards = node.cards
@@ -71,7 +71,7 @@ def place(node: NodeCards, pod: PodShares) -> Placed | Unfit:
         given.append(shares)
         if number >= pod.init_containers:
             cards = left
-    return Placed(score=node_score(node.cards), containers=tuple(given))
+    return Placed(score=hami_gpus_score(node.cards), containers=tuple(given))
 
 
 def _serve(
@@ -89,7 +89,7 @@ def _serve(
         its = [each for each in scored if request.vendor.lower() in each.card.type.lower()]
         if len(its) < request.count and not _takes_instances(its, rules):
             return Unfit(INSUFFICIENT)
-        found = choose_cards(its, request, around)
+        found = choose_gpus_as_hami(its, request, around)
         if isinstance(found, Unfit):
             return found
         for share in found:

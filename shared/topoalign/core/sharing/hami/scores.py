@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, words
+from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, split_list
 from topoalign.core.demand.shares import UNSET, CardRequest
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.selection import BINPACK, MUTEX, NUMA, SPREAD
@@ -29,7 +29,7 @@ SCALE = 10.0
 _SINGLE = struct.Struct("<f")
 
 
-def device_score(card: CardUsage, requests: Iterable[CardRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
+def hami_gpu_score(card: CardUsage, requests: Iterable[CardRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
     """How full a card would be, 0 if it has no slots, no cores or no memory. `requests` are those of one container."""
     if not (card.slots and card.cores and card.memory):
         return 0.0
@@ -47,7 +47,7 @@ def device_score(card: CardUsage, requests: Iterable[CardRequest], weights: Weig
     )
 
 
-def node_score(cards: Sequence[CardUsage]) -> float:
+def hami_gpus_score(cards: Sequence[CardUsage]) -> float:
     """How full a node is, 0 if its cards together have no slots, no cores or no memory."""
     slots = sum(card.slots for card in cards)
     cores = sum(card.cores for card in cards)
@@ -101,7 +101,7 @@ class ScoredCard(msgspec.Struct, frozen=True):
     score: float
 
 
-def walk(cards: Iterable[ScoredCard], policy: str, numa_bind: bool = False) -> tuple[CardUsage, ...]:
+def order_of_trial(cards: Iterable[ScoredCard], policy: str, numa_bind: bool = False) -> tuple[CardUsage, ...]:
     """The cards in the order in which they are tried."""
     ordered = sorted(cards, key=lambda each: sort_key(each, policy, numa_bind), reverse=True)
     return tuple(each.card for each in ordered)
@@ -114,7 +114,7 @@ def sort_key(scored: ScoredCard, policy: str, numa_bind: bool = False) -> SortKe
     tie = (card.index, card.uuid)
     if "," in policy or policy == NUMA:
         of_key = {BINPACK: score, SPREAD: -score, NUMA: card.numa}
-        return (*(of_key[key] for key in _chain(policy, numa_bind)), *tie)
+        return (*(of_key[key] for key in _policy_keys(policy, numa_bind)), *tie)
     if policy == MUTEX:
         return (-card.used_slots, card.numa, *tie)
     fullest_last = score if policy == BINPACK else -score
@@ -123,9 +123,9 @@ def sort_key(scored: ScoredCard, policy: str, numa_bind: bool = False) -> SortKe
     return (-card.numa if policy == BINPACK else card.numa, fullest_last, *tie)
 
 
-def _chain(policy: str, numa_bind: bool) -> tuple[str, ...]:
+def _policy_keys(policy: str, numa_bind: bool) -> tuple[str, ...]:
     """The keys in a list of policies, each once."""
-    keys = tuple(dict.fromkeys(word for word in words(policy) if word in (BINPACK, SPREAD, NUMA))) or (SPREAD,)
+    keys = tuple(dict.fromkeys(word for word in split_list(policy) if word in (BINPACK, SPREAD, NUMA))) or (SPREAD,)
     return tuple(dict.fromkeys((NUMA, *keys))) if numa_bind else keys
 
 
@@ -141,13 +141,13 @@ def score_cards(
     cards: Iterable[CardUsage], requests: Sequence[CardRequest], weights: Weights
 ) -> tuple[ScoredCard, ...]:
     """The cards, each with how full it would be. `requests`: all of one container."""
-    return tuple(ScoredCard(card, device_score(card, requests, weights)) for card in cards)
+    return tuple(ScoredCard(card, hami_gpu_score(card, requests, weights)) for card in cards)
 
 
-def choose_cards(scored: Iterable[ScoredCard], request: CardRequest, around: Surroundings) -> Shares | Unfit:
+def choose_gpus_as_hami(scored: Iterable[ScoredCard], request: CardRequest, around: Surroundings) -> Shares | Unfit:
     """
     The cards for one request, in the order in which they are taken, or why there are too few.
 
     Raises TooMuchWork where the best connected cards are not found within the limit on work.
     """
-    return fit(walk(scored, around.rules.policy, around.rules.numa_bind), request, around)
+    return fit(order_of_trial(scored, around.rules.policy, around.rules.numa_bind), request, around)

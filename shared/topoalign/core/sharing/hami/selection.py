@@ -18,9 +18,9 @@ from topoalign.core.demand.share_annotations import (
     CardRules,
     Selection,
     Weights,
-    listed,
     read_as_hami,
-    words,
+    read_list_annotation,
+    split_list,
 )
 
 BINPACK = "binpack"
@@ -48,12 +48,12 @@ class PodRules(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mutex(self) -> bool:
         """Whether only cards are taken that nobody uses."""
-        return MUTEX in words(self.policy)
+        return MUTEX in split_list(self.policy)
 
     @property
     def topology_aware(self) -> bool:
         """Whether the best connected cards are taken."""
-        return TOPOLOGY_AWARE in words(self.policy)
+        return TOPOLOGY_AWARE in split_list(self.policy)
 
     def takes_mode(self, mode: str) -> bool:
         """Whether a card in this mode is accepted."""
@@ -77,6 +77,6 @@ def pod_rules(rules: CardRules, mode: str | None = None) -> PodRules:
     )
 
 
-def cordoned(node_annotations: Mapping[str, str]) -> frozenset[str]:
+def read_cordoned_gpus(node_annotations: Mapping[str, str]) -> frozenset[str]:
     """The uuids of the cards of a node that nobody is to get."""
-    return frozenset(listed(node_annotations, CORDON) or ())
+    return frozenset(read_list_annotation(node_annotations, CORDON) or ())

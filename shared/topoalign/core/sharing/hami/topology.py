@@ -42,7 +42,7 @@ class GpuLinks(msgspec.Struct, frozen=True, kw_only=True):
         return self.links.get(other.index, ())
 
 
-def pick(cards: Sequence[str], count: int, scores: PairScores) -> tuple[int, ...]:
+def pick_best_connected(cards: Sequence[str], count: int, scores: PairScores) -> tuple[int, ...]:
     """
     Positions of `count` of these cards, given by uuid in the order in which they are tried; ascending.
 
@@ -57,10 +57,10 @@ def pick(cards: Sequence[str], count: int, scores: PairScores) -> tuple[int, ...
 
 def link_scores(gpus: Sequence[GpuLinks]) -> tuple[LinkScores, ...]:
     """The annotation's scores of each card to each other one."""
-    return tuple(LinkScores(a.uuid, {b.uuid: pair_score(a, b) for b in gpus if b is not a}) for a in gpus)
+    return tuple(LinkScores(a.uuid, {b.uuid: hami_link_score(a, b) for b in gpus if b is not a}) for a in gpus)
 
 
-def pair_score(a: GpuLinks, b: GpuLinks) -> int:
+def hami_link_score(a: GpuLinks, b: GpuLinks) -> int:
     """What the links from one card to another are worth; 0 where the other shows more links or fewer."""
     return 0 if asymmetric(a, b) else sum(link_score(each) for each in a.to(b))
 

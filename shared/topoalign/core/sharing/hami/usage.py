@@ -52,7 +52,7 @@ class CardShare(msgspec.Struct, frozen=True, kw_only=True):
     placement: MigPlacement | None = None
 
 
-def usage_of(
+def to_hami_usage(
     card: SharedCard, mode: str = "", profiles: tuple[MigProfile, ...] = (), instances: tuple[MigPlacement, ...] = ()
 ) -> CardUsage:
     """The card in HAMi's amounts."""

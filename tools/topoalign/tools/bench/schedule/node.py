@@ -160,4 +160,4 @@ class Node:
         for event in events:
             self._facts = self.facts.apply(event)
             self._reservations = self._reservations.observe(self._facts)
-            await bus.publish(wire.encode(event, self._clock.wall()))
+            await bus.publish(wire.encode_event(event, self._clock.wall()))

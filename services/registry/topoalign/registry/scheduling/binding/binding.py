@@ -410,7 +410,7 @@ class Binder:
         answer = await self._bus.ask(
             wire.admission_subject(node, "confirm"), msgspec.json.encode(request), CONFIRM_SECONDS
         )
-        decision: Admission | Refusal = wire.answered(answer, Admission | Refusal)  # type: ignore[arg-type]  # a union is a type to msgspec
+        decision: Admission | Refusal = wire.decode_answer(answer, Admission | Refusal)  # type: ignore[arg-type]  # a union is a type to msgspec
         if isinstance(decision, Refusal):
             self.counts["stale"] += 1
             log.info("a node refuses what the view let pass", node=node, pod=pod.request.name, code=decision.code)

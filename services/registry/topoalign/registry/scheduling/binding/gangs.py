@@ -24,7 +24,15 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, groups, key_of, plan_gang
+from topoalign.core.admission.gang_plan import (
+    Candidate,
+    Member,
+    Plan,
+    fabric_of,
+    group_nodes_by_fabric,
+    plan_gang,
+    pod_class_key,
+)
 from topoalign.core.demand.gangs import Gang, gang_of
 from topoalign.core.model.errors import BusConflict, InvalidField, NoFit, clean
 from topoalign.core.model.ids import NodeName
@@ -240,7 +248,7 @@ class Gangs:
         nodes = dict.fromkeys(name for names in fitting.values() for name in names)
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
         for fixed in ((pod.uid, node), None):
-            for group in groups(fabrics, node):
+            for group in group_nodes_by_fabric(fabrics, node):
                 if fixed is not None and node not in group:
                     continue
                 steps = plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed)
@@ -257,7 +265,7 @@ class Gangs:
 
 def kind_of(pod: PodToSchedule) -> tuple[bytes, bytes]:
     """Equal for pods that ask for the same and may go to the same nodes."""
-    return key_of(pod.request), msgspec.json.encode(pod.constraints, order="deterministic")
+    return pod_class_key(pod.request), msgspec.json.encode(pod.constraints, order="deterministic")
 
 
 def member_of(pod: SeenPod) -> SeenMember | None:

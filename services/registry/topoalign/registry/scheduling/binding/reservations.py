@@ -228,7 +228,7 @@ class Reservations:
         """
         events = [self._event(change) for change in changes]
         batch = [
-            (wire.encode(event, self._clock.wall()), change.position)
+            (wire.encode_event(event, self._clock.wall()), change.position)
             for event, change in zip(events, changes, strict=True)
         ]
         try:
@@ -288,7 +288,7 @@ class Reservations:
                 await self._clock.sleep(PAUSE)
             except IdTaken:
                 mark = token_hex(8)
-                batch = [(wire.renamed(message, mark), expected) for message, expected in batch]
+                batch = [(wire.with_message_mark(message, mark), expected) for message, expected in batch]
 
     def _event(self, change: Change) -> ReservationsChanged:
         """What the node's reservations are after a change."""
@@ -338,17 +338,17 @@ class Reservations:
     def _position_of(self, received: Received) -> int:
         """Up to which position the messages of this one's subject are known."""
         with suppress(Undecodable):
-            return self.of(wire.name_of(received.message.subject.rpartition(".")[2])).position
+            return self.of(wire.decode_node_token(received.message.subject.rpartition(".")[2])).position
         return received.position
 
     def _hear(self, received: Received) -> None:
         """Takes in the newest message of a node. One that cannot be read changes nothing but the position to write after."""
         try:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
         except (Undecodable, wire.UnknownEvent) as error:
             log.warning("reservations cannot be read", position=received.position, finding=error.finding)
             with suppress(Undecodable):
-                node = wire.name_of(received.message.subject.rpartition(".")[2])
+                node = wire.decode_node_token(received.message.subject.rpartition(".")[2])
                 self._known[node] = msgspec.structs.replace(self.of(node), position=received.position)
                 self._changed(node)
             return

@@ -5,7 +5,8 @@ A pod that is bound holds its devices, CPUs and memory from the moment of the bi
 kubelet has admitted it. Two kinds of pods are held here:
 
 - reserved ones: what they get was chosen, and `Hold` says what it is;
-- bound ones of which no reservation is known, such as another scheduler's: each is held as `decide` predicts it, in the
+- bound ones of which no reservation is known, such as another scheduler's: each is held as `decide_demand` predicts it,
+in the
   order of binding, on the node as it is with the ones before;
 - assumed ones, whose bind has begun here and which are not reserved yet: they are held likewise, after the bound ones.
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
@@ -27,7 +28,7 @@ from topoalign.core.model.ids import is_native
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import allocations_of, holding_reserved, reservation_of
+from topoalign.core.state.reservations import holding_reserved, reservation_of, reserved_allocations
 from topoalign.core.state.reserved_parts import Given, Part, PodNames, ids_held, is_something, rest_of, shown_by
 from topoalign.registry.scheduling.model import PodToSchedule
 
@@ -248,7 +249,7 @@ class NodeHolds:
             return False
         return not any(
             all(part in unknown for device in ids for part in held.virtual_functions.get(device, (device,)))
-            for held in allocations_of(hold.reserved)
+            for held in reserved_allocations(hold.reserved)
             for ids in held.from_kubelet.values()
             if ids
         )
@@ -276,7 +277,7 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Ho
         demand = read_pod(unreserved(pod).request, rules)
     except InvalidField:
         return None
-    decision = decide(as_others(state, demand), demand)
+    decision = decide_demand(as_others(state, demand), demand)
     if not isinstance(decision, Admission):
         return None
     equal = [msgspec.structs.replace(each, slots={}) for each in decision.allocations]  # no amounts are reserved for it

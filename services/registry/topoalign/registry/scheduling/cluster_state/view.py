@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from topoalign.client.verifying import Unsettled
-from topoalign.core.admission.free_amounts import free_of, has_more
+from topoalign.core.admission.free_amounts import count_free, has_more
 from topoalign.core.admission.kinds import Kind, kind_key
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.admission.resolvability import emptied, restored
@@ -28,7 +28,7 @@ from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scorer, Scoring, scorer_of
+from topoalign.core.scoring.scorers import Scorer, Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reserved_parts import PodNames
 from topoalign.core.state.terminated_pods import has_anything_of, without_pods
@@ -39,7 +39,7 @@ from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.model import PodToSchedule
 from topoalign.runtime.request_turns import Turns
 
-QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+QUALITY = scorer_by_name(Scoring.QUALITY, Packing.BINPACK)
 FEW = 16
 """Nodes that are renewed at once, which takes some milliseconds."""
 HELD_SECONDS = 0.005
@@ -411,9 +411,9 @@ class ClusterView:
             self.nodes_with_pending.add(view.name)
         hardware = basis.state.hardware
         view.kind = self._kinds.setdefault(kind_key(basis), Kind(hardware, basis.rules, basis.registered))
-        view.free = free_of(basis.state, basis.rules)
+        view.free = count_free(basis.state, basis.rules)
         if restored(basis.state) is not basis.state:
-            view.idle = free_of(emptied(basis.state), basis.rules)
+            view.idle = count_free(emptied(basis.state), basis.rules)
         with suppress(NoFit):
             view.left = self.scorer.left(basis.state, basis.rules)
             view.shape = member.state.hardware.shape

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.feasibility import Need
-from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.gang_plan import has_its_own, is_given_as_reserved
 from topoalign.core.admission.realignment import (
     Steps,
@@ -40,7 +40,7 @@ from topoalign.core.admission.realignment import (
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.share_annotations import InvalidShare
-from topoalign.core.demand.shares import Share, SlotShare, gpus_of_numa_nodes, share_of, slots_asked
+from topoalign.core.demand.shares import Share, SlotShare, gpus_of_numa_nodes, share_from_units, slots_asked
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.topology.bitmask import several
@@ -109,7 +109,7 @@ def are_mistakable(topology: Topology, one: PendingPod, other: PendingPod) -> bo
 
 def shares_of(topology: Topology, pod: PendingPod) -> set[Share]:
     """What the containers of a pod ask for of GPUs in units."""
-    asked = (share_of(topology, each.devices, each.cards) for each in pod.demand.containers)
+    asked = (share_from_units(topology, each.devices, each.cards) for each in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 
@@ -172,7 +172,7 @@ def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
         return False
     if not all(each.decides and each.must_fit and each.key == pods[0].key for each in pods):
         return False
-    return fit_as_counted(free_of(state, pods[0].demand.rules), [*map(in_amounts, pods)])
+    return fit_as_counted(count_free(state, pods[0].demand.rules), [*map(in_amounts, pods)])
 
 
 def are_judged_by_amounts(pods: Sequence[PendingPod]) -> bool:
@@ -203,7 +203,7 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: Need | Non
         return True
     for left in realigned(state, pod.rules, takes):
         await turns.give()
-        if not isinstance(decide(left, pod), Admission):
+        if not isinstance(decide_demand(left, pod), Admission):
             return False
     return True
 
@@ -230,7 +230,7 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
         return False
     if len(pods) < 2 or len(kinds) < (1 if policy.asks else 2):
         return False
-    free = free_of(state, rules)
+    free = count_free(state, rules)
     known = [in_amounts(each) for each in pods]
     if have_ample_memory(free, known):
         return False
@@ -252,7 +252,7 @@ def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | No
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
     emptied = msgspec.structs.replace(state, allocations={}, memory={})
-    return containers_fit(takes, free_of(state, pod.rules), free_of(emptied, pod.rules))
+    return containers_fit(takes, count_free(state, pod.rules), count_free(emptied, pod.rules))
 
 
 def leaves_room(state: NodeState, pod: PendingPod, later: Later) -> bool:
@@ -262,7 +262,7 @@ def leaves_room(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
     if all(each.decides for each in (pod, *later.pods)) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
         return True
-    free = free_of(state, pod.demand.rules)
+    free = count_free(state, pod.demand.rules)
     counted = [in_amounts(each) for each in (pod, *later.pods)]
     if not fit_as_counted(free, counted) and not fit_in_turn(state, (pod, *later.pods)):
         return False
@@ -277,7 +277,7 @@ def leaves_room(state: NodeState, pod: PendingPod, later: Later) -> bool:
 def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     """Whether the pods are admitted one after the other."""
     for pod in pods:
-        decision = decide(state, pod.demand)
+        decision = decide_demand(state, pod.demand)
         if not isinstance(decision, Admission):
             return False
         for each in decision.allocations:
@@ -309,7 +309,7 @@ async def fit_from(  # noqa: C901  # one search over orders
             continue
         tried.add(pod.key)
         await turns.give()
-        decision = decide(state, pod.demand)
+        decision = decide_demand(state, pod.demand)
         after = state
         places = aligned
         if isinstance(decision, Admission):
@@ -324,7 +324,7 @@ async def fit_from(  # noqa: C901  # one search over orders
         if steps is not None and (rest or later.guarded):
             others = [*map(in_amounts, rest)]
             guarded = [*map(in_amounts, later.guarded)]
-            for left in left_elsewhere(in_amounts(pod), free_of(state, pod.demand.rules)):
+            for left in left_elsewhere(in_amounts(pod), count_free(state, pod.demand.rules)):
                 await turns.give()
                 if not fit_whatever_ends(left, others, steps, guarded):
                     return False

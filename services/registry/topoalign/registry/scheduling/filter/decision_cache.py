@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from topoalign.core.admission.admit import decide, drive_async
-from topoalign.core.admission.feasibility import Need, alignment_need, need_of, need_steps, verdict
+from topoalign.core.admission.admit import decide_demand, drive_async
+from topoalign.core.admission.feasibility import Need, alignment_need, judge_amounts, need_of, need_steps
 from topoalign.core.admission.kinds import Kind
 from topoalign.core.admission.resolvability import UNDECIDED, emptied, restored
-from topoalign.core.admission.share_alignment import parts_of
+from topoalign.core.admission.share_alignment import containers_aligned_to_gpus
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.share_annotations import CHOOSING, NO_USE_UUID, NODE_POLICY, USE_UUID
 from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
@@ -32,7 +32,7 @@ from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, Scorer
-from topoalign.core.state.fold import NodeState, announced
+from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.registry.scheduling.cluster_state.nodes import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.model import Filtered, NodeRefusal, PodToSchedule
@@ -137,7 +137,7 @@ class Asked:
         """
         has_rest = self.takes is not None and self.takes.rest is not None
         is_joint = any(each.joint is not None for each in self.demand.containers)
-        return has_rest or is_joint or bool(parts_of(self._kind.topology, self.demand))
+        return has_rest or is_joint or bool(containers_aligned_to_gpus(self._kind.topology, self.demand))
 
     def key(self, node: NodeView, scorer: Scorer[Any, Any]) -> Key:
         """What sorts a node of this kind for the pod; None where what is left on it is not known."""
@@ -292,7 +292,7 @@ class DecisionCache:
         asked = request.of(node.kind, self._view)
         if asked.unlisted:
             return asked.unlisted
-        code = verdict(asked.need, node.free) if asked.need is not None and node.free is not None else None
+        code = judge_amounts(asked.need, node.free) if asked.need is not None and node.free is not None else None
         code = decided(self._view.basis(node).state, asked.demand) if code is None else code
         return code or self.beside(request, node)
 
@@ -320,7 +320,7 @@ class DecisionCache:
             return Resolvability.NEVER
         if node.idle is None:
             return None
-        code = verdict(asked.need, node.idle) if asked.need is not None else None
+        code = judge_amounts(asked.need, node.idle) if asked.need is not None else None
         code = decided(emptied(self._view.basis(node).state), asked.demand) if code is None else code
         return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
 
@@ -356,7 +356,7 @@ class DecisionCache:
 
 def decided(state: NodeState, demand: PodDemand) -> str:
     """The code of the refusal; empty: the pod is admitted."""
-    decision = decide(state, demand)
+    decision = decide_demand(state, demand)
     return "" if isinstance(decision, Admission) else decision.code
 
 
@@ -364,7 +364,7 @@ def empty(kind: Kind) -> NodeState:
     """A node of this kind on which nothing is allocated, all of it healthy. It has none of the GPUs that are known."""
     hardware = without_uuids(kind.topology)
     devices = (*hardware.gpu_by_id, *hardware.nic_by_id, *(other.id for other in hardware.others))
-    return announced(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
+    return initial_state(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
 
 
 def unlisted(demand: PodDemand, kind: Kind, view: ClusterView) -> str:
