@@ -40,7 +40,7 @@ from topoalign.core.model.ids import (
 )
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer, Slots
-from topoalign.core.state.divisions import Division, divisions
+from topoalign.core.state.divisions import GpuPartitioning, divisions
 from topoalign.core.state.fold import NodeState
 
 GPU0 = DGX.gpus[0].id
@@ -177,7 +177,7 @@ async def test_gpus_are_counted_anew_when_what_is_there_held_or_healthy_changes(
     """And not for what the kubelet says of its containers, nor for the same hardware."""
     counted = list[NodeState]()
 
-    def counts(state: NodeState) -> Mapping[DeviceID, Division]:
+    def counts(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
         counted.append(state)
         return divisions(state)
 

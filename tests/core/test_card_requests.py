@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.shares import UNSET, CardRequest, Defaults, card_request
+from topoalign.core.demand.shares import UNSET, Defaults, HamiRequest, card_request
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.offers import Slots
 
@@ -28,8 +28,8 @@ defaults = st.builds(
 )
 
 
-def request(count: int = 1, memory: int = 0, percent: int = UNSET, cores: int = 0) -> CardRequest:
-    return CardRequest(count=count, vendor="NVIDIA", memory=memory, percent=percent, cores=cores)
+def request(count: int = 1, memory: int = 0, percent: int = UNSET, cores: int = 0) -> HamiRequest:
+    return HamiRequest(count=count, vendor="NVIDIA", memory=memory, percent=percent, cores=cores)
 
 
 def reference(limits: Amounts, requests: Amounts, default: Defaults, card: int) -> tuple[int, int, int]:
@@ -61,15 +61,15 @@ def test_a_request_is_read_as_the_rule_says(limits: Amounts, requests: Amounts, 
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        ({}, CardRequest()),
-        ({SLOTS.memory: 1000}, CardRequest()),
+        ({}, HamiRequest()),
+        ({SLOTS.memory: 1000}, HamiRequest()),
         ({GPU: 0}, request(0, percent=100)),
         ({GPU: 2, SLOTS.memory: 4000}, request(2, memory=4000)),
         ({GPU: 1, SLOTS.memory: 4000, SLOTS.percentage: 150}, request(memory=4000, percent=100)),
         ({GPU: 1, SLOTS.percentage: 0, SLOTS.cores: 30}, request(percent=100, cores=30)),
     ],
 )
-def test_a_percentage_that_is_not_said_is_known_as_such(limits: Amounts, expected: CardRequest) -> None:
+def test_a_percentage_that_is_not_said_is_known_as_such(limits: Amounts, expected: HamiRequest) -> None:
     assert expected == card_request(GPU, SLOTS, limits)
 
 
@@ -84,5 +84,5 @@ def test_names_can_be_changed() -> None:
     ("wanted", "memory"),
     [(request(memory=300), 300), (request(percent=10), 102), (request(), 0), (request(memory=300, percent=10), 300)],
 )
-def test_memory_of_a_card(wanted: CardRequest, memory: int) -> None:
+def test_memory_of_a_card(wanted: HamiRequest, memory: int) -> None:
     assert memory == wanted.memory_of(1029)

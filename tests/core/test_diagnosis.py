@@ -11,7 +11,7 @@ from feasibility_support import some_pod
 
 from topoalign.core.admission.prediction import predict, prediction_basis
 from topoalign.core.admission.shortages import asking_for
-from topoalign.core.diagnosis.answers import Answer
+from topoalign.core.diagnosis.answers import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Nodes
 from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, fold_record
@@ -20,16 +20,16 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy, Scope
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 
-SCORER = scorer_by_name(Scoring.QUALITY, Packing.BINPACK)
+SCORER = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 BARE = machine(gpus=(), nics=())
 
 
 def answer(
     record: ClusterRecord, *containers: ContainerRequest, pods: int = 1, changes: Changes = NO_CHANGES
-) -> Answer:
+) -> ClusterAnswer:
     return diagnose(Nodes(record), pod(*containers, name="asked"), SCORER, changes, pods)
 
 

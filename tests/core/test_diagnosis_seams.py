@@ -18,7 +18,7 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodR
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.preference import seam_of
-from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.machines import catalogue
 
@@ -28,7 +28,7 @@ BOARDS = ("hgx-b200", "hgx-b200-gpu0-half", "hgx-b200-gpu0-off")
 
 def seams(asked: PodRequest, *nodes: NodeRecord, scoring: Scoring = Scoring.QUALITY, most: int = 99) -> dict[str, str]:
     """Node -> the seam, the best node first."""
-    found = diagnose(Nodes(cluster(*nodes)), asked, scorer_by_name(scoring, Packing.BINPACK), seams=most)
+    found = diagnose(Nodes(cluster(*nodes)), asked, scorer_by_name(scoring, NodePacking.BINPACK), seams=most)
     return {each.node: each.seam for each in found.admitting}
 
 

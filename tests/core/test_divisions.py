@@ -24,7 +24,7 @@ from topoalign.core.model.ids import (
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
-from topoalign.core.state.divisions import Division, Parts, divisions
+from topoalign.core.state.divisions import GpuPartitioning, Parts, divisions
 from topoalign.core.state.fold import NodeState
 
 BLOCKS = 160
@@ -46,7 +46,7 @@ def offering(*offers: Offer, mig: tuple[MigDevice, ...] | None = None) -> Topolo
     return msgspec.structs.replace(DGX, gpus=(first, *DGX.gpus[1:]), offers=offers)
 
 
-def of_first(state: NodeState) -> Division:
+def of_first(state: NodeState) -> GpuPartitioning:
     return divisions(state)[GPU0]
 
 

@@ -11,7 +11,7 @@ from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, Namespace, PodName
-from topoalign.core.state.divisions import Division, Parts, divisions
+from topoalign.core.state.divisions import GpuPartitioning, Parts, divisions
 from topoalign.core.state.fold import NodeState
 
 GIB = 1024 * MIB
@@ -30,7 +30,7 @@ def given(state: NodeState, container: str, number: int, cores: int, memory: int
     return state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation))
 
 
-def of_first(state: NodeState) -> Division:
+def of_first(state: NodeState) -> GpuPartitioning:
     return divisions(state)[DGX.gpus[0].id]
 
 

@@ -95,7 +95,7 @@ def test_a_place_and_not_the_sum_decides(rules: AdmissionRules) -> None:
 
     code = refused(state, pod(asks(memory=11 * 1024)), rules).code
 
-    assert code in ("NotEnoughShareMemory", "NotEnoughShareCards")
+    assert code in ("NotEnoughShareMemory", "NotEnoughShareGpus")
     assert {0: (15, 10 * 1024)} == given(state, admitted(state, pod(asks(memory=6 * 1024)), rules)[0])
 
 

@@ -10,7 +10,7 @@ from faults_support import THOROUGH
 from feasibility_support import demand_of, some_machine, some_node, some_pod, some_rules
 
 from topoalign.core.admission.admit import decide_demand
-from topoalign.core.admission.feasibility import Need, digest, judge_amounts, machine_key, need_of
+from topoalign.core.admission.feasibility import PodNeed, digest, judge_amounts, machine_key, need_of
 from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Refusal
@@ -50,7 +50,7 @@ def test_verdict_from_amounts_is_that_of_the_decision(first: int) -> None:
 
 def test_machines_with_equal_keys_have_equal_needs() -> None:
     """A machine with other uuids has the same key; and whatever changes a need changes a key."""
-    needs: dict[tuple[bytes, bytes], Need | None] = {}
+    needs: dict[tuple[bytes, bytes], PodNeed | None] = {}
     repeated = 0
     for seed in range(300):
         random = Random(seed)

@@ -30,7 +30,7 @@ from topoalign.core.model.ids import (
 )
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.bitmask import node_mask
-from topoalign.core.model.topology.device_sets import Devices
+from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.numa_sets.subsets import TooManyNumaNodes, subsets
 from topoalign.core.state.fold import NodeState
 
@@ -90,7 +90,7 @@ def test_device_hints_are_the_subsets_with_enough_devices(
         must = [device for device in reusable if devices[device] is not None]
         return at(must, inside) == len(must) and at(available, inside) + at(reusable, inside) >= requested
 
-    got = device_hints(Devices(devices), available, reusable, requested, machine_nodes, mode)
+    got = device_hints(OfferedDevices(devices), available, reusable, requested, machine_nodes, mode)
 
     few = len(available) + len(reusable) < requested
     if not any(devices.values()) and not (few and mode is Mode.BEST):
@@ -174,8 +174,8 @@ def test_preferred_is_measured_on_an_empty_machine_or_on_the_machine_now() -> No
     devices = {DeviceID("a"): (0,), DeviceID("b"): (0,), DeviceID("c"): (1,), DeviceID("d"): (1,)}
     free = [DeviceID("a"), DeviceID("c")]
 
-    assert (TopologyHint(0b11, False),) == device_hints(Devices(devices), free, [], 2, (0, 1), Mode.KUBELET)
-    assert (TopologyHint(0b11, True),) == device_hints(Devices(devices), free, [], 2, (0, 1), Mode.BEST)
+    assert (TopologyHint(0b11, False),) == device_hints(OfferedDevices(devices), free, [], 2, (0, 1), Mode.KUBELET)
+    assert (TopologyHint(0b11, True),) == device_hints(OfferedDevices(devices), free, [], 2, (0, 1), Mode.BEST)
 
 
 def test_nodes_without_cpus_are_offered_by_the_kubelet_alone() -> None:
@@ -280,7 +280,7 @@ def test_what_is_near_no_node_is_supply_of_no_rule() -> None:
     devices = {DeviceID("a"): (0,), DeviceID("b"): (77,), DeviceID("c"): (), DeviceID("d"): (-1, 1, 77)}
 
     memory = memory_hints(nodes, tuple(nodes), {MEMORY: 0}, {}, Mode.KUBELET)
-    near = device_hints(Devices(devices), list(devices), [], 2, tuple(range(10)), Mode.BEST)
+    near = device_hints(OfferedDevices(devices), list(devices), [], 2, tuple(range(10)), Mode.BEST)
 
     assert isinstance(memory, HintRule) and isinstance(near, HintRule)
     assert (0, tuple(1 << i for i in range(10))) == (memory.nodes, memory.besides)

@@ -13,7 +13,7 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.admission.joint import explain_rejected_set
 from topoalign.core.admission.pipeline import BY_RESERVATION
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.deviceshare.candidates import Asked
+from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
 from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
 from topoalign.core.hints import joint_devices as jointly
@@ -26,7 +26,7 @@ from topoalign.core.model.ids import GPU, MEMORY, NIC, AllocationID, DeviceID, R
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy, Scope
 from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 
@@ -419,7 +419,7 @@ def test_restricted_aligns_to_the_fewest_nodes_and_then_never_fails(
         assert got.device_ids.isdisjoint(state.ownership.holders)
 
 
-def can_give(question: Asked, mask: int | None) -> bool:
+def can_give(question: JointRequest, mask: int | None) -> bool:
     try:
         joint_devices(question, mask)
     except NoFit:
@@ -493,7 +493,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The sets of NUMA nodes on which a container's devices were looked for while hints were made."""
     tried: list[int | None] = []
 
-    def look(asked: Asked, mask: int | None) -> ContainerDevices:
+    def look(asked: JointRequest, mask: int | None) -> ContainerDevices:
         tried.append(mask)
         return joint_devices(asked, mask)
 
@@ -547,7 +547,7 @@ def test_all_sets_and_containers_have_one_limit_on_work(monkeypatch: pytest.Monk
     state, asked = node(EIGHT_NODES), joint(container("a", gpus=1, nics=1), container("b", gpus=1, nics=1))
 
     for steps, found in ((80, None), (280, 3)):
-        monkeypatch.setattr(jointly, "SearchBudget", lambda steps=steps: SearchBudget(steps))
+        monkeypatch.setattr(jointly, "NumaSearchBudget", lambda steps=steps: NumaSearchBudget(steps))
         if found is None:
             with pytest.raises(TooMuchWork):
                 joint_hints(asking(state, asked, None, PER_POD))

@@ -8,9 +8,9 @@ import pytest
 from decision_support import NODE, node
 
 from topoalign.core.deviceshare.allocate import allocate_all_types
-from topoalign.core.deviceshare.candidates import Asked
+from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.demand import container_demand, is_joint, read_demand
-from topoalign.core.deviceshare.inventory import HOPPER_TABLE, Place
+from topoalign.core.deviceshare.inventory import HOPPER_TABLE, DeviceLocation
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION, DeviceType
 from topoalign.core.deviceshare.node_devices import ContainerDevices, put_demand_to_node
 from topoalign.core.deviceshare.node_devices import joint_devices as devices_of
@@ -89,7 +89,7 @@ def test_a_device_of_which_nothing_is_known_has_no_place() -> None:
     near = msgspec.structs.replace(lost, numa_affinity=(1,))
 
     assert {} == locate_devices(Topology(gpus=(lost,)))
-    assert {lost.id: Place(1)} == locate_devices(Topology(gpus=(near,)))
+    assert {lost.id: DeviceLocation(1)} == locate_devices(Topology(gpus=(near,)))
 
 
 def test_a_container_gets_gpus_with_the_nics_beside_them() -> None:
@@ -250,7 +250,7 @@ def test_numa_hints_are_the_sets_of_nodes_on_which_all_types_can_be_had() -> Non
 
     def hints(gpus: int) -> object:
         demand = read_demand(SAME_PCIE, {"nvidia.com/gpu": gpus, "koordinator.sh/rdma": 100})
-        return numa_hints(Asked(demand=demand, inventory=inventory_of(state)))
+        return numa_hints(JointRequest(demand=demand, inventory=inventory_of(state)))
 
     narrow = [NumaHint((0,), True, 500), NumaHint((1,), True, 0), NumaHint((0, 1), False, 500)]
     assert {DeviceType.GPU: narrow, DeviceType.RDMA: narrow} == hints(4)
@@ -286,4 +286,4 @@ def test_koordinators_answers_are_to_be_had_on_a_node_of_ours() -> None:
 def test_a_demand_of_nothing_is_answered_with_nothing() -> None:
     state = node(catalogue.machine("hgx-h100"))
 
-    assert {} == allocate_all_types(Asked(demand=read_demand({}, {}), inventory=inventory_of(state)))
+    assert {} == allocate_all_types(JointRequest(demand=read_demand({}, {}), inventory=inventory_of(state)))

@@ -12,9 +12,9 @@ from joint_support import GPUS, SAME_PCIE, UNITS, box, chosen
 from topoalign.core.deviceshare import same_pcie
 from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.annotations import parse_quantity_exactly
-from topoalign.core.deviceshare.candidates import Asked
+from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.demand import read_demand
-from topoalign.core.deviceshare.inventory import Device, Inventory, Place
+from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice, NodeInventory
 from topoalign.core.deviceshare.names import (
     ANNOTATIONS,
     CORE,
@@ -127,7 +127,7 @@ def test_whatever_is_asked_is_answered_or_refused_with_a_remedy(
     annotations: dict[str, str], requests: dict[str, int], compat: bool
 ) -> None:
     try:
-        allocate_all_types(Asked(demand=read_demand(annotations, requests, compat=compat), inventory=NODE))
+        allocate_all_types(JointRequest(demand=read_demand(annotations, requests, compat=compat), inventory=NODE))
     except TopoalignError as error:
         assert str(error).isprintable()
         assert error.remedy
@@ -205,11 +205,13 @@ def test_a_search_for_same_pcie_is_exact_or_says_that_it_did_not_end(monkeypatch
     complexes = range(24)
     nics = [(0, str(i)) for i in complexes for _ in range(i + 1)]
     cards = tuple(
-        Device(kind=DeviceType.FPGA, minor=24 * i + card, place=Place(0, str(i)), resources={FPGA: 100})
+        InventoryDevice(
+            kind=DeviceType.FPGA, minor=24 * i + card, place=DeviceLocation(0, str(i)), resources={FPGA: 100}
+        )
         for i in complexes
         for card in range(24 - i)
     )
-    node = Inventory(devices=(*box([(0, str(i)) for i in complexes], nics).devices, *cards))
+    node = NodeInventory(devices=(*box([(0, str(i)) for i in complexes], nics).devices, *cards))
     joint = {"deviceTypes": ["gpu", "rdma", "fpga"], "requiredScope": "SamePCIe"}
 
     assert violation().reasons[0] == chosen(node, {GPUS: 12, UNITS: 15_100, FPGA: 15_100}, joint)

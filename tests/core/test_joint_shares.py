@@ -252,7 +252,7 @@ def test_memory_above_a_gpu_is_refused_by_its_field(gpus: int, rules: AdmissionR
 
     for asked, where in ((sharing(above), "spec.containers[0]"), (init, "spec.initContainers[0]")):
         refusal = refused(state, asked, rules)
-        assert "MemoryAboveCard" == refusal.code
+        assert "MemoryAboveGpu" == refusal.code
         assert refusal.finding.startswith(f"{where}.{field}")
         assert "ask for less memory" in refusal.remedy
     assert gpus == len(share_of(node(hardware([10, 16, 16])), {**above, GPU_BYTES: most}, rules))

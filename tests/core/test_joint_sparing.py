@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
 from topoalign.core.deviceshare.allocate import allocate_all_types
-from topoalign.core.deviceshare.candidates import Asked, capped
-from topoalign.core.deviceshare.inventory import Inventory
+from topoalign.core.deviceshare.candidates import JointRequest, capped
+from topoalign.core.deviceshare.inventory import NodeInventory
 
 Placed = tuple[int, str, str]
 """NUMA node, root complex, switch; the switch is empty where it is not known."""
@@ -24,7 +24,7 @@ class Node(NamedTuple):
     busy_nics: frozenset[int]
 
     @property
-    def inventory(self) -> Inventory:
+    def inventory(self) -> NodeInventory:
         return box(self.gpus, self.nics, busy_gpus=sorted(self.busy_gpus), busy_nics=dict.fromkeys(self.busy_nics, 1))
 
 
@@ -160,7 +160,7 @@ def test_each_step_of_a_search_is_told_to_who_asked() -> None:
     """So the searches of all containers of a pod have one limit."""
     steps: list[None] = []
     spots = [(0, "a"), (0, "b"), (0, "c")]
-    asked = Asked(
+    asked = JointRequest(
         demand=demand({GPUS: 3, UNITS: 1}, SAME_PCIE), inventory=box(spots, spots), step=lambda: steps.append(None)
     )
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_reference import cross_product, narrowest_room
 
-from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
+from topoalign.core.model.hints import HintRule, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import masks_by_size, node_mask
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge, offers_of_providers
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
@@ -43,7 +43,7 @@ def test_merge_finds_what_the_cross_product_finds(
     expected = cross_product(lists, node_mask(nodes), distances)
 
     assert expected == merge(lists, node_mask(nodes), distances)
-    assert expected == merge_many_nodes(lists, node_mask(nodes), distances, SearchBudget())
+    assert expected == merge_many_nodes(lists, node_mask(nodes), distances, NumaSearchBudget())
 
 
 @settings(max_examples=400, deadline=None)
@@ -79,7 +79,7 @@ def test_the_order_of_lists_and_hints_has_no_say(
 
 def test_no_opinion_and_cannot_be_met_are_told_apart() -> None:
     """No answer, None and an empty list mean any node preferred, any node preferred, and any node not preferred."""
-    rule = HintRule(nodes=0b11, needs=(Need(1, {0b01: 1, 0b10: 1}),), least=1)
+    rule = HintRule(nodes=0b11, needs=(ResourceNeed(1, {0b01: 1, 0b10: 1}),), least=1)
     answers: list[ProviderHints] = [{}, {A: None, B: ()}, {C: (TopologyHint(1, True),)}, {A: rule}]
 
     assert [(ANY,), (ANY,), (NO_AFFINITY,), (TopologyHint(1, True),), rule] == offers_of_providers(answers)
@@ -105,7 +105,7 @@ def test_lists_with_wide_common_hints_are_merged_without_listing_them() -> None:
     Lists that have many sets in common are merged without listing those sets. 34 nodes have 2^34 subsets; the lists
     come to three masks.
     """
-    machine, work = node_mask(range(34)), SearchBudget(100)
+    machine, work = node_mask(range(34)), NumaSearchBudget(100)
     halves = [TopologyHint(machine >> 17, True), TopologyHint(machine ^ machine >> 17, True)]
 
     assert TopologyHint(machine, False) == merge([[TopologyHint(machine, False)], [NO_AFFINITY]], machine, work=work)

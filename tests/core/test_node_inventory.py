@@ -9,7 +9,7 @@ from decision_support import NODE, machine, node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.deviceshare.inventory import HOPPER_TABLE, Place
+from topoalign.core.deviceshare.inventory import HOPPER_TABLE, DeviceLocation
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.node_inventory import (
     LeftOver,
@@ -119,7 +119,7 @@ def test_bridges_above_a_device_end_where_nothing_more_is_known() -> None:
     assert [] == bridges_above(None, parents)
 
 
-def placed(*links: Link, bridged: bool = False) -> dict[DeviceID, Place]:
+def placed(*links: Link, bridged: bool = False) -> dict[DeviceID, DeviceLocation]:
     bridges = tuple(PciBridge(address=a, parent=b) for a, b in (("host", None), ("port", "host"), ("down", "port")))
     gpus = tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i, bridge="down" if bridged and not i else None) for i in range(4))
     return dict(locate_devices(Topology(gpus=gpus, links=links, bridges=bridges)))

@@ -21,7 +21,7 @@ from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.partition import MOST_STEPS, best_split
 from topoalign.core.placement.partition.lagrangian import best_by_prices
 from topoalign.core.placement.partition.masks import mask_of_members
-from topoalign.core.placement.partition.search_budget import SearchBudget
+from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 from topoalign.core.placement.partition.tables import best_by_table
 from topoalign.core.placement.partition.tree import best_by_tree, build_score_tree
 from topoalign.core.placement.preference import choose_gpu_set, prefer
@@ -62,8 +62,10 @@ def test_tables_tree_and_prices_agree(seed: int) -> None:
     expected = best_by_table(scores, mask_of_members(required, devices), size)
 
     assert tree is not None
-    assert expected == best_by_tree(tree, devices, required, size, SearchBudget(MOST_STEPS))
-    assert expected == best_by_prices(scores, mask_of_members(required, devices), size, SearchBudget(MOST_STEPS))
+    assert expected == best_by_tree(tree, devices, required, size, PartitionSearchBudget(MOST_STEPS))
+    assert expected == best_by_prices(
+        scores, mask_of_members(required, devices), size, PartitionSearchBudget(MOST_STEPS)
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -75,7 +77,9 @@ def test_prices_agree_with_tables_where_there_is_no_structure(seed: int) -> None
     size = random.randint(2, devices - 1)
     required = mask_of_members(required_of(random, devices, size), devices)
 
-    assert best_by_table(scores, required, size) == best_by_prices(scores, required, size, SearchBudget(MOST_STEPS))
+    assert best_by_table(scores, required, size) == best_by_prices(
+        scores, required, size, PartitionSearchBudget(MOST_STEPS)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,12 +92,12 @@ def test_tree_and_prices_agree_on_machines_that_no_walk_can_do(seed: int) -> Non
     required = required_of(random, devices, size)
     tree = build_score_tree(scores, range(devices))
     try:
-        expected = best_by_prices(scores, mask_of_members(required, devices), size, SearchBudget(MOST_STEPS))
+        expected = best_by_prices(scores, mask_of_members(required, devices), size, PartitionSearchBudget(MOST_STEPS))
     except TooMuchWork:
         return
 
     assert tree is not None
-    assert expected == best_by_tree(tree, devices, required, size, SearchBudget(MOST_STEPS))
+    assert expected == best_by_tree(tree, devices, required, size, PartitionSearchBudget(MOST_STEPS))
 
 
 def test_at_most_one_set_is_smaller_even_if_small_sets_are_worth_more() -> None:
@@ -105,9 +109,9 @@ def test_at_most_one_set_is_smaller_even_if_small_sets_are_worth_more() -> None:
     tree = build_score_tree(pairs, range(14))
 
     assert tree is not None
-    assert (mask_of_members([0, 1, 2], 14), 630) == best_by_tree(tree, 14, [], 3, SearchBudget(MOST_STEPS))
+    assert (mask_of_members([0, 1, 2], 14), 630) == best_by_tree(tree, 14, [], 3, PartitionSearchBudget(MOST_STEPS))
     assert (mask_of_members([2, 3, 13], 14), 630) == best_by_prices(
-        pairs, mask_of_members([2, 3, 13], 14), 3, SearchBudget(10 * MOST_STEPS)
+        pairs, mask_of_members([2, 3, 13], 14), 3, PartitionSearchBudget(10 * MOST_STEPS)
     )
 
 

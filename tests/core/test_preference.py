@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
-from topoalign.core.model.topology.device_sets import Devices
+from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, NicPort, PluginDevice, Topology
 from topoalign.core.model.topology.queries import connection_score
@@ -115,7 +115,7 @@ def test_what_is_handed_out_is_left_over_then_aligned_then_preferred(
     answer: list[DeviceID] | None,
 ) -> None:
     """What an init container left is held; of the others as many as can be are near the affinity."""
-    devices = Devices({DeviceID(name): near for name, near in zip("abcdef", nodes, strict=True)})
+    devices = OfferedDevices({DeviceID(name): near for name, near in zip("abcdef", nodes, strict=True)})
     allocated |= left
     known = affinity is not None and any(devices.values())
     free = [each for each in devices if each in healthy - allocated]

@@ -23,7 +23,7 @@ from topoalign.core.model.topology.queries import connection_score, pcie_class, 
 from topoalign.core.model.topology.shapes import Shapes, rename_devices
 from topoalign.core.placement.gpus.seam import Seam
 from topoalign.core.placement.preference import prefer
-from topoalign.core.scoring.quality import NodeKey, Packing, device_need, free_devices, keys_of, node_key
+from topoalign.core.scoring.quality import NodeKey, NodePacking, device_need, free_devices, keys_of, node_key
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 
@@ -39,14 +39,17 @@ def holding(topology: Topology, *devices: DeviceID) -> NodeState:
 
 
 def key(
-    state: NodeState, asked: PodRequest, packing: Packing = Packing.BINPACK, rules: AdmissionRules = RULES
+    state: NodeState, asked: PodRequest, packing: NodePacking = NodePacking.BINPACK, rules: AdmissionRules = RULES
 ) -> NodeKey | None:
     topology = state.hardware
     return node_key(topology, device_need(topology, read_pod(asked, rules)), free_devices(state), packing)
 
 
 def ranked(
-    states: Sequence[NodeState], asked: PodRequest, packing: Packing = Packing.BINPACK, rules: AdmissionRules = RULES
+    states: Sequence[NodeState],
+    asked: PodRequest,
+    packing: NodePacking = NodePacking.BINPACK,
+    rules: AdmissionRules = RULES,
 ) -> list[int]:
     """The positions of the nodes, the best first."""
     keys = [key(state, asked, packing, rules) for state in states]
@@ -67,7 +70,7 @@ def least_nodes(topology: Topology, gpus: Sequence[DeviceID], size: int) -> list
     return []
 
 
-def by_rule(state: NodeState, size: int, nics: int, packing: Packing) -> NodeKey | None:
+def by_rule(state: NodeState, size: int, nics: int, packing: NodePacking) -> NodeKey | None:
     """One container: its seam, NICs, NUMA nodes and packing."""
     topology = state.hardware
     every, free = [*topology.gpu_by_id], [gpu for gpu in topology.gpu_by_id if gpu not in state.ownership.holders]
@@ -92,7 +95,7 @@ def by_rule(state: NodeState, size: int, nics: int, packing: Packing) -> NodeKey
         seam=-round(Seam(nvlinks, pcie).bandwidth(topology.gpus[0].name), 1) if size > 1 else 0.0,
         nics=(-min(local, nics), -min(near, nics)),
         numa=width / len(least_nodes(topology, every, size)[0]),
-        packing=(-left,) if packing is Packing.SPREAD else (cut, 0, left),
+        packing=(-left,) if packing is NodePacking.SPREAD else (cut, 0, left),
     )
 
 
@@ -106,7 +109,7 @@ def test_keys_are_those_of_the_rule_on_machines_partly_held(name: str) -> None:
         devices = [*topology.gpu_by_id, *topology.nic_by_id]
         state = holding(topology, *chance.sample(devices, chance.randrange(len(devices) // 2)))
         size, nics = chance.choice((1, 2, 2, 3, 4, 8)), min(chance.choice((0, 0, 1, 2)), len(topology.nics))
-        packing = chance.choice([*Packing])
+        packing = chance.choice([*NodePacking])
 
         found = key(state, pod(container(gpus=size, nics=nics)), packing)
 
@@ -131,7 +134,7 @@ def test_packing_puts_a_single_gpu_where_it_cuts_the_fewest_links() -> None:
     one = pod(container(gpus=1))
 
     assert [2, 0, 1] == ranked([used, empty, last], one)
-    assert [1, 0, 2] == ranked([used, empty, last], one, Packing.SPREAD)
+    assert [1, 0, 2] == ranked([used, empty, last], one, NodePacking.SPREAD)
 
 
 def test_a_good_pair_on_an_empty_node_is_before_a_bad_pair_that_fills_one() -> None:
@@ -200,7 +203,7 @@ def test_time_slices_are_told_apart_by_packing_alone() -> None:
     nodes = [node(topology), node(topology).holding(used)]
 
     assert [1, 0] == ranked(nodes, pod(container(gpus=1)))
-    assert [0, 1] == ranked(nodes, pod(container(gpus=1)), Packing.SPREAD)
+    assert [0, 1] == ranked(nodes, pod(container(gpus=1)), NodePacking.SPREAD)
 
 
 PLAIN = machine(gpus=(0, 0, 1, 1))
@@ -289,7 +292,7 @@ def test_a_pod_without_gpus_finds_all_nodes_equal(first: int) -> None:
     states = [node(machine_), holding_slots(node(machine_), *((gpu, 100, 1_000) for gpu in range(4)))]
     plain = pod(container(cpus=1))
 
-    for packing, expected in ((Packing.BINPACK, (0, 0.0, 0.0)), (Packing.SPREAD, (0.0,))):
+    for packing, expected in ((NodePacking.BINPACK, (0, 0.0, 0.0)), (NodePacking.SPREAD, (0.0,))):
         keys = [key(states[at], plain, packing) for at in (first, 1 - first)]
         assert [NodeKey(0.0, (0, 0), 1.0, expected)] * 2 == keys
 

@@ -133,7 +133,7 @@ def test_bad_amounts_are_refused_by_their_fields(rules: AdmissionRules, asked: C
 
 @pytest.mark.parametrize("rules", BOTH)
 def test_more_gpus_than_there_are_is_refused(rules: AdmissionRules) -> None:
-    assert "NotEnoughShareCards" == refused(node(in_slots(DGX)), pod(asks(9)), rules).code
+    assert "NotEnoughShareGpus" == refused(node(in_slots(DGX)), pod(asks(9)), rules).code
 
 
 def test_annotations_about_slots_need_an_amount() -> None:
@@ -169,7 +169,7 @@ def test_where_the_alignment_leaves_no_gpu_it_is_split() -> None:
     [
         (asks(memory=100, cores=60), "NotEnoughShareCores"),
         (asks(memory=40_900), "NotEnoughShareMemory"),
-        (asks(cores=100), "NotEnoughUnusedCards"),
+        (asks(cores=100), "NotEnoughUnusedGpus"),
     ],
 )
 @pytest.mark.parametrize("rules", BOTH)

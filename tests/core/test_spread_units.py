@@ -196,7 +196,7 @@ def test_what_is_no_number_of_gpus_is_refused_with_its_path(text: str) -> None:
 
 
 def test_a_node_refuses_more_gpus_than_it_has() -> None:
-    assert "NotEnoughShareCards" == refused(node(PLAIN), spread(pod(asks(7, 7)), 7), BEST).code
+    assert "NotEnoughShareGpus" == refused(node(PLAIN), spread(pod(asks(7, 7)), 7), BEST).code
     assert "InvalidShare" == refused(node(machine()), spread(pod(asks()), 2), BEST).code
 
 

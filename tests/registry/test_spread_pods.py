@@ -76,7 +76,7 @@ def test_the_filter_says_what_a_decision_does(seed: int) -> None:
             decision = predict(it.says.state, request, TIME)
             said.add(expected := decision.code if isinstance(decision, Refusal) else "")
             assert expected == code(it, request), (number, request)
-    assert {"", "NotEnoughShareCards"} <= said
+    assert {"", "NotEnoughShareGpus"} <= said
 
 
 def pending_pod(request: PodRequest, rules: AdmissionRules = KUBELET) -> PendingPod:

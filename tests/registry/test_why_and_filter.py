@@ -20,13 +20,13 @@ from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.shapes import Shapes
-from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.kubelet.files import manifest
 from topoalign.registry.cluster import Cluster
 
 SEEDS = 200 if THOROUGH else 20
-SCORER = scorer_by_name(Scoring.QUALITY, Packing.BINPACK)
+SCORER = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 
 
 def told(cluster: Cluster, chance: Random, nodes: list[Says]) -> None:

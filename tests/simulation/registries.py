@@ -23,7 +23,7 @@ from simulation.world import SimulatedClock, Violation
 
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.gang_plan import Candidate, pod_class_key
+from topoalign.core.admission.gang_plan import GangPlacement, pod_class_key
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.names import JOINT_ANNOTATION
 from topoalign.core.model.decisions import Admission
@@ -144,9 +144,9 @@ class Replica:
     def _hardware(self, name: NodeName) -> Topology:
         return self.seen[name].hardware
 
-    def _candidate(self, name: NodeName) -> Candidate:
+    def _candidate(self, name: NodeName) -> GangPlacement:
         state = self.seen[name]
-        return Candidate(with_reserved(state, state, self.reservations.held(name)), self._world.rules)
+        return GangPlacement(with_reserved(state, state, self.reservations.held(name)), self._world.rules)
 
     def admitting(self, pod: PodToSchedule) -> list[NodeName]:
         """Which nodes would admit the pod, as this registry sees them; what is reserved for itself does not count."""

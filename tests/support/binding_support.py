@@ -11,7 +11,7 @@ from decision_support import machine, node
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.gang_plan import Candidate
+from topoalign.core.admission.gang_plan import GangPlacement
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.ids import NodeName, ResourceName
@@ -176,9 +176,9 @@ class Registry:
     def hardware(self, name: NodeName) -> Topology:
         return self.site.facts(name).hardware
 
-    def candidate(self, name: NodeName) -> Candidate:
+    def candidate(self, name: NodeName) -> GangPlacement:
         facts = self.site.facts(name)
-        return Candidate(with_reserved(facts, facts, self.reservations.held(name)), RULES)
+        return GangPlacement(with_reserved(facts, facts, self.reservations.held(name)), RULES)
 
     async def see(self, *pods: str) -> None:
         """The watch shows these pods."""

@@ -10,7 +10,7 @@ from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.mig import free_placements, occupied
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.names import name_device
-from topoalign.core.state.divisions import Division, Parts, UsedParts
+from topoalign.core.state.divisions import GpuPartitioning, Parts, UsedParts
 
 MIB = 1024 * 1024
 
@@ -26,12 +26,12 @@ def parts_text(parts: Parts) -> str:
     return ", ".join(said)
 
 
-def left_text(division: Division) -> str:
+def left_text(division: GpuPartitioning) -> str:
     """What is left of a GPU: `80 cores, 77824 MiB`, `2 slices`, of a whole one `whole`; or `nothing`."""
     return parts_text(division.left) or "nothing"
 
 
-def way_text(division: Division) -> str:
+def way_text(division: GpuPartitioning) -> str:
     """`units`, `MIG, time slices`, or `not offered`."""
     return ", ".join(division.ways) or "not offered"
 
@@ -49,7 +49,7 @@ def holder_text(held: UsedParts) -> str:
     return f"{clean(name, OWNER_CHARACTERS)}: {parts_text(held.parts)}{lost}{alone}"
 
 
-def document(division: Division) -> dict[str, object]:
+def document(division: GpuPartitioning) -> dict[str, object]:
     """The same for programs, without what there is none of; memory in bytes."""
     return {
         "ways": division.ways,
@@ -90,7 +90,7 @@ def parts_document(parts: Parts) -> dict[str, object]:
     return {name: amount for name, amount in parts._asdict().items() if amount}
 
 
-def rows(topology: Topology, cards: Iterable[tuple[DeviceID, Division]]) -> list[Sequence[str]]:
+def rows(topology: Topology, cards: Iterable[tuple[DeviceID, GpuPartitioning]]) -> list[Sequence[str]]:
     """Rows of a table: GPU, how it is divided, who holds what of it, one holder a row, and what is left."""
     found: list[Sequence[str]] = []
     for gpu, division in cards:

@@ -23,7 +23,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import Compat, ExplainRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.state.divisions import Division, divisions, parts_of_allocation
+from topoalign.core.state.divisions import GpuPartitioning, divisions, parts_of_allocation
 
 if TYPE_CHECKING:
     from topoalign.kubelet.files import manifest
@@ -183,7 +183,7 @@ def show_cards(link: Link, allocations: Iterable[Allocation], topology: Topology
 
 def cards_of(
     link: Link, allocations: Iterable[Allocation], topology: Topology
-) -> tuple[Sequence[tuple[DeviceID, Division]], Topology]:
+) -> tuple[Sequence[tuple[DeviceID, GpuPartitioning]], Topology]:
     """The GPUs of which these allocations have a part, with how each is divided, and the topology that this is of."""
     cards = {
         card

@@ -14,7 +14,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import name_device
 from topoalign.core.placement.fragmentation import Fragmentation
 from topoalign.core.placement.fragmentation import measure_fragmentation as measured
-from topoalign.core.state.divisions import Division, Parts, Way, divisions, sum_parts
+from topoalign.core.state.divisions import GpuPartitioning, Parts, Way, divisions, sum_parts
 
 if TYPE_CHECKING:
     from topoalign.cli import link
@@ -87,7 +87,7 @@ def show_sets(found: Fragmentation) -> None:
     )
 
 
-def show_divided(topology: Topology, divided: Mapping[DeviceID, Division]) -> None:
+def show_divided(topology: Topology, divided: Mapping[DeviceID, GpuPartitioning]) -> None:
     """The GPUs that are divided, and of each way what is left of its GPUs; nothing where none is divided."""
     if not divided:
         return

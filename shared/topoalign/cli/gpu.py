@@ -17,7 +17,7 @@ from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu
 from topoalign.core.model.topology.offers import Offer
-from topoalign.core.state.divisions import Division, divisions
+from topoalign.core.state.divisions import GpuPartitioning, divisions
 
 NOT_ENFORCED = (
     "Limiter: none. Nothing limits what a container takes of a GPU in units or slots: amounts are counted, and not "
@@ -104,7 +104,7 @@ def is_counted(offer: Offer) -> bool:
 
 
 def rows_of(
-    status: NodeStatus, device: DeviceID, health: DeviceHealth, division: Division | None
+    status: NodeStatus, device: DeviceID, health: DeviceHealth, division: GpuPartitioning | None
 ) -> Iterator[tuple[str, ...]]:
     """The row of a device, and one more for each other holder of a GPU that is divided."""
     cells = (*named_cells(status, device), word(health))

@@ -56,7 +56,7 @@ class ZoneInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Those of which it has some, by name."""
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class TopologyMetadata(msgspec.Struct, frozen=True):
     """The object is called like its node."""
 
     name: NodeName
@@ -67,7 +67,7 @@ class NodeResourceTopology(msgspec.Struct, frozen=True, kw_only=True, rename="ca
 
     api_version: Literal["topology.node.k8s.io/v1alpha2"] = "topology.node.k8s.io/v1alpha2"
     kind: Literal["NodeResourceTopology"] = "NodeResourceTopology"
-    metadata: Metadata
+    metadata: TopologyMetadata
     zones: tuple[ZoneInfo, ...]
     attributes: tuple[Attribute, ...]
 
@@ -84,7 +84,7 @@ def node_resource_topology(state: NodeState, rules: AdmissionRules) -> NodeResou
         "topologyManagerMaxNUMANodes": str(rules.max_allowable_numa_nodes),
     }
     return NodeResourceTopology(
-        metadata=Metadata(state.node),
+        metadata=TopologyMetadata(state.node),
         zones=tuple(map(zone_info, zones_of(state, rules))),
         attributes=tuple(Attribute(name, value) for name, value in attributes.items()),
     )

@@ -151,7 +151,7 @@ class Bus(Protocol):
         """Whether the bus can be reached, as far as is known."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the journal: facts that became true together."""
 
     time: float
@@ -169,7 +169,7 @@ class Journal(Protocol):
         A doubt outlives the process; only `trust` ends it.
         """
 
-    def load(self) -> list[Entry]:
+    def load(self) -> list[JournalEntry]:
         """
         Returns all entries that can be trusted, oldest first; empty, or with a snapshot among them. What is damaged is
         set aside and is a `doubt`. Raises StateFault if the journal cannot be read or written.
@@ -178,10 +178,10 @@ class Journal(Protocol):
     def trust(self) -> None:
         """Ends the doubt: what the journal holds was found to be complete. Raises StateFault; then the doubt stays."""
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Adds an entry; when this returns it is on disk. Raises StateFault, and then the entry is not in the journal."""
 
-    def rewrite(self, entries: Sequence[Entry]) -> None:
+    def rewrite(self, entries: Sequence[JournalEntry]) -> None:
         """Replaces all entries by these, at once or not at all. Raises StateFault."""
 
     def published(self) -> tuple[int, int] | None:

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedCard, ShareRequest
+from topoalign.core.sharing.cards import SharedGpu, ShareRequest
 from topoalign.core.sharing.gaia import evaluators
 from topoalign.core.sharing.gaia.tree import GpuTree, build_free_tree, build_pcie_tree
-from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveCard, NothingAsked, NotWholeCards
+from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
 
-Cards = tuple[SharedCard, ...]
+Cards = tuple[SharedGpu, ...]
 Answer = tuple[int, ...]
 
 
@@ -32,7 +32,7 @@ def nodes_of(levels: Levels) -> list[tuple[int, frozenset[int]]]:
     return sorted(found, key=lambda node: (node[0], sorted(node[1])))
 
 
-def is_free(card: SharedCard) -> bool:
+def is_free(card: SharedGpu) -> bool:
     return card.healthy and not card.exclusive and card.cores_held == card.memory_held == 0
 
 
@@ -120,7 +120,7 @@ def test_link_asked_for_one_card_may_give_one_in_use(machine: tuple[Levels, GpuT
 def two_pairs(*, busy: int | None = None, minors: tuple[int, ...] = (0, 1, 2, 3)) -> GpuTree:
     levels = [[0 if a == b else 10 if a // 2 == b // 2 else 50 for b in range(4)] for a in range(4)]
     cards = [
-        SharedCard(
+        SharedGpu(
             device=DeviceID(f"GPU-{i}"), index=i, minor=minor, memory=4 * BLOCK, cores_held=10 if i == busy else 0
         )
         for i, minor in enumerate(minors)
@@ -142,7 +142,7 @@ def test_a_lower_level_counts_more_than_fewer_free_cards() -> None:
     """Cards 2 and 3 behind several switches are just two; the three behind one switch are nearer to one another."""
     three, two = {0, 1, 4}, {2, 3}
     levels = [[10 if {a, b} <= three else 20 if {a, b} <= two else 50 for b in range(5)] for a in range(5)]
-    cards = [SharedCard(device=DeviceID(f"GPU-{i}"), index=i, minor=9 - i, memory=BLOCK) for i in range(5)]
+    cards = [SharedGpu(device=DeviceID(f"GPU-{i}"), index=i, minor=9 - i, memory=BLOCK) for i in range(5)]
 
     assert [9, 8] == chosen(build_free_tree(build_pcie_tree(levels, [0] * 5), cards), 200)
 
@@ -163,11 +163,11 @@ def test_memory_of_whole_cards_is_not_looked_at() -> None:
     ("cores", "memory", "error", "finding"),
     [
         (0, 0, NothingAsked, "cores: 0, and so is memory"),
-        (150, 1, NotWholeCards, "cores: 150 is neither"),
+        (150, 1, NotWholeGpus, "cores: 150 is neither"),
         (20, 0, AmountMissing, "memory: nothing is asked for beside cores"),
         (0, 1, AmountMissing, "cores: nothing is asked for beside memory"),
-        (20, 4 * BLOCK + 1, MemoryAboveCard, "memory: 1024.000001 MiB"),
-        (500, 0, evaluators.NoFreeCard, "cores: the node has fewer than 5 cards"),
+        (20, 4 * BLOCK + 1, MemoryAboveGpu, "memory: 1024.000001 MiB"),
+        (500, 0, evaluators.NoFreeGpu, "cores: the node has fewer than 5 cards"),
     ],
 )
 def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[TopoalignError], finding: str) -> None:
@@ -179,16 +179,16 @@ def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
     """An oddity of the original: a larger card may be given, and a smaller first card is what a refusal names."""
     tree = two_pairs()
     large = build_free_tree(
-        tree.root, [*tree.cards[:3], SharedCard(device=DeviceID("GPU-3"), index=3, minor=3, memory=9 * BLOCK)]
+        tree.root, [*tree.cards[:3], SharedGpu(device=DeviceID("GPU-3"), index=3, minor=3, memory=9 * BLOCK)]
     )
 
     assert [3] == chosen(large, 20, 9 * BLOCK)
-    with pytest.raises(MemoryAboveCard, match="has 1024 MiB"):
+    with pytest.raises(MemoryAboveGpu, match="has 1024 MiB"):
         chosen(large, 20, 10 * BLOCK)
 
 
 @pytest.mark.parametrize("cores", [20, 100, 200])
 def test_a_machine_without_cards_has_none_to_give(cores: int) -> None:
     """The original does not start there."""
-    with pytest.raises(evaluators.NoFreeCard):
+    with pytest.raises(evaluators.NoFreeGpu):
         chosen(build_free_tree(build_pcie_tree([], []), []), cores)

@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.gaia.tree import GpuTree, Node, build_free_tree, build_pcie_tree, occupy, release_amounts
+from topoalign.core.sharing.cards import SharedGpu
+from topoalign.core.sharing.gaia.tree import (
+    GaiaTreeNode,
+    GpuTree,
+    build_free_tree,
+    build_pcie_tree,
+    occupy,
+    release_amounts,
+)
 
 Cluster = tuple[int, frozenset[int]]
 
@@ -36,7 +43,7 @@ def parent(node: Cluster, nodes: set[Cluster]) -> frozenset[int]:
     return min(above)[1] if above else frozenset()
 
 
-def pairs(node: Node, root: Node) -> list[tuple[Cluster, frozenset[int]]]:
+def pairs(node: GaiaTreeNode, root: GaiaTreeNode) -> list[tuple[Cluster, frozenset[int]]]:
     """Each node below one, with the cards of its parent, which are () for the root."""
     found = []
     for child in node.children:
@@ -95,8 +102,8 @@ def test_there_may_be_more_than_32_cards() -> None:
     assert [(38,), (39,)] == [leaf.members for leaf in root.children[0].children[-1].children]
 
 
-def card(index: int, memory: int = 8 * BLOCK) -> SharedCard:
-    return SharedCard(device=DeviceID(f"GPU-{index}"), index=index, minor=index + 3, memory=memory)
+def card(index: int, memory: int = 8 * BLOCK) -> SharedGpu:
+    return SharedGpu(device=DeviceID(f"GPU-{index}"), index=index, minor=index + 3, memory=memory)
 
 
 def available(tree: GpuTree) -> dict[frozenset[int], int]:
@@ -143,9 +150,9 @@ def test_what_is_held_already_is_not_free() -> None:
     """The tree of a node with allocations: a card with a share, a whole holder or a fault is not given whole."""
     held = [
         card(0),
-        SharedCard(device=DeviceID("GPU-1"), index=1, minor=4, memory=8, memory_held=1),
-        SharedCard(device=DeviceID("GPU-2"), index=2, minor=5, memory=8, exclusive=True),
-        SharedCard(device=DeviceID("GPU-3"), index=3, minor=6, memory=8, healthy=False),
+        SharedGpu(device=DeviceID("GPU-1"), index=1, minor=4, memory=8, memory_held=1),
+        SharedGpu(device=DeviceID("GPU-2"), index=2, minor=5, memory=8, exclusive=True),
+        SharedGpu(device=DeviceID("GPU-3"), index=3, minor=6, memory=8, healthy=False),
     ]
     tree = build_free_tree(build_pcie_tree([[50] * 4] * 4, [0] * 4), held)
 

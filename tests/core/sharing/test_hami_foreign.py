@@ -16,24 +16,24 @@ from topoalign.core.sharing.hami.foreign import (
     MOST_CONTAINERS,
     MOST_HOLDERS,
     MOST_SHARES,
-    CardShare,
+    AnnotatedShare,
     ForeignPod,
-    Liveness,
-    PodCard,
+    HamiLiveness,
+    PodGpu,
     encode_pod,
     foreign_gpus,
     liveness_of,
     read_cards,
     read_shares,
 )
-from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
+from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
-H100 = RegisteredCard(id="GPU-1", index=1, slots=10, memory=81559, cores=100, type="NVIDIA H100", numa=1, healthy=True)
+H100 = RegisteredGpu(id="GPU-1", index=1, slots=10, memory=81559, cores=100, type="NVIDIA H100", numa=1, healthy=True)
 FIRST = msgspec.structs.replace(H100, id="GPU-0", index=0, numa=0)
 
 shares = st.builds(
-    CardShare,
+    AnnotatedShare,
     card=st.sampled_from(["GPU-0", "GPU-1", "GPU-other"]),
     container=st.sampled_from(["a", "b", ""]),
     is_init=st.booleans(),
@@ -45,8 +45,8 @@ pods = st.lists(st.lists(shares, max_size=5).map(tuple), max_size=4).map(
 )
 
 
-def share(container: str, memory: int, *, init: bool = False, cores: int = 0, card: str = "GPU-0") -> CardShare:
-    return CardShare(card=card, container=container, is_init=init, memory=memory, cores=cores)
+def share(container: str, memory: int, *, init: bool = False, cores: int = 0, card: str = "GPU-0") -> AnnotatedShare:
+    return AnnotatedShare(card=card, container=container, is_init=init, memory=memory, cores=cores)
 
 
 def test_cards_are_read_from_json_by_index() -> None:
@@ -102,7 +102,7 @@ def test_any_text_is_cards_or_an_invalid_annotation(text: str) -> None:
 
 
 def test_shares_have_the_names_of_their_containers() -> None:
-    card = PodCard(uuid="GPU-0", type="NVIDIA", memory=1000, cores=20)
+    card = PodGpu(uuid="GPU-0", type="NVIDIA", memory=1000, cores=20)
     text = encode_pod([[], [card], [card]])
 
     found = read_shares(text, ["setup"], ["a", "b"])
@@ -111,7 +111,7 @@ def test_shares_have_the_names_of_their_containers() -> None:
 
 
 def test_an_older_text_has_no_init_containers() -> None:
-    card = PodCard(uuid="GPU-0", type="NVIDIA", memory=7, cores=0)
+    card = PodGpu(uuid="GPU-0", type="NVIDIA", memory=7, cores=0)
 
     assert (share("a", 7),) == read_shares(encode_pod([[card]]), ["setup"], ["a"])
     assert (share("", 7),) == read_shares(encode_pod([[card], [], []]), ["setup"], ["a"])
@@ -183,12 +183,12 @@ def test_use_equals_a_count_over_all_shares(held: list[ForeignPod]) -> None:
         assert sorted(each.pod for each in card.holders) == [each.pod for each in card.holders]
 
 
-class CountedShares(tuple[CardShare, ...]):
+class CountedShares(tuple[AnnotatedShare, ...]):
     """Shares that count how often somebody goes through all of them."""
 
     passes = 0
 
-    def __iter__(self) -> Iterator[CardShare]:
+    def __iter__(self) -> Iterator[AnnotatedShare]:
         self.passes += 1
         return super().__iter__()
 
@@ -223,10 +223,10 @@ def test_a_cordoned_card_is_told() -> None:
 )
 def test_liveness_is_that_of_the_kubelet_and_the_last_minute(handshake: str | None, allocatable: int) -> None:
     if handshake is not None and handshake.startswith("Deleted"):
-        expected = Liveness.DELETED
+        expected = HamiLiveness.DELETED
     else:
         _, _, asked = (handshake or "").partition("_")
         has_waited = len(asked) == 19 and NOW - datetime.fromisoformat(asked) >= timedelta(minutes=1)
-        expected = Liveness.TIMED_OUT if has_waited and not allocatable else Liveness.LIVE
+        expected = HamiLiveness.TIMED_OUT if has_waited and not allocatable else HamiLiveness.LIVE
 
     assert expected is liveness_of(handshake, allocatable, NOW)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, read_weights
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.sharing.hami.scores import ScoredCard, hami_gpu_score, hami_gpus_score, order_of_trial
+from topoalign.core.sharing.hami.scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial
 
 weights = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5))
 
@@ -25,14 +25,14 @@ def test_cards_are_tried_from_the_end_of_the_sorted_list(
         card.score = Fraction(score)
     expected = [card.uuid for card in reversed(reference.sorted_list(some, policy, numa_bind))]
 
-    scored = [ScoredCard(usage(card), float(card.score)) for card in some]
+    scored = [ScoredGpu(usage(card), float(card.score)) for card in some]
 
     assert expected == [card.uuid for card in order_of_trial(scored, policy, numa_bind)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_order_of_the_list_has_no_say(policy: str) -> None:
-    some = [ScoredCard(usage(reference.Card(uuid, index=index)), 1.0) for uuid, index in (("a", 1), ("b", 1), ("c", 0))]
+    some = [ScoredGpu(usage(reference.Card(uuid, index=index)), 1.0) for uuid, index in (("a", 1), ("b", 1), ("c", 0))]
 
     assert {("b", "a", "c")} == {
         tuple(card.uuid for card in order_of_trial(each, policy, bind))

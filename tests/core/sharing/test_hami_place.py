@@ -10,7 +10,7 @@ from topoalign.core.demand.share_annotations import Weights
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.scorers import hami_order
 from topoalign.core.sharing.hami.fit import Unfit
-from topoalign.core.sharing.hami.place import NodeCards, PodShares, place_pod_as_hami
+from topoalign.core.sharing.hami.place import NodeGpus, PodShares, place_pod_as_hami
 from topoalign.core.sharing.hami.selection import PodRules, read_rules
 
 containers = st.lists(st.lists(requests, max_size=1), min_size=1, max_size=4)
@@ -37,7 +37,7 @@ def test_a_pod_is_placed_container_by_container(
     expected = reference.place(node, wanted, init, notes)
 
     found = place_pod_as_hami(
-        NodeCards(cards=tuple(usage(card) for card in some), scores=scores, cordoned=frozenset(cordoned)),
+        NodeGpus(cards=tuple(usage(card) for card in some), scores=scores, cordoned=frozenset(cordoned)),
         PodShares(
             containers=tuple(tuple(asked(request) for request in each) for each in wanted),
             init_containers=init,
@@ -53,7 +53,7 @@ def test_a_pod_is_placed_container_by_container(
     assert float(reference.node_score(some)) == pytest.approx(found.score, rel=1e-6)
 
 
-def spec_nodes() -> dict[str, NodeCards]:
+def spec_nodes() -> dict[str, NodeGpus]:
     """Two nodes of two cards of 8000 MiB; of device1 and device4 something is used."""
     cards = [
         reference.Card("device1", index=0, slots=10, memory=8000, used_slots=1, used_memory=2000, used_cores=25),
@@ -62,8 +62,8 @@ def spec_nodes() -> dict[str, NodeCards]:
         reference.Card("device4", index=1, slots=10, memory=8000, used_slots=1, used_memory=6000, used_cores=75),
     ]
     return {
-        "node1": NodeCards(cards=tuple(usage(each) for each in cards[:2])),
-        "node2": NodeCards(cards=tuple(usage(each) for each in cards[2:])),
+        "node1": NodeGpus(cards=tuple(usage(each) for each in cards[:2])),
+        "node2": NodeGpus(cards=tuple(usage(each) for each in cards[2:])),
     }
 
 
@@ -107,7 +107,7 @@ def test_weights_say_which_card_is_fuller() -> None:
 
     def taken(weights: Weights) -> str:
         pod = PodShares(containers=(request,), rules=PodRules(policy="binpack", weights=weights))
-        found = place_pod_as_hami(NodeCards(cards=(a, b)), pod)
+        found = place_pod_as_hami(NodeGpus(cards=(a, b)), pod)
         assert not isinstance(found, Unfit)
         return found.containers[0][0].uuid
 
@@ -121,7 +121,7 @@ def test_the_request_counts_only_on_cards_named_like_their_vendor() -> None:
     def taken(model: str) -> str:
         large = usage(reference.Card("large", type=model, cores=200, used_cores=64))
         small = usage(reference.Card("small", type=model, cores=100, used_cores=25))
-        found = place_pod_as_hami(NodeCards(cards=(large, small)), PodShares(containers=(request,)))
+        found = place_pod_as_hami(NodeGpus(cards=(large, small)), PodShares(containers=(request,)))
         assert not isinstance(found, Unfit)
         return found.containers[0][0].uuid
 
@@ -131,7 +131,7 @@ def test_the_request_counts_only_on_cards_named_like_their_vendor() -> None:
 def test_init_containers_leave_the_cards_to_the_others() -> None:
     """Two init containers of a whole card each, one after another, and then the container: all on the only card."""
     whole = (asked(reference.Request(percent=100, cores=100)),)
-    node = NodeCards(cards=(usage(reference.Card("a")),))
+    node = NodeGpus(cards=(usage(reference.Card("a")),))
 
     found = place_pod_as_hami(node, PodShares(containers=(whole, whole, whole), init_containers=2))
 

@@ -21,7 +21,7 @@ from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.names import NamedDevice, named_devices
 from topoalign.core.ports import Bus
-from topoalign.core.sharing.hami.foreign import UNKNOWN_NUMA, Liveness
+from topoalign.core.sharing.hami.foreign import UNKNOWN_NUMA, HamiLiveness
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import held_by_slot, sum_amounts
 from topoalign.core.usage.attribution import DeviceShares, attribute_use
@@ -171,7 +171,7 @@ def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
         epoch=0,
         seq=0,
         digest="",
-        stale=foreign.liveness(node) is not Liveness.LIVE,
+        stale=foreign.liveness(node) is not HamiLiveness.LIVE,
         last_event=None,
         foreign=HAMI,
     )

@@ -14,7 +14,7 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, node_mask, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.placement.devices import sides
 from topoalign.core.placement.gpus.topology import SetOrder
 from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, choose_gpu_set, positions_by_gpu
@@ -71,7 +71,7 @@ def unaligned(container: ContainerName | None, note: str = "") -> tuple[Alignmen
     )
 
 
-def align(asked: HintRequest, answer: HintAnswer, work: SearchBudget) -> tuple[Alignment, Aligned]:
+def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tuple[Alignment, Aligned]:
     """
     The alignment of a container, or of the pod as a whole. Whether it is admitted stands in the Alignment.
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from topoalign.core.model.decisions import Admission, Decision, Refusal, noted
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.device_sets import Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
 
 MOST_RUNS = 64
 """Decisions about one pod: one takes 1 ms on two NUMA nodes and 7 ms on eight."""
@@ -43,7 +43,7 @@ Run = tuple[Decision, list[list[Pick]]]
 """A decision, and for each random pick on its way the possible picks; it took those that it was given, then the first."""
 
 
-def picks_of(devices: Devices, reusable: Collection[DeviceID], amount: int) -> list[Pick]:
+def picks_of(devices: OfferedDevices, reusable: Collection[DeviceID], amount: int) -> list[Pick]:
     """
     The picks of `amount` of the reusable devices that differ in NUMA nodes. The first is that of the lowest devices, the
     others are sorted by chance.

@@ -167,7 +167,7 @@ def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole
     return ""
 
 
-class Need(msgspec.Struct, frozen=True, kw_only=True):
+class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
     """What a demand comes to on one kind of machine, under the rules of its kubelet."""
 
     refused: str
@@ -189,17 +189,17 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the policy leaves the alignment open where it would be to all NUMA nodes."""
     steps: tuple[Step, ...]
     """One for each container that is given something once this is aligned, in their order."""
-    rest: "Need | None"
+    rest: "PodNeed | None"
     """What the containers after these come to."""
     complete: bool
     """Whether nothing else refuses the pod; if not, amounts decide no more than that it is refused."""
 
 
-NeedSteps = Generator[None, None, Need | None]
+NeedSteps = Generator[None, None, PodNeed | None]
 """Finds a need in steps, between which others may work: 100 containers on 8 NUMA nodes take 50 ms."""
 
 
-def need_of(topology: Topology, demand: PodDemand) -> Need | None:
+def need_of(topology: Topology, demand: PodDemand) -> PodNeed | None:
     """What a demand comes to on a machine. None: more than amounts decides."""
     return drive(need_steps(topology, demand), lambda _: None)
 
@@ -212,7 +212,7 @@ def need_steps(topology: Topology, demand: PodDemand) -> NeedSteps:
     return (yield from steps_by_numbers(topology, demand))
 
 
-def alignment_need(topology: Topology, demand: PodDemand) -> Need | None:
+def alignment_need(topology: Topology, demand: PodDemand) -> PodNeed | None:
     """
     The same of what a kubelet aligns it by, whatever the policy refuses: the sets that it prefers. Slots and units count by
     their numbers, whatever is left of which GPU.
@@ -240,7 +240,7 @@ def steps_by_numbers(topology: Topology, demand: PodDemand) -> NeedSteps:
         if rules.scope is Scope.POD:
             return part_of(demand, [], complete=False)
         return part_of(one, [one], complete=False)
-    rest: Need | None = None
+    rest: PodNeed | None = None
     for each in reversed(asking):
         yield
         rest = part_of(each, [each], rest)
@@ -253,10 +253,10 @@ def need_of_part(
     refusal: str,
     aligned: Demand,
     given: Sequence[ContainerDemand],
-    rest: Need | None = None,
+    rest: PodNeed | None = None,
     *,
     complete: bool = True,
-) -> Need:
+) -> PodNeed:
     """
     The same for what is aligned as one: the containers that are `given` something then, and the rest of the pod. `refusal`:
     as of `find_certain_refusal`.
@@ -267,7 +267,7 @@ def need_of_part(
     placed = tuple(name for name in devices if any(topology.devices[name].by_nodes))
     strict = not policy.admits(NO_AFFINITY)
     looks = policy.asks and (strict or bool(aligned.memory))
-    return Need(
+    return PodNeed(
         refused=refusal,
         asks=policy.asks,
         strict=strict,
@@ -328,7 +328,7 @@ def find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
     return ""
 
 
-def judge_amounts(need: Need, free: Free) -> str | None:
+def judge_amounts(need: PodNeed, free: Free) -> str | None:
     """Empty: the kubelet would admit the pod; else the code of the refusal. None: more than amounts decides."""
     if need.refused:
         return need.refused
@@ -345,7 +345,7 @@ def judge_amounts(need: Need, free: Free) -> str | None:
     return judge_amounts(need.rest, subtract_container(free, chosen, need.near, need.memory, need.unplaced))
 
 
-def lacking_without_memory(need: Need, free: Free) -> str | None:
+def lacking_without_memory(need: PodNeed, free: Free) -> str | None:
     """The verdict where no preferred set has all, memory included."""
     nowhere = not has_memory_anywhere(need, free)
     chosen = 0
@@ -380,7 +380,7 @@ def first_with_room(sets: tuple[int, ...], near: tuple[Amount, ...], memory: tup
     return 0
 
 
-def has_memory_anywhere(need: Need, free: Free) -> bool:
+def has_memory_anywhere(need: PodNeed, free: Free) -> bool:
     """Whether any set of NUMA nodes has the memory. The largest are those that may be in use, and all others together."""
     largest = (*free.reusable, len(free.usable) - 1 & ~free.used)
     return any(
@@ -389,7 +389,7 @@ def has_memory_anywhere(need: Need, free: Free) -> bool:
     )
 
 
-def lacking_in_total(need: Need, free: Free) -> str:
+def lacking_in_total(need: PodNeed, free: Free) -> str:
     """The code of what there is too little of in total for what is aligned as one (`total_amounts`); empty: of nothing."""
     devices = dict((*need.near, *need.unplaced))
     cpus = devices.pop(CPU, 0)
@@ -401,7 +401,7 @@ def lacking_in_total(need: Need, free: Free) -> str:
     return NotEnoughMemory.code if any(free.within[name][-1] < amount for name, amount in need.memory) else ""
 
 
-def find_total_shortage(need: Need, free: Free) -> str | None:
+def find_total_shortage(need: PodNeed, free: Free) -> str | None:
     """The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not tell."""
     if len(need.steps) == 1:
         return lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
@@ -416,7 +416,7 @@ def find_total_shortage(need: Need, free: Free) -> str | None:
     return ""
 
 
-def lacking_memory(need: Need, free: Free, chosen: int) -> str:
+def lacking_memory(need: PodNeed, free: Free, chosen: int) -> str:
     """The code with which the memory manager refuses a container that was aligned to this set, and fits nowhere."""
     if any(free.within[name][chosen] < amount for name, amount in need.memory):
         return MemoryNotExtendable.code

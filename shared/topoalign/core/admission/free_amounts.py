@@ -22,11 +22,11 @@ from topoalign.core.hints.memory import MemoryNode, groups_agree, memory_node, m
 from topoalign.core.hints.rules import MOST_LISTED, totals
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.events import MemoryUse
-from topoalign.core.model.hints import Need, TopologyHint
+from topoalign.core.model.hints import ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, node_mask, several
-from topoalign.core.model.topology.device_sets import Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import Subsets, subsets
 from topoalign.core.policy import POLICIES
@@ -123,7 +123,7 @@ def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int],
 def sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
     """By set of NUMA nodes how much is near one of them. Cached: nodes with as much free share the table."""
     space = subsets(machine)
-    return tuple(totals(space.nodes, space.masks, Need(0, {mask: amount for mask, amount in supply if mask})))
+    return tuple(totals(space.nodes, space.masks, ResourceNeed(0, {mask: amount for mask, amount in supply if mask})))
 
 
 def in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[frozenset[int], int]:
@@ -224,7 +224,7 @@ def preferred_sets(
     return tuple(space.numbers[mask] for mask in sorted(masks, key=place))
 
 
-def device_sets(space: Subsets, devices: Devices, amount: int) -> frozenset[Mask]:
+def device_sets(space: Subsets, devices: OfferedDevices, amount: int) -> frozenset[Mask]:
     """Those that the device manager prefers for so many devices of a resource."""
     return narrowest_sets(
         space,
@@ -261,7 +261,7 @@ def memory_sets(
 def narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict[Mask, int]]]) -> frozenset[Mask]:
     """The sets of these NUMA nodes that meet all needs, as (amount, where there is some), with the fewest nodes."""
     enough = [
-        [total >= amount for total in totals(space.nodes, space.masks, Need(amount, supply))]
+        [total >= amount for total in totals(space.nodes, space.masks, ResourceNeed(amount, supply))]
         for amount, supply in needs
     ]
     fitting = [

@@ -31,7 +31,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import reservation_of, reserved_allocations
 
 
-class Member(NamedTuple):
+class GangMember(NamedTuple):
     """A pod of a gang that has no node yet."""
 
     uid: str
@@ -40,7 +40,7 @@ class Member(NamedTuple):
     """The only ones to which it may go; equal ones are one object."""
 
 
-class Candidate(NamedTuple):
+class GangPlacement(NamedTuple):
     """A node for some of the pods."""
 
     state: NodeState
@@ -75,9 +75,9 @@ def group_nodes_by_fabric(
 
 def plan_gang(
     gang: str,
-    members: Sequence[Member],
+    members: Sequence[GangMember],
     nodes: Sequence[NodeName],
-    candidate: Callable[[NodeName], Candidate | None],
+    candidate: Callable[[NodeName], GangPlacement | None],
     seconds: float,
     fixed: tuple[str, NodeName] | None = None,
 ) -> Generator[None, None, Plan | None]:
@@ -96,7 +96,7 @@ def plan_gang(
     return None
 
 
-def orders(members: Sequence[Member]) -> Iterator[list[Member]]:
+def orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
     """The orders in which nodes are offered the members: one for those that are alike, else each that differs."""
     largest = sorted(members, key=member_size_key)
     scarcest = sorted(largest, key=lambda member: len(member.nodes))
@@ -110,9 +110,9 @@ def orders(members: Sequence[Member]) -> Iterator[list[Member]]:
 
 def plan_in_order(
     gang: str,
-    members: Sequence[Member],
+    members: Sequence[GangMember],
     nodes: Sequence[NodeName],
-    candidate: Callable[[NodeName], Candidate | None],
+    candidate: Callable[[NodeName], GangPlacement | None],
     seconds: float,
     fixed: tuple[str, NodeName] | None,
 ) -> Generator[None, None, Plan | None]:
@@ -135,7 +135,7 @@ def plan_in_order(
 
 
 def fill(
-    gang: str, members: Sequence[Member], at: Candidate, seconds: float
+    gang: str, members: Sequence[GangMember], at: GangPlacement, seconds: float
 ) -> Generator[None, None, list[Reservation]]:
     """What a node gives those of the members that it would admit one after the other."""
     state = at.state
@@ -163,7 +163,7 @@ def pod_class_key(pod: PodRequest) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(pod, name=PodName("")), order="deterministic")
 
 
-def member_size_key(member: Member) -> tuple[int, int, bytes, str]:
+def member_size_key(member: GangMember) -> tuple[int, int, bytes, str]:
     """Sorts members, the largest first."""
     pods = [*member.request.init_containers, *member.request.containers]
     return (

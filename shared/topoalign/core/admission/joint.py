@@ -13,8 +13,8 @@ import msgspec
 
 from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.deviceshare.candidates import Asked, Candidate, Chooser
-from topoalign.core.deviceshare.inventory import Inventory
+from topoalign.core.deviceshare.candidates import Chooser, DeviceCandidate, JointRequest
+from topoalign.core.deviceshare.inventory import NodeInventory
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.node_devices import RESOURCE, ContainerDevices, joint_devices
 from topoalign.core.deviceshare.node_inventory import locate_devices
@@ -67,7 +67,7 @@ def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
     return partial(by_policy, state, rules.placement) if rules.scope is Scope.CONTAINER else None
 
 
-def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count: int) -> list[Candidate]:
+def by_policy(state: NodeState, placement: str, gpus: Sequence[DeviceCandidate], count: int) -> list[DeviceCandidate]:
     """The GPUs that the device policy chooses of these, those that init containers left first."""
     by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
     left = [device for device, gpu in by_id.items() if gpu.device.left]
@@ -281,7 +281,7 @@ def sets_of(
         yield from bounds.sets(first or ())
 
 
-def limited(asked: Asked, limits: Limits) -> Asked:
+def limited(asked: JointRequest, limits: Limits) -> JointRequest:
     """The same demand where only these devices may be chosen."""
     devices = tuple(
         each
@@ -290,7 +290,7 @@ def limited(asked: Asked, limits: Limits) -> Asked:
         for each in asked.inventory.devices
     )
     had = asked.inventory
-    inventory = Inventory(devices=devices, table=had.table, honored=had.honored, well_planned=had.well_planned)
+    inventory = NodeInventory(devices=devices, table=had.table, honored=had.honored, well_planned=had.well_planned)
     return msgspec.structs.replace(asked, inventory=inventory)
 
 

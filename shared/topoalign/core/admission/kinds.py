@@ -11,7 +11,7 @@ from topoalign.core.model.topology.views import made_once
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class NodeKind:
     """What nodes have in common that differ in nothing but the ids of their devices and in what is free."""
 
     topology: Topology

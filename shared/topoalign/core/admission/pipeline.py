@@ -45,8 +45,8 @@ from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.model.topology.device_sets import Devices
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.model.topology.device_sets import OfferedDevices
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, choosing
 from topoalign.core.placement.memory import NotEnoughMemory, holding, memory_for
@@ -92,7 +92,7 @@ class AdmissionRun:
         self.profile = profile_of(rules.mode)
         self.container: ContainerName | None = None
         self.provider: str | None = None
-        self.work = SearchBudget()
+        self.work = NumaSearchBudget()
         self.gave_up = ""
         """Why nothing is aligned any more: the limit on work is one for all containers."""
         self.alignments: list[Alignment] = []
@@ -247,7 +247,7 @@ class AdmissionRun:
         is_last = container.container == self.demand.containers[-1].container
         return aligns_each and container.role != "init" and not is_last
 
-    def pick(self, devices: Devices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
+    def pick(self, devices: OfferedDevices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
         """The devices that the kubelet picks of these: those of `taken`, and after its end the first ones."""
         place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
         self.picks.append(picks_of(devices, reusable, amount))

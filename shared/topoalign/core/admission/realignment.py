@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.feasibility import Need, first_with_room, judge_amounts
+from topoalign.core.admission.feasibility import PodNeed, first_with_room, judge_amounts
 from topoalign.core.admission.free_amounts import Free, count_free, usable_sets
 from topoalign.core.admission.share_alignment import by_pod, without_all
 from topoalign.core.model.ids import CPU, ResourceName
@@ -36,27 +36,29 @@ MOST_CONTAINER_STEPS = 2_000
 """Alignments that are tried for the containers of one pod. Eight of them take 250 on two NUMA nodes, four 600 on eight."""
 
 
-class Waiting(NamedTuple):
+class PendingPodAmounts(NamedTuple):
     """A pod that a kubelet will admit or refuse, in amounts."""
 
     key: object
     """Equal for pods that ask for the same."""
     must_fit: bool
     """Whether all is in vain if it is refused."""
-    takes: Need | None
+    takes: PodNeed | None
     """What it takes where it is aligned. None: that is not known, and it is taken to stay where it was predicted."""
     decides: bool
     """Whether these amounts decide about it."""
 
 
-class Steps:
+class AlignmentBudget:
     """How many alignments may still be tried."""
 
     def __init__(self, most: int = MOST_STEPS) -> None:
         self.left = most
 
 
-def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps, later: Sequence[Waiting] = ()) -> bool:
+def fit_whatever_ends(
+    free: Free, pods: Sequence[PendingPodAmounts], steps: AlignmentBudget, later: Sequence[PendingPodAmounts] = ()
+) -> bool:
     """
     Whether those of the pods that must fit are admitted where at least this is free, in whatever order all of them come and
     wherever each is aligned; then those that come `later`, one after the other. False also where amounts do not tell, or it
@@ -81,7 +83,7 @@ def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps, later: 
     return True
 
 
-def fits_wherever(need: Need, free: Free, steps: Steps) -> bool:
+def fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
     """
     Whether a pod is admitted where at least this is free, wherever its containers are aligned one after the other. False
     also where amounts do not tell, or it takes more steps than are left.
@@ -94,7 +96,7 @@ def fits_wherever(need: Need, free: Free, steps: Steps) -> bool:
     return rest is None or all(fits_wherever(rest, left, steps) for left in left_after(first, free))
 
 
-def containers_fit(need: Need, free: Free, most: Free, steps: Steps | None = None) -> bool:
+def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget | None = None) -> bool:
     """
     Whether a pod that is admitted where this is free is admitted whatever ends, as far as amounts tell: once more is free,
     its first containers may be aligned to where they take what the others were to get. `most`: what is free when all has
@@ -106,7 +108,7 @@ def containers_fit(need: Need, free: Free, most: Free, steps: Steps | None = Non
     """
     if need.rest is None:
         return True
-    steps = steps or Steps(MOST_CONTAINER_STEPS)
+    steps = steps or AlignmentBudget(MOST_CONTAINER_STEPS)
     first = msgspec.structs.replace(need, rest=None)
     room = first_with_room(need.preferred, need.near, need.memory, free)
     for number in need.preferred:
@@ -118,7 +120,7 @@ def containers_fit(need: Need, free: Free, most: Free, steps: Steps | None = Non
     return True
 
 
-def realigned(state: NodeState, rules: AdmissionRules, need: Need) -> Iterator[NodeState]:
+def realigned(state: NodeState, rules: AdmissionRules, need: PodNeed) -> Iterator[NodeState]:
     """The node after the end of one of its pods, of each that may have another one aligned elsewhere than as it is now."""
 
     def place(now: NodeState) -> int:
@@ -133,7 +135,7 @@ def realigned(state: NodeState, rules: AdmissionRules, need: Need) -> Iterator[N
             yield left
 
 
-def fit_as_counted(free: Free, pods: Sequence[Waiting]) -> bool:
+def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     """
     Whether the pods are admitted one after the other where just this is free, as far as amounts tell: each to one NUMA node,
     of which it is known what is left. False also where they do not.
@@ -148,13 +150,13 @@ def fit_as_counted(free: Free, pods: Sequence[Waiting]) -> bool:
     return True
 
 
-def have_ample_memory(free: Free, pods: Sequence[Waiting]) -> bool:
+def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     """
     Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them: each asks for what
     one NUMA node has, and every NUMA node has the memory for all of them together and is in no group. Example: 40 GiB are
     free on each of two NUMA nodes, and two pods ask for 1 GPU, 4 CPUs and 20 GiB each.
     """
-    asked = list[Need]()
+    asked = list[PodNeed]()
     total = Counter[ResourceName]()
     for pod in pods:
         need = pod.takes
@@ -174,7 +176,7 @@ def have_ample_memory(free: Free, pods: Sequence[Waiting]) -> bool:
     )
 
 
-def left_by(pod: Waiting, free: Free) -> Iterator[Free]:
+def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
     """What may be left once the pod is admitted or refused, as `left_elsewhere`; all, where it may get nothing of it."""
     if pod.takes is None or not first_with_room(pod.takes.preferred, pod.takes.near, pod.takes.memory, free):
         yield free
@@ -182,7 +184,7 @@ def left_by(pod: Waiting, free: Free) -> Iterator[Free]:
         yield from left_after(pod.takes, free)
 
 
-def left_elsewhere(pod: Waiting, free: Free) -> Iterator[Free]:
+def left_elsewhere(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
     """
     What may be left once the pod is admitted, for each set of NUMA nodes that it may be aligned to instead of the first one
     with room. Where it would take nothing that is free, others have as much as now: that is passed over.
@@ -192,7 +194,7 @@ def left_elsewhere(pod: Waiting, free: Free) -> Iterator[Free]:
         yield from (left for left in moved if left is not free)
 
 
-def left_after(need: Need, free: Free, *, besides: bool = False) -> Iterator[Free]:
+def left_after(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
     """What may be left, by the set that a pod, or the rest of one, is aligned to. `besides`: not for the first with room."""
     room = first_with_room(need.preferred, need.near, need.memory, free)
     for number in need.preferred:
@@ -207,7 +209,7 @@ def left_after(need: Need, free: Free, *, besides: bool = False) -> Iterator[Fre
             return
 
 
-def left_where_taken(need: Need, free: Free, number: int) -> Free:
+def left_where_taken(need: PodNeed, free: Free, number: int) -> Free:
     """What is left at least of what is free once a container is aligned to this set; the same object if that is all."""
     devices = dict(free.devices)
     within = dict(free.within)

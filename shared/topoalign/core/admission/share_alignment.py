@@ -66,7 +66,7 @@ class Sets(NamedTuple):
     memory: tuple[Amount, ...]
 
 
-class Part(NamedTuple):
+class AlignedContainer(NamedTuple):
     """A container that asks for parts of GPUs, and by what its kubelet aligns it."""
 
     container: ContainerDemand
@@ -81,7 +81,7 @@ class Part(NamedTuple):
     """
 
 
-def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[Part, ...]:
+def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[AlignedContainer, ...]:
     """
     The containers of a pod that a kubelet may align to GPUs with too little; () where it aligns nothing, or GPUs are not
     known to be near NUMA nodes. Raises InvalidShare for annotations that cannot be meant.
@@ -103,7 +103,9 @@ def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[P
             single = tuple(1 << node for node in range(len(topology.node_ids)))
             otherwise = tuple(Sets(single, ((name, 1),), ()) for name in names)
         found.append(
-            Part(each, asked[1], near_gpus(topology, asked[0]), sets_for(topology, demand, aligned), otherwise)
+            AlignedContainer(
+                each, asked[1], near_gpus(topology, asked[0]), sets_for(topology, demand, aligned), otherwise
+            )
         )
     return tuple(found)
 
@@ -154,7 +156,7 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
     for part in parts:
         besides = [each for each in pod.containers if each is not part.container]
         rivals = (share_in(state.hardware, each) for each in (*besides, *strangers))
-        search = Search(state, pod.rules, part, [share for _, share in filter(None, rivals)])
+        search = AlignmentSearch(state, pod.rules, part, [share for _, share in filter(None, rivals)])
         room = first_with_room(part.aligned.preferred, part.aligned.near, part.aligned.memory, free)
         before = strangers if pod.rules.scope is Scope.POD else (*besides, *strangers)
         for sets, number in iterate_possible_alignments(part, free, before):
@@ -166,7 +168,7 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
 
 
 def iterate_possible_alignments(
-    part: Part, free: Free, rivals: Sequence[ContainerDemand]
+    part: AlignedContainer, free: Free, rivals: Sequence[ContainerDemand]
 ) -> Iterator[tuple[Sets, int]]:
     """
     The sets to which a container may be aligned once something has ended, up to the first that has room now even after all
@@ -188,11 +190,11 @@ def iterate_possible_alignments(
     yield from ((sets, number) for sets in part.otherwise for number in sets.preferred)
 
 
-class Search:
+class AlignmentSearch:
     """Looks whether sets of NUMA nodes have GPUs for one container, and whether a kubelet may come to them."""
 
     def __init__(
-        self, state: NodeState, rules: AdmissionRules, part: Part, rivals: Sequence[SlotShare | Share]
+        self, state: NodeState, rules: AdmissionRules, part: AlignedContainer, rivals: Sequence[SlotShare | Share]
     ) -> None:
         self._state = state
         self._rules = rules

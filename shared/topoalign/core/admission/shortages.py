@@ -23,7 +23,7 @@ from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devices, reusable_memory
 from topoalign.core.hints.rules import Supply
 from topoalign.core.model.errors import TooMuchWork, clean, quoted
-from topoalign.core.model.hints import HintRule, Hints, Need
+from topoalign.core.model.hints import HintRule, Hints, ResourceNeed
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of, union
@@ -95,7 +95,7 @@ def least_size(asked: HintRequest, resource: ResourceName, hints: Hints) -> int 
         return min(preferred)
     memory = asked.demand.memory
     needs = [
-        Need(requested_amount(asked, name), {**capacity_of(asked, name)})
+        ResourceNeed(requested_amount(asked, name), {**capacity_of(asked, name)})
         for name in (memory if resource in memory else [resource])
     ]
     return Supply(node_mask(asked.state.hardware.node_ids), tuple(needs)).least_size()

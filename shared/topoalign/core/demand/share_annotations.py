@@ -113,7 +113,7 @@ ANY = Selection()
 """Says nothing."""
 
 
-class CardOrder(StrEnum):
+class GpuOrder(StrEnum):
     """Which of the cards that have enough come first."""
 
     BEST_FIT = "best-fit"
@@ -126,7 +126,7 @@ class CardOrder(StrEnum):
     """The best connected ones; a single one whose loss breaks the least of what the unused ones can be split into."""
 
 
-class CardRules(msgspec.Struct, frozen=True, kw_only=True):
+class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
     """What a container, its node or the configuration say about the cards that it may get."""
 
     types: Selection = Selection()
@@ -140,7 +140,7 @@ class CardRules(msgspec.Struct, frozen=True, kw_only=True):
     """Only cards of which nobody holds anything."""
     numa_bind: bool = False
     """All cards of the container on one NUMA node."""
-    order: CardOrder = CardOrder.BEST_FIT
+    order: GpuOrder = GpuOrder.BEST_FIT
     weights: Weights = EQUAL_WEIGHTS
     """What counts how much where it matters how full a card is: with `binpack` and `spread`."""
     hami: str = ""
@@ -162,7 +162,7 @@ class CardRules(msgspec.Struct, frozen=True, kw_only=True):
         return self.types.takes_type(model) and self.uuids.takes_uuid(uuid)
 
 
-ANY_CARD = CardRules()
+ANY_CARD = GpuRules()
 """Says nothing."""
 
 
@@ -185,9 +185,9 @@ UUID = re.compile(r"GPU-[0-9A-Za-z-]+")
 """The form of a GPU's id: as NVIDIA writes them, and `GPU-<index>` of a described machine."""
 MUTEX = "mutex"
 NUMA = "numa"
-ORDERS = (CardOrder.BINPACK, CardOrder.SPREAD)
+ORDERS = (GpuOrder.BINPACK, GpuOrder.SPREAD)
 """Those for which it matters how full a card is."""
-POLICIES = (*ORDERS, MUTEX, CardOrder.TOPOLOGY_AWARE)
+POLICIES = (*ORDERS, MUTEX, GpuOrder.TOPOLOGY_AWARE)
 
 Published = tuple[tuple[str, str], ...]
 """The annotations of a pod that choose its cards, unread, in the order of `CHOOSING`."""
@@ -204,7 +204,7 @@ def lists_said(said: Published, *keys: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def card_rules(said: Published, *, as_hami: bool = False) -> CardRules:
+def card_rules(said: Published, *, as_hami: bool = False) -> GpuRules:
     """
     The rules by which a pod gets its cards; without annotations ANY_CARD. `as_hami`: HAMi's rules choose them, which know
     lists of policies as well, and spread where none is named. Raises InvalidShare for what cannot be meant, with the path of
@@ -213,9 +213,9 @@ def card_rules(said: Published, *, as_hami: bool = False) -> CardRules:
     found = dict(said)
     policy = found.get(GPU_POLICY)
     several = hami_policies(policy) if as_hami else lone_policy(policy)
-    order = CardOrder.BEST_FIT
+    order = GpuOrder.BEST_FIT
     if policy is not None and policy != MUTEX and not as_hami:
-        order = CardOrder(policy)
+        order = GpuOrder(policy)
     check_lists(found)
     check_mode(found)
     check_numa_bind(found)
@@ -224,14 +224,14 @@ def card_rules(said: Published, *, as_hami: bool = False) -> CardRules:
     return msgspec.structs.replace(rules, order=order, hami=rules.hami if as_hami else "")
 
 
-def read_as_hami(annotations: Mapping[str, str], policy: str = CardOrder.SPREAD.value) -> CardRules:
+def read_as_hami(annotations: Mapping[str, str], policy: str = GpuOrder.SPREAD.value) -> GpuRules:
     """
     The rules in annotations as HAMi reads them, which refuses nothing but weights that are none, by InvalidField. `policy`:
     what counts where they name none.
     """
     policy = annotations.get(GPU_POLICY, policy)
     weights = annotations.get(SCORING_WEIGHTS)
-    return CardRules(
+    return GpuRules(
         types=type_selection(annotations),
         uuids=uuid_selection(annotations),
         mode=annotations.get(VGPU_MODE),
@@ -294,7 +294,7 @@ def check_weights(found: Mapping[str, str], *, weighs: bool) -> None:
         raise invalid(
             SCORING_WEIGHTS,
             f"has an effect with {' and '.join(ORDERS)} alone",
-            f"add {GPU_POLICY}: {CardOrder.BINPACK}, or leave it out",
+            f"add {GPU_POLICY}: {GpuOrder.BINPACK}, or leave it out",
         )
 
 

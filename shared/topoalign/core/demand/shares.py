@@ -32,7 +32,7 @@ from topoalign.core.demand.share_annotations import (
     MIG,
     MODES,
     VENDOR,
-    CardRules,
+    GpuRules,
     InvalidShare,
     Published,
     card_rules,
@@ -272,7 +272,7 @@ UNSET = 101
 NOTHING: Mapping[ResourceName, int] = MappingProxyType({})
 
 
-class CardRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one container asks for. `count` 0: nothing."""
 
     count: int = 0
@@ -310,11 +310,11 @@ def card_request(
     limits: Quantities,
     requests: Quantities = NOTHING,
     defaults: Defaults = NO_DEFAULTS,
-) -> CardRequest:
+) -> HamiRequest:
     """What a container asks for of cards of which `resource` is a slot; without any nothing, whatever amounts it names."""
     asked = {**requests, **limits} if requests else limits
     if resource not in asked:
-        return CardRequest()
+        return HamiRequest()
     memory = asked.get(slots.memory, 0)
     percent = asked.get(slots.percentage, 0)
     if memory and defaults.memory_factor > 1:
@@ -327,7 +327,7 @@ def card_request(
     else:
         percent = ALL_MEMORY
     cores = asked.get(slots.cores, defaults.cores)
-    return CardRequest(count=asked[resource], vendor=VENDOR, memory=memory, percent=percent, cores=cores)
+    return HamiRequest(count=asked[resource], vendor=VENDOR, memory=memory, percent=percent, cores=cores)
 
 
 LOWEST_PRIORITY = 1
@@ -350,7 +350,7 @@ class SlotShare(NamedTuple):
     """Memory as hundredths of what is offered of each. 0, or `card_requests.UNSET`: none."""
     parts: int = 0
     """Above 0 the amounts are not known, and each is one of so many equal parts."""
-    rules: CardRules = ANY_CARD
+    rules: GpuRules = ANY_CARD
     """What the pod says about the GPUs."""
 
     @property

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from topoalign.core.deviceshare.candidates import (
-    Asked,
-    Candidate,
-    Given,
+    DeviceCandidate,
+    DeviceGrant,
+    JointRequest,
     Wanted,
     by_preferred_pcie,
     list_candidates,
@@ -27,11 +27,11 @@ from topoalign.core.deviceshare.nearest import around, nearest
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
 from topoalign.core.deviceshare.same_pcie import Offers, Wants, able_ones, same_pcie
 
-Allocation = Mapping[DeviceType, Sequence[Given]]
+Allocation = Mapping[DeviceType, Sequence[DeviceGrant]]
 """Type -> what is given of it, by minor."""
 
 
-def allocate_all_types(asked: Asked) -> Allocation:
+def allocate_all_types(asked: JointRequest) -> Allocation:
     """
     Chooses the devices of all types that a pod asks of a node. Raises DevicesDoNotFit, and TooMuchWork where a search
     for `SamePCIe` does not end within its limit.
@@ -51,7 +51,7 @@ def allocate_all_types(asked: Asked) -> Allocation:
     return {kind: sorted(each, key=lambda one: one.device.minor) for kind, each in given.items()}
 
 
-def types_to_give(asked: Asked) -> list[DeviceType]:
+def types_to_give(asked: JointRequest) -> list[DeviceType]:
     """
     The types to decide: all that something is asked of. On a well-planned node Koordinator's filter looks at the
     primary type alone, if whole GPUs are asked for; its reservation looks at all of them.
@@ -63,7 +63,7 @@ def types_to_give(asked: Asked) -> list[DeviceType]:
     return [kind for kind in kinds if kind == joint[0]]
 
 
-def check_device_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants, offers: Offers) -> None:
+def check_device_counts(asked: JointRequest, kinds: Sequence[DeviceType], wants: Wants, offers: Offers) -> None:
     """
     Checks that there are enough devices of each type, before GPUs are chosen for nothing. Raises DevicesDoNotFit.
 
@@ -76,8 +76,8 @@ def check_device_counts(asked: Asked, kinds: Sequence[DeviceType], wants: Wants,
 
 
 def allocate_jointly(
-    asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers
-) -> dict[DeviceType, list[Given]]:
+    asked: JointRequest, joint: Sequence[DeviceType], wants: Wants, offers: Offers
+) -> dict[DeviceType, list[DeviceGrant]]:
     """Chooses devices of the types of the joint list. Raises DevicesDoNotFit and TooMuchWork."""
     if not joint:
         return {}
@@ -97,14 +97,20 @@ def allocate_jointly(
     return given
 
 
-def independently(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate]) -> list[Given]:
+def independently(
+    asked: JointRequest, kind: DeviceType, want: Wanted, offer: Sequence[DeviceCandidate]
+) -> list[DeviceGrant]:
     """Chooses devices of one type, wherever they are. Raises DevicesDoNotFit."""
     return as_upstream(asked, kind, want, offer, ())
 
 
 def as_upstream(
-    asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Sequence[Given]
-) -> list[Given]:
+    asked: JointRequest,
+    kind: DeviceType,
+    want: Wanted,
+    offer: Sequence[DeviceCandidate],
+    primary: Sequence[DeviceGrant],
+) -> list[DeviceGrant]:
     """
     Chooses devices as Koordinator does: those on the primary ones' root complexes first, as many as there are of these.
     GPUs may be anywhere. Raises DevicesDoNotFit.
@@ -122,12 +128,16 @@ def as_upstream(
 
 
 def choose_near_primary(
-    asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Sequence[Given]
-) -> list[Given]:
+    asked: JointRequest,
+    kind: DeviceType,
+    want: Wanted,
+    offer: Sequence[DeviceCandidate],
+    primary: Sequence[DeviceGrant],
+) -> list[DeviceGrant]:
     """Chooses devices from the tier nearest to the primary ones that has enough. Raises DevicesDoNotFit."""
     return nearest(asked, kind, want, offer, around(each.device for each in primary))
 
 
-def pcies(given: Sequence[Given]) -> frozenset[str]:
+def pcies(given: Sequence[DeviceGrant]) -> frozenset[str]:
     """The root complexes that devices are on, as far as they are known."""
     return frozenset(each.device.place.pcie for each in given if each.device.place is not None)

@@ -13,13 +13,13 @@ import msgspec
 
 from topoalign.core.deviceshare.annotations import Hint
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Function, Inventory
+from topoalign.core.deviceshare.inventory import ANYWHERE, InventoryDevice, InventoryFunction, NodeInventory
 from topoalign.core.deviceshare.labels import selector_matches
 from topoalign.core.deviceshare.names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
 from topoalign.core.deviceshare.node_units import GpuUnits
 from topoalign.core.deviceshare.quantities import Quantities
 from topoalign.core.deviceshare.refusals import refuse_missing_type
-from topoalign.core.deviceshare.scores import Scorer, score_device
+from topoalign.core.deviceshare.scores import DeviceScorer, score_device
 from topoalign.core.model.ids import DeviceID
 
 Caps = Mapping[DeviceType, Mapping[int, Quantities]]
@@ -33,10 +33,10 @@ class Wanted(msgspec.Struct, frozen=True):
     each: Quantities
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class DeviceCandidate(msgspec.Struct, frozen=True):
     """A device that may be considered, with what is free of it and its score."""
 
-    device: Device
+    device: InventoryDevice
     free: Quantities
     score: int = 0
 
@@ -51,29 +51,29 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.device.place.pcie if self.device.place is not None else ""
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A device with what a pod gets of it."""
 
-    device: Device
+    device: InventoryDevice
     resources: Quantities
-    functions: tuple[Function, ...] = ()
+    functions: tuple[InventoryFunction, ...] = ()
 
 
-Chooser = Callable[[Sequence[Candidate], int], Sequence[Candidate]]
+Chooser = Callable[[Sequence[DeviceCandidate], int], Sequence[DeviceCandidate]]
 """
 (GPUs by minor, those that were left first; how many of them) -> those to take, as many left ones as there can be among them;
 or none where it has no preference.
 """
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class JointRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The demand of a pod, the devices of a node, and how to choose among them."""
 
     demand: JointDemand
-    inventory: Inventory
+    inventory: NodeInventory
     nodes: frozenset[int] | None = None
     """NUMA nodes to stay on. None: anywhere."""
-    scorer: Scorer | None = None
+    scorer: DeviceScorer | None = None
     chooser: Chooser | None = None
     """Says which whole GPUs to take of a scope that has more than enough. None: the first ones."""
     caps: Caps = {}
@@ -90,7 +90,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return self.demand.compat
 
 
-def select_devices(asked: Asked, kind: DeviceType) -> tuple[Device, ...]:
+def select_devices(asked: JointRequest, kind: DeviceType) -> tuple[InventoryDevice, ...]:
     """The devices of a type that are in the NUMA nodes and match the selector, healthy or not."""
     selector = asked.demand.hint(kind).selector
     return tuple(
@@ -100,7 +100,7 @@ def select_devices(asked: Asked, kind: DeviceType) -> tuple[Device, ...]:
     )
 
 
-def is_in_numa_nodes(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bool:
+def is_in_numa_nodes(device: InventoryDevice, nodes: Collection[int] | None, *, compat: bool) -> bool:
     """Whether a device is in these NUMA nodes, or in an unknown one. Koordinator leaves out devices without a place."""
     if nodes is None:
         return True
@@ -109,14 +109,14 @@ def is_in_numa_nodes(device: Device, nodes: Collection[int] | None, *, compat: b
     return device.place.node == ANYWHERE or device.place.node in nodes
 
 
-def list_candidates(asked: Asked, kind: DeviceType, each: Quantities) -> tuple[Candidate, ...]:
+def list_candidates(asked: JointRequest, kind: DeviceType, each: Quantities) -> tuple[DeviceCandidate, ...]:
     """The candidates of a type by minor, with what is free of them and their score for a request of `each`."""
     caps = asked.caps.get(kind)
     devices = select_devices(asked, kind)
     if not asked.compat:
         devices = not_disturbed(devices, asked.inventory.by_type[kind], asked.demand.hint(kind))
     return tuple(
-        Candidate(device, free, score_device(asked.scorer, device.total, free, each) if asked.scorer else 0)
+        DeviceCandidate(device, free, score_device(asked.scorer, device.total, free, each) if asked.scorer else 0)
         for device in devices
         if caps is None or device.minor in caps
         for free in [device.free if caps is None else capped(device.free, caps[device.minor])]
@@ -128,7 +128,9 @@ def capped(free: Quantities, cap: Quantities) -> dict[str, int]:
     return {name: min(amount, cap.get(name, 0)) for name, amount in free.items()}
 
 
-def not_disturbed(devices: Sequence[Device], all_of_type: Sequence[Device], hint: Hint) -> tuple[Device, ...]:
+def not_disturbed(
+    devices: Sequence[InventoryDevice], all_of_type: Sequence[InventoryDevice], hint: Hint
+) -> tuple[InventoryDevice, ...]:
     """The devices that `exclusivePolicy` allows: unused ones, or those beside which none of their type is in use."""
     if hint.exclusive_policy == Exclusive.DEVICE:
         return tuple(device for device in devices if not device.busy)
@@ -138,7 +140,7 @@ def not_disturbed(devices: Sequence[Device], all_of_type: Sequence[Device], hint
     return tuple(devices)
 
 
-def neighbourhood(device: Device) -> tuple[str, str | int]:
+def neighbourhood(device: InventoryDevice) -> tuple[str, str | int]:
     """The key of what a device shares with others on PCIe: the switches, else the root complex, else nothing."""
     place = device.place
     if place is not None and (place.switch or place.pcie):
@@ -146,7 +148,7 @@ def neighbourhood(device: Device) -> tuple[str, str | int]:
     return ("device", device.minor)
 
 
-def has_requested(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
+def has_requested(candidate: DeviceCandidate, each: Quantities, *, compat: bool) -> bool:
     """Whether a device has what is asked. Koordinator ignores a resource that the device does not have at all."""
     free = candidate.free
     if not any(free.values()):
@@ -154,7 +156,7 @@ def has_requested(candidate: Candidate, each: Quantities, *, compat: bool) -> bo
     return all(amount <= free.get(name, amount if compat else 0) for name, amount in each.items())
 
 
-def free_function(candidate: Candidate, hint: Hint) -> Function | None:
+def free_function(candidate: DeviceCandidate, hint: Hint) -> InventoryFunction | None:
     """The unused virtual function with the lowest address, one that an init container left first; None: no such."""
     selector = hint.vf_selector
     device = candidate.device
@@ -168,7 +170,7 @@ def free_function(candidate: Candidate, hint: Hint) -> Function | None:
     return min(unused, key=lambda each: (each.bus not in device.left_functions, each.bus), default=None)
 
 
-def wanted(asked: Asked, kind: DeviceType) -> Wanted:
+def wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
     """How many devices of a type are wanted, and what of each. Raises DevicesDoNotFit where the node has none."""
     devices = asked.inventory.by_type[kind]
     if not devices:
@@ -185,7 +187,7 @@ def wanted(asked: Asked, kind: DeviceType) -> Wanted:
     return found
 
 
-def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
+def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
     """
     How many devices are wanted of a type that is asked for in units, and what of each: that depends on the hint.
 
@@ -207,7 +209,7 @@ def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
     return Wanted(1, each)
 
 
-def all_of(asked: Asked, kind: DeviceType) -> list[Device]:
+def all_of(asked: JointRequest, kind: DeviceType) -> list[InventoryDevice]:
     """The devices that `ApplyForAll` means: healthy ones in the NUMA nodes; with Koordinator all of the node."""
     if not asked.compat:
         return [device for device in select_devices(asked, kind) if device.healthy]
@@ -221,28 +223,28 @@ def all_of(asked: Asked, kind: DeviceType) -> list[Device]:
 # in turn, then all others.
 
 
-def by_minor(candidates: Iterable[Candidate], preferred: Collection[int] = ()) -> list[Candidate]:
+def by_minor(candidates: Iterable[DeviceCandidate], preferred: Collection[int] = ()) -> list[DeviceCandidate]:
     """Sorts candidates: the preferred minors first, then by rank."""
     return sorted(candidates, key=lambda each: (each.minor not in preferred, *candidate_order_key(each)))
 
 
-def by_preferred_pcie(candidates: Iterable[Candidate], preferred: Collection[str]) -> list[Candidate]:
+def by_preferred_pcie(candidates: Iterable[DeviceCandidate], preferred: Collection[str]) -> list[DeviceCandidate]:
     """Sorts candidates: one of each preferred PCIe in turn, then the others by rank."""
     ranked = sorted(candidates, key=candidate_order_key)
     near = [each for each in ranked if each.pcie in preferred]
     return [*in_turn(near, lambda each: each.pcie), *(each for each in ranked if each.pcie not in preferred)]
 
 
-def in_turn(ranked: Sequence[Candidate], group: Callable[[Candidate], Hashable]) -> list[Candidate]:
+def in_turn(ranked: Sequence[DeviceCandidate], group: Callable[[DeviceCandidate], Hashable]) -> list[DeviceCandidate]:
     """Sorts candidates: the best of each group, by rank, then the second of each, and so on."""
-    groups: dict[Hashable, list[Candidate]] = {}
+    groups: dict[Hashable, list[DeviceCandidate]] = {}
     for each in ranked:
         groups.setdefault(group(each), []).append(each)
     rounds = zip_longest(*groups.values())
     return list(chain.from_iterable(sorted(filter(None, each), key=candidate_order_key) for each in rounds))
 
 
-def candidate_order_key(candidate: Candidate) -> tuple[bool, int, int]:
+def candidate_order_key(candidate: DeviceCandidate) -> tuple[bool, int, int]:
     """The key that sorts candidates of one type, the best first."""
     return (
         not candidate.device.left,  # one that an init container of the pod left,
@@ -251,19 +253,21 @@ def candidate_order_key(candidate: Candidate) -> tuple[bool, int, int]:
     )
 
 
-def device_share(candidate: Candidate, wanted: Wanted, hint: Hint, *, compat: bool) -> Given | None:
+def device_share(candidate: DeviceCandidate, wanted: Wanted, hint: Hint, *, compat: bool) -> DeviceGrant | None:
     """What a pod would get of this device; None if the device does not have enough."""
     if not has_requested(candidate, wanted.each, compat=compat):
         return None
     if hint.vf_selector is None:
-        return Given(device=candidate.device, resources=wanted.each)
+        return DeviceGrant(device=candidate.device, resources=wanted.each)
     function = free_function(candidate, hint)
-    return Given(device=candidate.device, resources=wanted.each, functions=(function,)) if function else None
+    return DeviceGrant(device=candidate.device, resources=wanted.each, functions=(function,)) if function else None
 
 
-def take_first(order: Iterable[Candidate], wanted: Wanted, most: int, hint: Hint, *, compat: bool) -> list[Given]:
+def take_first(
+    order: Iterable[DeviceCandidate], wanted: Wanted, most: int, hint: Hint, *, compat: bool
+) -> list[DeviceGrant]:
     """Gives of the first devices of an order that have enough, at most `most`."""
-    picked: list[Given] = []
+    picked: list[DeviceGrant] = []
     for candidate in order:
         if len(picked) >= most:
             break

@@ -11,12 +11,20 @@ from itertools import groupby
 import msgspec
 
 from topoalign.core.deviceshare.annotations import NO_HINT, parse_quantity_exactly
-from topoalign.core.deviceshare.candidates import Asked, Candidate, Given, Wanted, by_minor, has_requested, take_first
+from topoalign.core.deviceshare.candidates import (
+    DeviceCandidate,
+    DeviceGrant,
+    JointRequest,
+    Wanted,
+    by_minor,
+    has_requested,
+    take_first,
+)
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import Partition, Table
 from topoalign.core.deviceshare.names import GPU_BYTES, RATIO, WHOLE, DeviceType, Level
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, Status, insufficient
-from topoalign.core.deviceshare.tree import Search, build_scope_tree
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, FrameworkStatus, insufficient
+from topoalign.core.deviceshare.tree import ScopeSearch, build_scope_tree
 
 NO_TABLE = "node(s) missing GPU Partition Table"
 NO_SUCH_SIZE = "node(s) Unsupported number of GPU requests"
@@ -27,7 +35,7 @@ NOT_IN_SCOPE = "Insufficient Topology Scoped GPU Devices"
 NOT_ENOUGH = "Insufficient GPU Devices"
 
 
-def pick_gpus(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> list[Given]:
+def pick_gpus(asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]) -> list[DeviceGrant]:
     """Chooses GPUs for a demand: a partition, else the smallest scope, else one by one. Raises DevicesDoNotFit."""
     for partition in partitions(asked, wanted, candidates):
         return given_all(partition, wanted)
@@ -40,34 +48,38 @@ def pick_gpus(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> 
     return picked
 
 
-def given_all(chosen: Sequence[Candidate], wanted: Wanted) -> list[Given]:
+def given_all(chosen: Sequence[DeviceCandidate], wanted: Wanted) -> list[DeviceGrant]:
     """Gives of each of these GPUs what is wanted."""
-    return [Given(device=each.device, resources=wanted.each) for each in chosen]
+    return [DeviceGrant(device=each.device, resources=wanted.each) for each in chosen]
 
 
-def candidates_with_enough(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> dict[int, Candidate]:
+def candidates_with_enough(
+    asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
+) -> dict[int, DeviceCandidate]:
     """Minor -> candidate, of those that have enough."""
     return {each.minor: each for each in candidates if has_requested(each, wanted.each, compat=asked.compat)}
 
 
-def used_minors(asked: Asked, candidates: Sequence[Candidate]) -> frozenset[int]:
+def used_minors(asked: JointRequest, candidates: Sequence[DeviceCandidate]) -> frozenset[int]:
     """Minors of GPUs that are in use or not to be considered."""
     considered = {each.minor for each in candidates}
     gpus = asked.inventory.by_type[DeviceType.GPU]
     return frozenset(gpu.minor for gpu in gpus if gpu.busy or gpu.minor not in considered)
 
 
-def is_shared(asked: Asked) -> bool:
+def is_shared(asked: JointRequest) -> bool:
     """Whether a part of a GPU is asked for, so that other pods may have the rest."""
     return asked.demand.is_shared
 
 
-def is_honored(asked: Asked) -> bool:
+def is_honored(asked: JointRequest) -> bool:
     """Whether GPUs must be given as a partition of the table."""
     return not is_shared(asked) and (asked.demand.partition is not None or asked.inventory.honored)
 
 
-def partitions(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+def partitions(
+    asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
+) -> list[list[DeviceCandidate]]:
     """
     The partitions that would do, the preferred one first; none where the node has no table or the GPUs are shared.
 
@@ -80,7 +92,7 @@ def partitions(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) ->
     honored = is_honored(asked)
     if table is None or wanted.count not in table:
         if honored:
-            raise DevicesDoNotFit(NO_TABLE if table is None else NO_SUCH_SIZE, Status.UNRESOLVABLE)
+            raise DevicesDoNotFit(NO_TABLE if table is None else NO_SUCH_SIZE, FrameworkStatus.UNRESOLVABLE)
         return []
     usable = candidates_with_enough(asked, wanted, candidates)
     found = feasible_partitions(demand, table, wanted.count, used_minors(asked, candidates), usable.keys())
@@ -91,7 +103,9 @@ def partitions(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) ->
     return feasible
 
 
-def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candidate]) -> Sequence[Candidate] | None:
+def in_smallest_scope(
+    asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
+) -> Sequence[DeviceCandidate] | None:
     """Chooses GPUs by the topology tree; None without a tree, or for several shared GPUs. Raises DevicesDoNotFit."""
     scope = asked.demand.hint(DeviceType.GPU).required_topology_scope
     level = asked.demand.required_level
@@ -104,9 +118,9 @@ def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candida
     several_shared = is_shared(asked) and wanted.count > 1
     if several_shared or tree is None:
         if scope:
-            raise DevicesDoNotFit(MULTI_SHARED if several_shared else NO_TREE, Status.UNRESOLVABLE)
+            raise DevicesDoNotFit(MULTI_SHARED if several_shared else NO_TREE, FrameworkStatus.UNRESOLVABLE)
         return None
-    search = Search(
+    search = ScopeSearch(
         fitting=candidates_with_enough(asked, wanted, candidates),
         used=used_minors(asked, candidates),
         count=wanted.count,
@@ -120,7 +134,7 @@ def in_smallest_scope(asked: Asked, wanted: Wanted, candidates: Sequence[Candida
     return found
 
 
-def completed(given: Given) -> Given:
+def completed(given: DeviceGrant) -> DeviceGrant:
     """Adds the bytes that a ratio of this GPU's memory comes to, or the ratio that bytes come to, rounded down."""
     resources = given.resources
     memory = given.device.total.get(GPU_BYTES, 0)

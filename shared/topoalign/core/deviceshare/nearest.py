@@ -14,25 +14,25 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from topoalign.core.deviceshare.candidates import (
-    Asked,
-    Candidate,
-    Given,
+    DeviceCandidate,
+    DeviceGrant,
+    JointRequest,
     Wanted,
     candidate_order_key,
     in_turn,
     take_first,
 )
 from topoalign.core.deviceshare.gpus import pick_gpus
-from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Place, pcie_switch_id, root_complex
+from topoalign.core.deviceshare.inventory import ANYWHERE, DeviceLocation, InventoryDevice, pcie_switch_id, root_complex
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient
 
-NOWHERE = Place()
+NOWHERE = DeviceLocation()
 
 ANY_TIER = 3
 """The last tier: anywhere on the machine."""
 
-GROUPS: Sequence[Callable[[Candidate], str | int]] = (
+GROUPS: Sequence[Callable[[DeviceCandidate], str | int]] = (
     lambda each: device_location(each.device).switch,
     lambda each: device_location(each.device).pcie,
     lambda each: device_location(each.device).node,
@@ -48,7 +48,7 @@ class Around(msgspec.Struct, frozen=True):
     pcies: frozenset[str]
     nodes: frozenset[int]
 
-    def tier(self, device: Device) -> int:
+    def tier(self, device: InventoryDevice) -> int:
         """How near a device is: 0 on one of the switches, 1 in one of the root complexes, 2 NUMA nodes, 3 elsewhere."""
         place = device_location(device)
         if place.switch in self.switches:
@@ -58,7 +58,7 @@ class Around(msgspec.Struct, frozen=True):
         return 2 if place.node in self.nodes else ANY_TIER
 
 
-def around(devices: Iterable[Device]) -> Around:
+def around(devices: Iterable[InventoryDevice]) -> Around:
     """Collects where these devices are; unknown places are left out."""
     places = [device_location(device) for device in devices]
     return Around(
@@ -68,17 +68,19 @@ def around(devices: Iterable[Device]) -> Around:
     )
 
 
-def device_location(device: Device) -> Place:
+def device_location(device: InventoryDevice) -> DeviceLocation:
     """Where a device is; `NOWHERE` if that is not known."""
     return device.place if device.place is not None else NOWHERE
 
 
-def nearest(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate], primary: Around) -> list[Given]:
+def nearest(
+    asked: JointRequest, kind: DeviceType, want: Wanted, offer: Sequence[DeviceCandidate], primary: Around
+) -> list[DeviceGrant]:
     """Chooses devices of a type near the primary ones, by the rule of this module. Raises DevicesDoNotFit."""
     if kind is DeviceType.GPU:
         return nearest_gpus(asked, want, offer, primary)
     ranked = sorted(offer, key=candidate_order_key)
-    order: list[Candidate] = []
+    order: list[DeviceCandidate] = []
     for tier, group in enumerate(GROUPS):
         order += in_turn([each for each in ranked if primary.tier(each.device) == tier], group)
     able = take_first(order, want, len(order), asked.demand.hint(kind), compat=asked.compat)
@@ -92,7 +94,9 @@ def nearest(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candid
     return picked
 
 
-def nearest_gpus(asked: Asked, want: Wanted, offer: Sequence[Candidate], primary: Around) -> list[Given]:
+def nearest_gpus(
+    asked: JointRequest, want: Wanted, offer: Sequence[DeviceCandidate], primary: Around
+) -> list[DeviceGrant]:
     """Chooses exactly as many GPUs as are asked for, of the nearest tier that has them. Raises DevicesDoNotFit."""
     for tier in range(ANY_TIER):
         try:

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from topoalign.core.deviceshare.allocate import Allocation, allocate_all_types
-from topoalign.core.deviceshare.candidates import Asked, Chooser, Given, Wanted, wanted
+from topoalign.core.deviceshare.candidates import Chooser, DeviceGrant, JointRequest, Wanted, wanted
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.names import CORE, FUNCTION, RATIO, RDMA, DeviceType, Strategy
 from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, device_ids, gpus_in_units, inventory_of
 from topoalign.core.deviceshare.node_units import GpuUnits, amount_of_each_gpu, unit_resources_by_gpu, units_to_give
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, SharesNeedUnits
-from topoalign.core.deviceshare.scores import Packing, Scorer
+from topoalign.core.deviceshare.scores import DevicePacking, DeviceScorer
 from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
@@ -29,9 +29,9 @@ from topoalign.core.state.fold import NodeState
 RESOURCE = {DeviceType.GPU: GPU, DeviceType.RDMA: NIC}
 """Under which resource devices of a type are held that are given whole. There are no others on a node of ours."""
 
-LEAST_LEFT = Scorer(Packing.MOST_ALLOCATED, {CORE: 1, RATIO: 1})
+LEAST_LEFT = DeviceScorer(DevicePacking.MOST_ALLOCATED, {CORE: 1, RATIO: 1})
 """A share goes beside other shares."""
-AS_KOORDINATOR = Scorer()
+AS_KOORDINATOR = DeviceScorer()
 """As its scheduler reserves a share where its configuration says nothing else: where the most is left."""
 
 
@@ -70,19 +70,21 @@ def resources_given(topology: Topology, demand: JointDemand) -> frozenset[Resour
 
 def put_demand_to_node(
     state: NodeState, demand: JointDemand, left: LeftOver = NOTHING, chooser: Chooser | None = None
-) -> Asked:
+) -> JointRequest:
     """A demand put to a node, on all of its NUMA nodes. The `chooser` is for whole GPUs."""
     by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
     shared = demand.is_shared
     units = units_to_give(state, left.devices) if takes_units(state.hardware, demand) else None
     gpus = None if units is None else gpus_in_units(state, units, shared=shared)
-    asked = Asked(demand=demand, inventory=inventory_of(state, left, by_function=by_function, gpus=gpus), units=units)
+    asked = JointRequest(
+        demand=demand, inventory=inventory_of(state, left, by_function=by_function, gpus=gpus), units=units
+    )
     if shared:
         return msgspec.structs.replace(asked, scorer=AS_KOORDINATOR if demand.compat else LEAST_LEFT)
     return msgspec.structs.replace(asked, chooser=chooser)
 
 
-def joint_devices(asked: Asked, affinity: Mask | None, *, spill: bool = False) -> ContainerDevices:
+def joint_devices(asked: JointRequest, affinity: Mask | None, *, spill: bool = False) -> ContainerDevices:
     """
     All GPUs and NICs of a container, on the NUMA nodes of `affinity` (None: anywhere).
 
@@ -98,7 +100,7 @@ def joint_devices(asked: Asked, affinity: Mask | None, *, spill: bool = False) -
         return devices_by_id(asked, allocate_all_types(msgspec.structs.replace(asked, nodes=None)))
 
 
-def devices_by_id(asked: Asked, given: Allocation) -> ContainerDevices:
+def devices_by_id(asked: JointRequest, given: Allocation) -> ContainerDevices:
     """What is given, by ids instead of minors."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     for kind, parts in given.items():
@@ -119,7 +121,7 @@ def devices_by_id(asked: Asked, given: Allocation) -> ContainerDevices:
 
 
 def units_of_gpus(
-    asked: Asked, units: Mapping[DeviceID, GpuUnits], gpus: Sequence[DeviceID]
+    asked: JointRequest, units: Mapping[DeviceID, GpuUnits], gpus: Sequence[DeviceID]
 ) -> dict[ResourceName, tuple[DeviceID, ...]]:
     """The units that a container gets of these GPUs."""
     assert asked.demand.gpu is not None, "GPUs are given to whoever asks for some"
@@ -130,9 +132,9 @@ def units_of_gpus(
     return found
 
 
-def is_function(given: Given | Wanted) -> bool:
+def is_function(given: DeviceGrant | Wanted) -> bool:
     """Whether of the NIC only a function is meant."""
-    units = given.resources if isinstance(given, Given) else given.each
+    units = given.resources if isinstance(given, DeviceGrant) else given.each
     return units.get(RDMA) == FUNCTION
 
 
@@ -148,7 +150,7 @@ def holds_demanded(state: NodeState, demand: JointDemand, held: ContainerDevices
         return False  # the node has none of them any more
 
 
-def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
+def holds_of(asked: JointRequest, kind: DeviceType, held: ContainerDevices) -> bool:
     """`holds_demanded` for the devices of one type. Raises DevicesDoNotFit where the node has none of them."""
     devices = held.devices.get(RESOURCE[kind], ())
     if kind not in asked.demand.requests:
@@ -162,7 +164,7 @@ def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
     return len(devices) >= least and functions == {*held.functions}
 
 
-def holds_units(asked: Asked, units: Mapping[DeviceID, GpuUnits], held: ContainerDevices) -> bool:
+def holds_units(asked: JointRequest, units: Mapping[DeviceID, GpuUnits], held: ContainerDevices) -> bool:
     """`holds_demanded` for GPUs that are given in units."""
     gpu = asked.demand.gpu
     amounts = amounts_of(unit for some in held.devices.values() for unit in some)

@@ -14,11 +14,11 @@ from topoalign.core.deviceshare.inventory import (
     ANYWHERE,
     HOPPER_TABLE,
     HOPPERS,
-    Device,
-    Function,
+    DeviceLocation,
     FunctionGroup,
-    Inventory,
-    Place,
+    InventoryDevice,
+    InventoryFunction,
+    NodeInventory,
     Table,
 )
 from topoalign.core.deviceshare.names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
@@ -49,8 +49,12 @@ NOTHING = LeftOver()
 
 
 def inventory_of(
-    state: NodeState, left: LeftOver = NOTHING, *, by_function: bool = False, gpus: Sequence[Device] | None = None
-) -> Inventory:
+    state: NodeState,
+    left: LeftOver = NOTHING,
+    *,
+    by_function: bool = False,
+    gpus: Sequence[InventoryDevice] | None = None,
+) -> NodeInventory:
     """
     Builds the inventory of a node's GPUs and NICs from its state.
 
@@ -63,16 +67,18 @@ def inventory_of(
     held = state.ownership.held_whole.difference(left.devices)
     functions_held = state.ownership.functions_in_use.difference(left.functions)
 
-    def device(found: Gpu | Nic, kind: DeviceType, labels: dict[str, str], resources: dict[str, int]) -> Device:
+    def device(
+        found: Gpu | Nic, kind: DeviceType, labels: dict[str, str], resources: dict[str, int]
+    ) -> InventoryDevice:
         functions = found.virtual_functions if isinstance(found, Nic) else ()
-        group = FunctionGroup(labels, tuple(Function(each.pci, i) for i, each in enumerate(functions)))
+        group = FunctionGroup(labels, tuple(InventoryFunction(each.pci, i) for i, each in enumerate(functions)))
         addresses = frozenset(each.pci for each in functions)
         in_use = addresses & functions_held
         left_here = addresses.intersection(left.functions)
         used = resources if found.id in held or in_use else {}
         if by_function and in_use and found.id not in held:
             used = {RDMA: WHOLE - FUNCTION}
-        return Device(
+        return InventoryDevice(
             kind=kind,
             minor=found.index,
             id=found.id,
@@ -94,14 +100,14 @@ def inventory_of(
     nics = [
         device(nic, DeviceType.RDMA, nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics if nic.id in offered[1]
     ]
-    return Inventory(devices=(*gpus, *nics), table=koordinator_partition_table(topology))
+    return NodeInventory(devices=(*gpus, *nics), table=koordinator_partition_table(topology))
 
 
-def gpus_in_units(state: NodeState, units: Mapping[DeviceID, GpuUnits], *, shared: bool) -> list[Device]:
+def gpus_in_units(state: NodeState, units: Mapping[DeviceID, GpuUnits], *, shared: bool) -> list[InventoryDevice]:
     """The GPUs in units, of which parts are asked for (`shared`), or whole ones. `units`: what may be given of each."""
     places = locate_devices(state.hardware)
     return [
-        Device(
+        InventoryDevice(
             kind=DeviceType.GPU,
             minor=gpu.index,
             id=gpu.id,
@@ -151,7 +157,7 @@ def koordinator_partition_table(topology: Topology) -> Table | None:
 
 
 @made_once
-def locate_devices(topology: Topology) -> Mapping[DeviceID, Place]:
+def locate_devices(topology: Topology) -> Mapping[DeviceID, DeviceLocation]:
     """
     GPU or NIC -> where it is, by the bridges above it; by its links to others where the bridges are not known.
 
@@ -160,7 +166,7 @@ def locate_devices(topology: Topology) -> Mapping[DeviceID, Place]:
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
     switches = group_by_links(topology, BELOW_A_ROOT_PORT)
     complexes = group_by_links(topology, BELOW_A_ROOT_COMPLEX)
-    places: dict[DeviceID, Place] = {}
+    places: dict[DeviceID, DeviceLocation] = {}
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     for device in devices:
         chain = bridges_above(device.bridge, parents)
@@ -168,7 +174,7 @@ def locate_devices(topology: Topology) -> Mapping[DeviceID, Place]:
         switch = (chain[1] if len(chain) > 1 else "") if chain else switches.get(device.id, "")
         node = listed_numa_node(topology, device)
         if pcie or node != ANYWHERE:
-            places[device.id] = Place(node, pcie, switch)
+            places[device.id] = DeviceLocation(node, pcie, switch)
     return places
 
 
@@ -200,6 +206,6 @@ def listed_numa_node(topology: Topology, device: Gpu | Nic) -> int:
     return nodes[0] if nodes else ANYWHERE
 
 
-def device_ids(devices: Iterable[Device]) -> tuple[DeviceID, ...]:
+def device_ids(devices: Iterable[InventoryDevice]) -> tuple[DeviceID, ...]:
     """The device ids of these devices, in their order."""
     return tuple(DeviceID(device.id) for device in devices)

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from topoalign.core.deviceshare.allocate import Allocation, allocate_all_types, types_to_give
-from topoalign.core.deviceshare.candidates import Asked, wanted
+from topoalign.core.deviceshare.candidates import JointRequest, wanted
 from topoalign.core.deviceshare.inventory import ANYWHERE
 from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, Status
+from topoalign.core.deviceshare.refusals import DevicesDoNotFit, FrameworkStatus
 from topoalign.core.model.errors import NoFit, TooMuchWork
 from topoalign.core.model.topology.bitmask import masks_by_size, nodes_of
 
@@ -35,7 +35,7 @@ class NumaHint(msgspec.Struct, frozen=True):
     score: int
 
 
-def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
+def numa_hints(asked: JointRequest) -> Mapping[DeviceType, Sequence[NumaHint]]:
     """
     Finds type -> hints, the narrowest first; equal for all types. Empty where no device is on a known NUMA node.
 
@@ -50,7 +50,7 @@ def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
         )
     everywhere = msgspec.structs.replace(asked, nodes=frozenset(nodes))
     if not has_enough_devices(everywhere):
-        raise DevicesDoNotFit("Insufficient NUMA Scoped Devices", Status.UNRESOLVABLE)
+        raise DevicesDoNotFit("Insufficient NUMA Scoped Devices", FrameworkStatus.UNRESOLVABLE)
     whole = gpu_minors(allocate_all_types(everywhere))
     found: list[tuple[tuple[int, ...], int]] = []
     for mask in masks_by_size(nodes):
@@ -63,7 +63,7 @@ def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
     return dict.fromkeys(types_to_give(asked), hints)
 
 
-def has_enough_devices(asked: Asked) -> bool:
+def has_enough_devices(asked: JointRequest) -> bool:
     """
     Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector
     says. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted`
@@ -78,7 +78,7 @@ def has_enough_devices(asked: Asked) -> bool:
     return not any(0 < totals[kind] < count for kind, count in wants.items())
 
 
-def possible_gpus(asked: Asked) -> tuple[int, ...] | None:
+def possible_gpus(asked: JointRequest) -> tuple[int, ...] | None:
     """Minors of the GPUs that would be chosen on these NUMA nodes; None if the pod's devices cannot be had there."""
     try:
         return gpu_minors(allocate_all_types(asked)) if has_enough_devices(asked) else None

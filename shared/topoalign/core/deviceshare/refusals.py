@@ -9,7 +9,7 @@ from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.model.errors import InvalidField, NoFit, clean
 
 
-class Status(StrEnum):
+class FrameworkStatus(StrEnum):
     """Codes of the Kubernetes scheduler framework."""
 
     UNSCHEDULABLE = "Unschedulable"
@@ -21,7 +21,7 @@ class Status(StrEnum):
 class InvalidShareRequest(InvalidField):
     """Raised when what a pod asks for cannot be meant on any node: an annotation or a combination of resources."""
 
-    status = Status.UNRESOLVABLE
+    status = FrameworkStatus.UNRESOLVABLE
 
     def __init__(self, field: str, reason: str, remedy: str) -> None:
         self.reasons = (reason,)
@@ -33,13 +33,13 @@ class DevicesDoNotFit(NoFit):
 
     code = "DevicesDoNotFit"
 
-    def __init__(self, reason: str, status: Status = Status.UNSCHEDULABLE, more: str = "") -> None:
+    def __init__(self, reason: str, status: FrameworkStatus = FrameworkStatus.UNSCHEDULABLE, more: str = "") -> None:
         self.status = status
         self.reasons = (reason,)
         super().__init__(
             f"{reason}{more}",
             "ask for less or ease the pod's device annotations; where others hold the devices, wait until some are released"
-            if status is Status.UNSCHEDULABLE
+            if status is FrameworkStatus.UNSCHEDULABLE
             else "ask for what this node has (`topoalign topo --wide`), or another node",
         )
 
@@ -64,7 +64,7 @@ def insufficient(kind: DeviceType) -> DevicesDoNotFit:
 
 def refuse_missing_type(kind: DeviceType, what: str = "devices") -> DevicesDoNotFit:
     """The refusal for a type that the node does not have at all."""
-    return DevicesDoNotFit(f"Insufficient {kind} {what}", Status.UNRESOLVABLE)
+    return DevicesDoNotFit(f"Insufficient {kind} {what}", FrameworkStatus.UNRESOLVABLE)
 
 
 def violation() -> DevicesDoNotFit:

@@ -16,9 +16,9 @@ import msgspec
 
 from topoalign.core.deviceshare.annotations import NO_HINT, Hint
 from topoalign.core.deviceshare.candidates import (
-    Asked,
-    Candidate,
-    Given,
+    DeviceCandidate,
+    DeviceGrant,
+    JointRequest,
     Wanted,
     candidate_order_key,
     device_share,
@@ -26,7 +26,7 @@ from topoalign.core.deviceshare.candidates import (
     take_first,
 )
 from topoalign.core.deviceshare.gpus import NOT_ENOUGH, NOT_IN_SCOPE, is_honored, partitions
-from topoalign.core.deviceshare.inventory import Place, pcie_switch_id, root_complex
+from topoalign.core.deviceshare.inventory import DeviceLocation, pcie_switch_id, root_complex
 from topoalign.core.deviceshare.names import DeviceType, Level
 from topoalign.core.deviceshare.nearest import device_location
 from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
@@ -38,12 +38,12 @@ MOST_STEPS = 25_000
 Needs = tuple[int, ...]
 """Type by type, how many devices are still needed."""
 
-ScopeOf = Callable[[Place], str]
+ScopeOf = Callable[[DeviceLocation], str]
 Wants = Mapping[DeviceType, Wanted]
-Offers = Mapping[DeviceType, Sequence[Candidate]]
+Offers = Mapping[DeviceType, Sequence[DeviceCandidate]]
 
 
-LOOKS: Sequence[tuple[Level, Callable[[Place], tuple[str | int, ...]], ScopeOf]] = (
+LOOKS: Sequence[tuple[Level, Callable[[DeviceLocation], tuple[str | int, ...]], ScopeOf]] = (
     (Level.PCIE, lambda place: (place.node, place.pcie, place.switch), pcie_switch_id),
     (Level.PCIE, lambda place: (place.node, place.pcie), pcie_switch_id),
     (Level.PCIE, lambda place: (place.node, place.pcie), root_complex),
@@ -55,22 +55,22 @@ LOOKS: Sequence[tuple[Level, Callable[[Place], tuple[str | int, ...]], ScopeOf]]
 """Level of a part of the machine, what devices of one such part have in common, and what counts as the same PCIe."""
 
 
-class Scope(msgspec.Struct, frozen=True):
+class PcieScope(msgspec.Struct, frozen=True):
     """A PCIe scope that has devices of all the types."""
 
     id: str
-    place: Place
+    place: DeviceLocation
     """Of its first primary device."""
     busy: bool
     """Whether a primary device of it is in use."""
-    devices: Mapping[DeviceType, Sequence[Candidate]]
+    devices: Mapping[DeviceType, Sequence[DeviceCandidate]]
     """Those that have enough."""
 
 
-Scopes = Mapping[ScopeOf, Sequence[Scope]]
+Scopes = Mapping[ScopeOf, Sequence[PcieScope]]
 
 
-class SearchBudget:
+class PcieSearchBudget:
     """Counts the steps of a search against its limit, and reports each to the caller."""
 
     def __init__(self, tell: Callable[[], None] | None) -> None:
@@ -89,7 +89,9 @@ class SearchBudget:
             )
 
 
-def same_pcie(asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers) -> dict[DeviceType, list[Given]]:
+def same_pcie(
+    asked: JointRequest, joint: Sequence[DeviceType], wants: Wants, offers: Offers
+) -> dict[DeviceType, list[DeviceGrant]]:
     """Chooses devices of all types of the joint list, the primary one first. Raises DevicesDoNotFit, TooMuchWork."""
     able = {kind: able_ones(asked, kind, wants[kind], offers[kind]) for kind in joint}
     for kind in joint:
@@ -104,7 +106,9 @@ def same_pcie(asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: O
     return take_from_scopes(asked, joint, wants, found)
 
 
-def able_ones(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Candidate]) -> list[Candidate]:
+def able_ones(
+    asked: JointRequest, kind: DeviceType, want: Wanted, offer: Sequence[DeviceCandidate]
+) -> list[DeviceCandidate]:
     """The candidates of a type that have enough, by rank."""
     hint = hint_of(asked, kind)
     return [
@@ -114,28 +118,28 @@ def able_ones(asked: Asked, kind: DeviceType, want: Wanted, offer: Sequence[Cand
     ]
 
 
-def hint_of(asked: Asked, kind: DeviceType) -> Hint:
+def hint_of(asked: JointRequest, kind: DeviceType) -> Hint:
     """The hint that counts for a type; none for GPUs, which are not given as virtual functions."""
     return NO_HINT if kind is DeviceType.GPU else asked.demand.hint(kind)
 
 
-def scopes_of(asked: Asked, joint: Sequence[DeviceType], able: Offers, scope_of: ScopeOf) -> list[Scope]:
+def scopes_of(asked: JointRequest, joint: Sequence[DeviceType], able: Offers, scope_of: ScopeOf) -> list[PcieScope]:
     """The scopes with devices of all types, those with the least to spare first."""
     primary = joint[0]
     busy = {scope_of(device_location(device)) for device in asked.inventory.by_type[primary] if device.busy}
-    devices: dict[str, dict[DeviceType, list[Candidate]]] = {}
+    devices: dict[str, dict[DeviceType, list[DeviceCandidate]]] = {}
     for kind in joint:
         for each in able[kind]:
             devices.setdefault(scope_of(device_location(each.device)), {}).setdefault(kind, []).append(each)
     scopes = [
-        Scope(id, device_location(by_type[primary][0].device), id in busy, by_type)
+        PcieScope(id, device_location(by_type[primary][0].device), id in busy, by_type)
         for id, by_type in devices.items()
         if id and len(by_type) == len(joint)
     ]
     return sorted(scopes, key=lambda scope: sparing(scope, primary))
 
 
-def sparing(scope: Scope, primary: DeviceType) -> tuple[bool, bool, int, int]:
+def sparing(scope: PcieScope, primary: DeviceType) -> tuple[bool, bool, int, int]:
     """The key that sorts scopes, the one to use first before the others."""
     return (
         not has_left(scope),  # one with what an init container left,
@@ -145,14 +149,14 @@ def sparing(scope: Scope, primary: DeviceType) -> tuple[bool, bool, int, int]:
     )
 
 
-def has_left(scope: Scope) -> bool:
+def has_left(scope: PcieScope) -> bool:
     """Whether an init container of the pod left a device of this scope."""
     return any(each.device.left for devices in scope.devices.values() for each in devices)
 
 
 def by_partition(
-    asked: Asked, joint: Sequence[DeviceType], wants: Wants, offers: Offers, scopes: Scopes
-) -> Sequence[Scope] | None:
+    asked: JointRequest, joint: Sequence[DeviceType], wants: Wants, offers: Offers, scopes: Scopes
+) -> Sequence[PcieScope] | None:
     """The scopes of the first GPU partition that will do; None: there is none. Raises DevicesDoNotFit."""
     if DeviceType.GPU not in joint:
         return None
@@ -165,17 +169,19 @@ def by_partition(
     return None
 
 
-def restricted(scope: Scope, gpus: Sequence[Candidate]) -> Scope:
+def restricted(scope: PcieScope, gpus: Sequence[DeviceCandidate]) -> PcieScope:
     """Returns the scope with only these of its GPUs."""
     minors = {each.minor for each in gpus}
     inside = [each for each in scope.devices[DeviceType.GPU] if each.minor in minors]
     return msgspec.structs.replace(scope, devices={**scope.devices, DeviceType.GPU: inside})
 
 
-def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Scopes) -> Sequence[Scope] | None:
+def by_search(
+    asked: JointRequest, joint: Sequence[DeviceType], wants: Wants, scopes: Scopes
+) -> Sequence[PcieScope] | None:
     """The first set of scopes that will do; None if there is none. Raises DevicesDoNotFit and TooMuchWork."""
     required = asked.demand.required_level if DeviceType.GPU in joint else Level.NONE
-    work = SearchBudget(asked.step)
+    work = PcieSearchBudget(asked.step)
     if required is Level.DEVICE:
         if wants[DeviceType.GPU].count > 1:
             raise DevicesDoNotFit(NOT_IN_SCOPE)
@@ -189,9 +195,11 @@ def by_search(asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: S
     return None
 
 
-def group_scopes(scopes: Sequence[Scope], part_of: Callable[[Place], tuple[str | int, ...]]) -> list[list[Scope]]:
+def group_scopes(
+    scopes: Sequence[PcieScope], part_of: Callable[[DeviceLocation], tuple[str | int, ...]]
+) -> list[list[PcieScope]]:
     """The scopes of each part of the machine: parts with what was left first, then those that are in use."""
-    by_part: dict[tuple[str | int, ...], list[Scope]] = {}
+    by_part: dict[tuple[str | int, ...], list[PcieScope]] = {}
     for scope in scopes:
         by_part.setdefault(part_of(scope.place), []).append(scope)
     return sorted(by_part.values(), key=lambda part: (not any(map(has_left, part)), not any(s.busy for s in part)))
@@ -200,7 +208,9 @@ def group_scopes(scopes: Sequence[Scope], part_of: Callable[[Place], tuple[str |
 class Covering:
     """Searches the first set of scopes, in their order, that has enough of each type; the fewest scopes first."""
 
-    def __init__(self, scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants, work: SearchBudget) -> None:
+    def __init__(
+        self, scopes: Sequence[PcieScope], joint: Sequence[DeviceType], wants: Wants, work: PcieSearchBudget
+    ) -> None:
         self.scopes = scopes
         self.work = work
         self.needs = tuple(wants[kind].count for kind in joint)
@@ -216,7 +226,7 @@ class Covering:
         """From which scope on, type, number of scopes -> the most of the type that so many have."""
         self.failed: set[tuple[int, int, Needs]] = set()
 
-    def find(self) -> list[Scope] | None:
+    def find(self) -> list[PcieScope] | None:
         """The first set of scopes; None if there is none. Raises TooMuchWork."""
         for size in range(1, self.most + 1):
             found = self.choose(0, size, self.needs)
@@ -252,7 +262,7 @@ def is_exact(kind: DeviceType, joint: Sequence[DeviceType]) -> bool:
     return kind in (joint[0], DeviceType.GPU)
 
 
-def enough(scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants) -> bool:
+def enough(scopes: Sequence[PcieScope], joint: Sequence[DeviceType], wants: Wants) -> bool:
     """Whether these scopes have enough of every type, and are not too many."""
     return len(scopes) <= most_scopes(joint, wants, len(scopes)) and all(
         sum(len(scope.devices[kind]) for scope in scopes) >= wants[kind].count for kind in joint
@@ -260,8 +270,8 @@ def enough(scopes: Sequence[Scope], joint: Sequence[DeviceType], wants: Wants) -
 
 
 def take_from_scopes(
-    asked: Asked, joint: Sequence[DeviceType], wants: Wants, scopes: Sequence[Scope]
-) -> dict[DeviceType, list[Given]]:
+    asked: JointRequest, joint: Sequence[DeviceType], wants: Wants, scopes: Sequence[PcieScope]
+) -> dict[DeviceType, list[DeviceGrant]]:
     """What a pod gets of scopes that have enough, by type."""
     return {
         kind: take_type_from_scopes(asked, kind, wants[kind], scopes, exact=is_exact(kind, joint)) for kind in joint
@@ -269,8 +279,8 @@ def take_from_scopes(
 
 
 def take_type_from_scopes(
-    asked: Asked, kind: DeviceType, want: Wanted, scopes: Sequence[Scope], *, exact: bool
-) -> list[Given]:
+    asked: JointRequest, kind: DeviceType, want: Wanted, scopes: Sequence[PcieScope], *, exact: bool
+) -> list[DeviceGrant]:
     """What a pod gets of one type: one device of each scope in turn."""
     scope_of = {each.minor: scope.id for scope in scopes for each in scope.devices[kind]}
     ranked = sorted(chain.from_iterable(scope.devices[kind] for scope in scopes), key=candidate_order_key)

@@ -10,14 +10,14 @@ from types import MappingProxyType
 
 import msgspec
 
-from topoalign.core.deviceshare.inventory import Device
+from topoalign.core.deviceshare.inventory import InventoryDevice
 from topoalign.core.deviceshare.names import FPGA, GPU_BYTES, RATIO, RDMA
 from topoalign.core.deviceshare.quantities import Quantities
 
 DEFAULT_WEIGHTS: Mapping[str, int] = MappingProxyType({RATIO: 1, GPU_BYTES: 1, RDMA: 1, FPGA: 1})
 
 
-class Packing(StrEnum):
+class DevicePacking(StrEnum):
     """Whether a device that is used more, or one that is used less, scores higher."""
 
     LEAST_ALLOCATED = "LeastAllocated"
@@ -26,15 +26,15 @@ class Packing(StrEnum):
     """Fill up."""
 
 
-class Scorer(msgspec.Struct, frozen=True):
+class DeviceScorer(msgspec.Struct, frozen=True):
     """How devices are ranked: the strategy, and the weight of each resource."""
 
-    strategy: Packing = Packing.LEAST_ALLOCATED
+    strategy: DevicePacking = DevicePacking.LEAST_ALLOCATED
     weights: Mapping[str, int] = DEFAULT_WEIGHTS
     """Resource -> weight, above 0."""
 
 
-def score_device(scorer: Scorer, total: Quantities, free: Quantities, request: Quantities) -> int:
+def score_device(scorer: DeviceScorer, total: Quantities, free: Quantities, request: Quantities) -> int:
     """The score of a device, 0 to 100: the weighted mean over the resources that it has."""
     weights = {name: weight for name, weight in scorer.weights.items() if total.get(name, 0) > 0 and weight > 0}
     if not weights:
@@ -46,15 +46,15 @@ def score_device(scorer: Scorer, total: Quantities, free: Quantities, request: Q
     return sum(points) // sum(weights.values())
 
 
-def resource_score(strategy: Packing, total: int, free: int, request: int) -> int:
+def resource_score(strategy: DevicePacking, total: int, free: int, request: int) -> int:
     """The score of one resource with the request on top, 0 to 100, rounded down."""
     used = total if free > total else total - free + request
-    if strategy is Packing.MOST_ALLOCATED:
+    if strategy is DevicePacking.MOST_ALLOCATED:
         return min(used, total) * 100 // total
     return 0 if used > total else (total - used) * 100 // total
 
 
-def score_node(scorer: Scorer, types: Iterable[tuple[Sequence[Device], Quantities]]) -> int:
+def score_node(scorer: DeviceScorer, types: Iterable[tuple[Sequence[InventoryDevice], Quantities]]) -> int:
     """
     The sum over types of the score of all their devices together, with the request for ONE device, as upstream has it;
     before it is made comparable over nodes.

@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.deviceshare.candidates import Candidate, Chooser
-from topoalign.core.deviceshare.inventory import Device
+from topoalign.core.deviceshare.candidates import Chooser, DeviceCandidate
+from topoalign.core.deviceshare.inventory import InventoryDevice
 from topoalign.core.deviceshare.names import Level
 
 
-class Scope(msgspec.Struct, frozen=True):
+class GpuScope(msgspec.Struct, frozen=True):
     """A part of the machine with the GPUs in it: the node, a NUMA node, a root complex, or its switches."""
 
     level: Level
     minors: tuple[int, ...]
-    children: tuple["Scope", ...] = ()
+    children: tuple["GpuScope", ...] = ()
 
 
 class Found(NamedTuple):
@@ -32,11 +32,11 @@ class Found(NamedTuple):
     dirty: int
     """How many of the scopes around it, and it itself, hold a GPU that is in use."""
     score: int
-    gpus: tuple[Candidate, ...]
+    gpus: tuple[DeviceCandidate, ...]
     """All of it that have enough, those that were left first."""
 
 
-def build_scope_tree(gpus: Sequence[Device], *, compat: bool) -> Scope | None:
+def build_scope_tree(gpus: Sequence[InventoryDevice], *, compat: bool) -> GpuScope | None:
     """Builds the tree of a node's GPUs, by minor; None if one of them has no known place."""
     if any(gpu.place is None for gpu in gpus):
         return None
@@ -44,28 +44,28 @@ def build_scope_tree(gpus: Sequence[Device], *, compat: bool) -> Scope | None:
     return _scope((), paths)
 
 
-def scope_path(gpu: Device, *, compat: bool) -> tuple[int | str, ...]:
+def scope_path(gpu: InventoryDevice, *, compat: bool) -> tuple[int | str, ...]:
     """The ids of the scopes around a GPU below the node, the widest first."""
     assert gpu.place is not None, "a tree is made of GPUs with a place"
     place = gpu.place
     return (place.node, place.pcie) if compat or not place.switch else (place.node, place.pcie, place.switch)
 
 
-def _scope(prefix: tuple[int | str, ...], paths: Mapping[int, tuple[int | str, ...]]) -> Scope:
+def _scope(prefix: tuple[int | str, ...], paths: Mapping[int, tuple[int | str, ...]]) -> GpuScope:
     depth = len(prefix)
     inside = {minor: path for minor, path in paths.items() if path[:depth] == prefix}
     below = {path[: depth + 1] for path in inside.values() if len(path) > depth}
-    return Scope(
+    return GpuScope(
         level=(Level.NODE, Level.NUMA_NODE, Level.PCIE, Level.PCIE)[depth],
         minors=tuple(sorted(inside)),
         children=tuple(_scope(each, inside) for each in sorted(below)),
     )
 
 
-class Search(msgspec.Struct, frozen=True, kw_only=True):
+class ScopeSearch(msgspec.Struct, frozen=True, kw_only=True):
     """The search for the smallest scope of a tree that has enough GPUs."""
 
-    fitting: Mapping[int, Candidate]
+    fitting: Mapping[int, DeviceCandidate]
     """Minor -> the GPU, of those that have enough."""
     used: Collection[int]
     """Minors of GPUs that are in use, or not to be considered."""
@@ -75,14 +75,14 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool
     chooser: Chooser | None = None
 
-    def best(self, tree: Scope) -> Sequence[Candidate] | None:
+    def best(self, tree: GpuScope) -> Sequence[DeviceCandidate] | None:
         """Chooses GPUs of the best scope of a tree; None if none will do. Asks the chooser once, about that scope."""
         found = self.best_in(tree)
         if found is None:
             return None
         return (self.chooser(found.gpus, self.count) if self.chooser else ()) or found.gpus[: self.count]
 
-    def best_in(self, scope: Scope, depth: int = 0, dirty: int = 0) -> Found | None:
+    def best_in(self, scope: GpuScope, depth: int = 0, dirty: int = 0) -> Found | None:
         """The best scope of those within one; None if it has not enough. `dirty` scopes around it hold used GPUs."""
         if len(scope.minors) < self.count:
             return None

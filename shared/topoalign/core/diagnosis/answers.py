@@ -19,7 +19,7 @@ class Ranked(msgspec.Struct, frozen=True):
     """
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
+class RefusalReason(msgspec.Struct, frozen=True, kw_only=True):
     """Why some nodes do not admit the pod."""
 
     code: str
@@ -35,7 +35,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """What to do about it there."""
 
 
-class Moved(msgspec.Struct, frozen=True, kw_only=True):
+class EvictionCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that would have to leave a node."""
 
     pod: str
@@ -44,7 +44,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     """How many devices it holds."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SufficientChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One change that makes the pod fit somewhere."""
 
     text: str
@@ -59,11 +59,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Resource -> how much of it to ask for; CPUs in millicores."""
     rules: dict[str, str] = {}
     """Rules of the kubelet that are to differ."""
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[EvictionCandidate, ...] = ()
     """Pods that have to leave the example."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a cluster says to a pod, or to several like it."""
 
     not_covered: tuple[str, ...]
@@ -76,11 +76,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """All that are known."""
     admitting: tuple[Ranked, ...]
     """The nodes that would admit one pod now, the best first."""
-    reason: Reason | None
+    reason: RefusalReason | None
     """The reason that matters most; None where the pods fit."""
-    reasons: tuple[Reason, ...]
+    reasons: tuple[RefusalReason, ...]
     """All reasons, that one first."""
-    changes: tuple[Change, ...]
+    changes: tuple[SufficientChange, ...]
     """What would make it fit, the cheapest first. Looked for only where no node admits the pod."""
     placed: dict[NodeName, int]
     """Of several pods: how many each node would take."""

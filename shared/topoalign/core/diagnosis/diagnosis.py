@@ -20,10 +20,10 @@ import msgspec
 from topoalign.core.admission.resolvability import UNDECIDED
 from topoalign.core.demand.node_filters import NodeNotAllowed
 from topoalign.core.demand.unserved import not_covered
-from topoalign.core.diagnosis.answers import Answer, Ranked, Reason
+from topoalign.core.diagnosis.answers import ClusterAnswer, Ranked, RefusalReason
 from topoalign.core.diagnosis.changes import cheapest_changes
 from topoalign.core.diagnosis.foreign import REASONS
-from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, ExcludedNode, Node, Nodes, Question
+from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, ClusterQuestion, ExcludedNode, Nodes, QueriedNode
 from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Resolvability
@@ -32,7 +32,7 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.seam import Members
 from topoalign.core.placement.preference import positions_by_gpu, set_scorer
-from topoalign.core.scoring.scorers import Scorer
+from topoalign.core.scoring.scorers import NodeScorer
 
 MOST_EXAMPLES = 3
 FULL = "FullWithThese"
@@ -42,18 +42,18 @@ FULL = "FullWithThese"
 def diagnose(
     nodes: Nodes,
     pod: PodRequest,
-    scorer: Scorer[Any, Any],
+    scorer: NodeScorer[Any, Any],
     changes: Changes = NO_CHANGES,
     pods: int = 1,
     seams: int = 0,
-) -> Answer:
+) -> ClusterAnswer:
     """
     What the cluster says to so many pods like this one. `changes`: rules that are to differ from those of each kubelet.
     `seams`: for how many of the best nodes the seam is computed, which takes a whole decision each (0.3 ms).
 
     Raises InvalidField for a pod or rules that cannot be meant.
     """
-    question = Question(nodes, pod, changes)
+    question = ClusterQuestion(nodes, pod, changes)
     codes = {node.name: question.code(node) for node in nodes.asked}
     admitting = ranked(question, [node for node in nodes.asked if not codes[node.name]], scorer)
     refusing = [node for node in nodes.asked if codes[node.name]]
@@ -74,7 +74,7 @@ def diagnose(
             reason.finding,  # of nodes that Kubernetes keeps the pod off
         ),
     )
-    return Answer(
+    return ClusterAnswer(
         not_covered=tuple(dict.fromkeys(each for demand in question.demands for each in not_covered(demand))),
         pods=pods,
         fit=fit,
@@ -93,7 +93,9 @@ def diagnose(
 ORDER = tuple(Resolvability)
 
 
-def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) -> list[tuple[Node, int]]:
+def ranked(
+    question: ClusterQuestion, admitting: list[QueriedNode], scorer: NodeScorer[Any, Any]
+) -> list[tuple[QueriedNode, int]]:
     """The nodes with their scores, the best first, equals in the order of the scorer, then by name."""
     needs: dict[object, Any] = {}
     known = []
@@ -116,9 +118,11 @@ def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) 
     return [(node, score) for score, _, node in found]
 
 
-def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping[NodeName, str]) -> Iterator[Reason]:
+def reasons_of_refusals(
+    question: ClusterQuestion, refusing: list[QueriedNode], codes: Mapping[NodeName, str]
+) -> Iterator[RefusalReason]:
     """One for each code and resolvability; its first node is decided in full, for the words."""
-    groups: dict[tuple[Resolvability, str], list[Node]] = {}
+    groups: dict[tuple[Resolvability, str], list[QueriedNode]] = {}
     for node in refusing:
         groups.setdefault((resolvability(question, node), codes[node.name]), []).append(node)
     for (prospect, code), nodes in groups.items():
@@ -126,7 +130,7 @@ def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping
         refusal = missing if missing is not None else question.explain(nodes[0])
         if isinstance(refusal, Admission):  # its kubelet would admit the pod, and the registry does not bind it
             refusal = GangFirst()
-        yield Reason(
+        yield RefusalReason(
             code=code,
             resolvability=prospect,
             nodes=len(nodes),
@@ -136,7 +140,7 @@ def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping
         )
 
 
-def reasons_excluded(question: Question, excluded: Iterable[ExcludedNode]) -> Iterator[Reason]:
+def reasons_excluded(question: ClusterQuestion, excluded: Iterable[ExcludedNode]) -> Iterator[RefusalReason]:
     """One for each resolvability and each finding: what excludes the nodes."""
     groups: dict[tuple[Resolvability, str], list[ExcludedNode]] = {}
     for each in excluded:
@@ -145,7 +149,7 @@ def reasons_excluded(question: Question, excluded: Iterable[ExcludedNode]) -> It
             prospect = Resolvability.EXCLUDED
         groups.setdefault((prospect, each.reason.finding), []).append(each)
     for (prospect, finding), nodes in groups.items():
-        yield Reason(
+        yield RefusalReason(
             code=NodeNotAllowed.code,
             resolvability=prospect,
             nodes=len(nodes),
@@ -155,7 +159,7 @@ def reasons_excluded(question: Question, excluded: Iterable[ExcludedNode]) -> It
         )
 
 
-def resolvability(question: Question, node: Node) -> Resolvability:
+def resolvability(question: ClusterQuestion, node: QueriedNode) -> Resolvability:
     """What can become of a node that refuses the pod."""
     if question.of(node.kind).missing is not None:
         return Resolvability.MISSING
@@ -167,14 +171,14 @@ def resolvability(question: Question, node: Node) -> Resolvability:
     return Resolvability.NEVER if restored is None or question.code(restored) else Resolvability.UNHEALTHY
 
 
-def reasons_unasked(nodes: Nodes) -> Iterator[Reason]:
+def reasons_unasked(nodes: Nodes) -> Iterator[RefusalReason]:
     """One for each code of nodes of which nothing can be told."""
     codes: dict[str, list[NodeName]] = {}
     for name, error in nodes.unasked.items():
         codes.setdefault(error.code, []).append(name)
     for code, names in codes.items():
         first = nodes.unasked[names[0]]
-        yield Reason(
+        yield RefusalReason(
             code=code,
             resolvability=Resolvability.FOREIGN if code in REASONS else Resolvability.NOT_KNOWN,
             nodes=len(names),
@@ -184,11 +188,11 @@ def reasons_unasked(nodes: Nodes) -> Iterator[Reason]:
         )
 
 
-def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Reason]:
+def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[RefusalReason]:
     """That nodes have no room for more of the pods, where not all of them fit."""
     if not taken or not is_full:
         return
-    yield Reason(
+    yield RefusalReason(
         code=FULL,
         resolvability=Resolvability.IN_USE,
         nodes=len(taken),
@@ -204,7 +208,7 @@ def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Reason
 # as their kubelets decide. A pod is decided in full only where the totals leave room for another one after it.
 
 
-def place_pods(question: Question, admitting: Iterable[Node], pods: int) -> dict[NodeName, int]:
+def place_pods(question: ClusterQuestion, admitting: Iterable[QueriedNode], pods: int) -> dict[NodeName, int]:
     """Node -> how many of so many pods it takes; the nodes, each of which would admit one, are filled in their order."""
     taken: dict[NodeName, int] = {}
     left = pods
@@ -216,7 +220,7 @@ def place_pods(question: Question, admitting: Iterable[Node], pods: int) -> dict
     return taken
 
 
-def capacity(question: Question, node: Node, most: int) -> int:
+def capacity(question: ClusterQuestion, node: QueriedNode, most: int) -> int:
     """How many pods, at most so many, fit on a node that would admit one."""
     for count in range(1, most):
         if not totals_allow_second_pod(question, node):
@@ -229,7 +233,7 @@ def capacity(question: Question, node: Node, most: int) -> int:
     return most
 
 
-def totals_allow_second_pod(question: Question, node: Node) -> bool:
+def totals_allow_second_pod(question: ClusterQuestion, node: QueriedNode) -> bool:
     """Whether the totals are enough for two pods: what the first one keeps, and what the second one needs."""
     demand = question.of(node.kind).demand
     free = node.free
@@ -256,7 +260,7 @@ def allocations_of_replica(decision: Admission, count: int) -> Iterator[Allocati
 # because the others take their GPUs over. MIG instances have no traffic between GPUs and thus no seam.
 
 
-def seam_on(question: Question, node: Node) -> str:
+def seam_on(question: ClusterQuestion, node: QueriedNode) -> str:
     """For people: `18 NVLinks, 722 GB/s`. Empty: the node refuses the pod, or no container would get several GPUs."""
     decision = question.decide(node)
     if not isinstance(decision, Admission):

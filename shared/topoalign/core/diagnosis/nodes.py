@@ -18,9 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.admission.admit import decide_demand
-from topoalign.core.admission.feasibility import Need, judge_amounts, need_of
+from topoalign.core.admission.feasibility import PodNeed, judge_amounts, need_of
 from topoalign.core.admission.free_amounts import Free, count_free
-from topoalign.core.admission.kinds import Kind, kind_key
+from topoalign.core.admission.kinds import NodeKind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
 from topoalign.core.admission.resolvability import emptied, explained, restored
@@ -84,7 +84,7 @@ class DevicesUnknown(NoFit):
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class QueriedNode:
     """A node that can be asked."""
 
     name: NodeName
@@ -92,7 +92,7 @@ class Node:
     """As the node announced it; equal machines share its shape."""
     state: NodeState
     """As its kubelet has it, with what is reserved."""
-    kind: Kind
+    kind: NodeKind
     free: Free
     """What is free there, under the rules of the kind."""
     reserved: frozenset[AllocationID] = frozenset()
@@ -100,14 +100,16 @@ class Node:
     planned: tuple[Reservation, ...] = ()
     """Those of the reservations that are planned with a gang, for pods that nobody is about to bind."""
 
-    def holding(self, allocations: Iterable[Allocation]) -> "Node":
-        """The node on which these are held, too."""
+    def holding(self, allocations: Iterable[Allocation]) -> "QueriedNode":
+        """
+        The node on which these are held, too.
+        """
         state = self.state
         for each in allocations:
             state = state.holding(each)
         return self if state is self.state else self.changed(state)
 
-    def without(self, gone: Collection[AllocationID]) -> "Node":
+    def without(self, gone: Collection[AllocationID]) -> "QueriedNode":
         """The node when these are released. The kubelet gives memory of several NUMA nodes back to the lowest first."""
         memory = self.state.memory
         for each in gone:
@@ -116,16 +118,16 @@ class Node:
         left = {each: held for each, held in self.state.allocations.items() if each not in gone}
         return self.changed(msgspec.structs.replace(self.state, allocations=left, memory=memory))
 
-    def emptied(self) -> "Node":
+    def emptied(self) -> "QueriedNode":
         """The node as if nobody had anything."""
         return replace(self.changed(emptied(self.state)), planned=())
 
-    def restored(self) -> "Node | None":
+    def restored(self) -> "QueriedNode | None":
         """The node if all of its devices were healthy and none was cordoned. None: they are."""
         state = restored(self.state)
         return None if state is self.state else self.changed(state)
 
-    def changed(self, state: NodeState) -> "Node":
+    def changed(self, state: NodeState) -> "QueriedNode":
         """The same node in another state."""
         return replace(self, state=state, free=count_free(state, self.kind.rules))
 
@@ -135,7 +137,7 @@ class ExcludedNode(NamedTuple):
 
     name: NodeName
     reason: NodeNotAllowed
-    node: Node | None
+    node: QueriedNode | None
     """None: what its kubelet would decide is not known."""
 
 
@@ -147,19 +149,21 @@ class Nodes:
         Reads each record once: 0.3 ms a node. `constraints`: of the pod; they are applied where the nodes were read from
         Kubernetes.
         """
-        self.asked: list[Node] = []
+        self.asked: list[QueriedNode] = []
         self.excluded: list[ExcludedNode] = []
         """Those that Kubernetes keeps the pod off."""
         self.unasked: dict[NodeName, TopoalignError] = {}
         """Node -> why nothing can be told of it."""
-        self._kinds: dict[object, Kind] = {}
+        self._kinds: dict[object, NodeKind] = {}
         applied = constraints if cluster.has_traits else None
         for record in cluster.nodes:
             exclusion = None if applied is None else exclusion_of(record, applied)
             node = self._node_or_error(record, cluster.time)
             if exclusion is not None:
-                self.excluded.append(ExcludedNode(record.node, exclusion, node if isinstance(node, Node) else None))
-            elif isinstance(node, Node):
+                self.excluded.append(
+                    ExcludedNode(record.node, exclusion, node if isinstance(node, QueriedNode) else None)
+                )
+            elif isinstance(node, QueriedNode):
                 self.asked.append(node)
             else:
                 self.unasked[record.node] = node
@@ -172,7 +176,7 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.asked) + len(self.excluded) + len(self.unasked)
 
-    def _node_or_error(self, record: NodeRecord, now: float) -> Node | TopoalignError:
+    def _node_or_error(self, record: NodeRecord, now: float) -> QueriedNode | TopoalignError:
         try:
             return self._node(record, now)
         except TopoalignError as error:
@@ -180,7 +184,7 @@ class Nodes:
         except ValueError as error:  # what no kubelet can have said, such as memory on NUMA node -1
             return InvalidField("usage", clean(str(error), 200), REMEDY)
 
-    def _node(self, record: NodeRecord, now: float) -> Node:
+    def _node(self, record: NodeRecord, now: float) -> QueriedNode:
         """
         Raises ForeignNode, ContestedNode, NodeNotWhole, NodeStale, KubeletUnknown, and InvalidField for numbers that no
         machine has, and rules by which no kubelet starts.
@@ -200,12 +204,14 @@ class Nodes:
             raise KubeletUnknown(record.node, kubelet.rules.unknown)
         basis = prediction_basis(state, now)
         check_rules(basis.rules)
-        kind = self._kinds.setdefault(kind_key(basis), Kind(basis.state.hardware, basis.rules, basis.registered))
+        kind = self._kinds.setdefault(kind_key(basis), NodeKind(basis.state.hardware, basis.rules, basis.registered))
         reserved = [each for reservation in record.reserved for each in reserved_allocations(reservation)]
         names = frozenset(each.id for each in reserved)
         free = count_free(basis.state, basis.rules)
         planned = tuple(each for each in record.reserved if each.planned)
-        return Node(record.node, record.topology.topology, basis.state, kind, free, names, planned).holding(reserved)
+        return QueriedNode(record.node, record.topology.topology, basis.state, kind, free, names, planned).holding(
+            reserved
+        )
 
 
 def exclusion_of(record: NodeRecord, constraints: Constraints) -> NodeNotAllowed | None:
@@ -233,15 +239,15 @@ def check_ids(topology: Topology) -> None:
             raise InvalidField(f"topology.{path}", "a number stands twice", REMEDY)
 
 
-class Asked:
+class DemandOnNodeKind:
     """What a pod is to the nodes of one kind."""
 
-    def __init__(self, pod: PodRequest, kind: Kind, changes: Changes, resources: frozenset[ResourceName]) -> None:
+    def __init__(self, pod: PodRequest, kind: NodeKind, changes: Changes, resources: frozenset[ResourceName]) -> None:
         """`pod` is valid. Raises InvalidField for rules that cannot be meant, and annotations in mode `best`."""
         self.demand: PodDemand = pod_demand(pod, overridden(kind.rules, changes))
         self.missing: NoFit | None = None
         """Why no such node has what is asked for, whatever is free."""
-        self.need: Need | None = None
+        self.need: PodNeed | None = None
         listed = kind.topology.devices.keys() | amount_resources(kind.topology)
         for name in sorted(self.demand.device_names - listed):
             if kind.registered is not None and name in kind.registered:
@@ -252,7 +258,7 @@ class Asked:
             self.need = need_of(kind.topology, self.demand)
 
 
-class Question:
+class ClusterQuestion:
     """A pod that is put to the nodes of a cluster."""
 
     def __init__(self, nodes: Nodes, pod: PodRequest, changes: Changes = NO_CHANGES) -> None:
@@ -260,13 +266,13 @@ class Question:
         self.pod = validate_pod(pod)
         self.changes = changes
         self._nodes = nodes
-        self._asked: dict[Kind, Asked] = {}
+        self._asked: dict[NodeKind, DemandOnNodeKind] = {}
 
-    def of(self, kind: Kind) -> Asked:
-        """What the pod is to nodes of this kind. Raises InvalidField as `Asked` does."""
+    def of(self, kind: NodeKind) -> DemandOnNodeKind:
+        """What the pod is to nodes of this kind. Raises InvalidField as `DemandOnNodeKind` does."""
         asked = self._asked.get(kind)
         if asked is None:
-            asked = self._asked[kind] = Asked(self.pod, kind, self.changes, self._nodes.resources)
+            asked = self._asked[kind] = DemandOnNodeKind(self.pod, kind, self.changes, self._nodes.resources)
         return asked
 
     @property
@@ -274,7 +280,7 @@ class Question:
         """What the pod is by the rules of each kind of node that was asked."""
         return (asked.demand for asked in self._asked.values())
 
-    def code(self, node: Node) -> str:
+    def code(self, node: QueriedNode) -> str:
         """The code of the node's refusal; empty where it would admit the pod."""
         asked = self.of(node.kind)
         if asked.missing is not None:
@@ -292,20 +298,20 @@ class Question:
         own = self.pod.namespace, self.pod.name
         return tuple(each for each in planned if (each.namespace, each.pod) != own)
 
-    def decide(self, node: Node) -> Decision:
+    def decide(self, node: QueriedNode) -> Decision:
         """What the node would decide, in full."""
         demand = self.of(node.kind).demand
         return decide_demand(as_others(node.state, demand), demand)
 
-    def explain(self, node: Node) -> Decision:
+    def explain(self, node: QueriedNode) -> Decision:
         """The same, with the resolvability of a refusal, the amounts that decide and what would help."""
         demand = self.of(node.kind).demand
         return explained(as_others(node.state, demand), demand)
 
-    def admitting(self) -> list[Node]:
+    def admitting(self) -> list[QueriedNode]:
         """The nodes that would admit the pod."""
         return [node for node in self._nodes.asked if not self.code(node)]
 
-    def changed(self, pod: PodRequest | None = None, rules: Changes = NO_CHANGES) -> "Question":
+    def changed(self, pod: PodRequest | None = None, rules: Changes = NO_CHANGES) -> "ClusterQuestion":
         """The same question about another pod, or under other rules."""
-        return Question(self._nodes, pod or self.pod, {**self.changes, **rules})
+        return ClusterQuestion(self._nodes, pod or self.pod, {**self.changes, **rules})

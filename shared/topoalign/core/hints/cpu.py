@@ -16,7 +16,7 @@ from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_cpus
 from topoalign.core.hints.rules import Supply, hints_from, hints_of_rule
-from topoalign.core.model.hints import HintRule, Hints, Need, ProviderHints, TopologyHint
+from topoalign.core.model.hints import HintRule, Hints, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
@@ -81,8 +81,8 @@ def cpu_hints_of_count(
     nodes = node_mask(cpus.in_node)
     free = Counter(map(cpus.node_mask_of.__getitem__, chain(available, reusable)))
     obligatory = sorted({1 << cpus.node_of[cpu] for cpu in reusable})
-    now = (Need(requested, dict(free)), *(Need(1, {node: 1}) for node in obligatory))
-    empty = (Need(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
+    now = (ResourceNeed(requested, dict(free)), *(ResourceNeed(1, {node: 1}) for node in obligatory))
+    empty = (ResourceNeed(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, machine)
 
 

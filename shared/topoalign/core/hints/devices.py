@@ -23,18 +23,18 @@ from topoalign.core.hints.joint_devices import joint_hints
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices
 from topoalign.core.hints.rules import Supply, hints_from
-from topoalign.core.model.hints import Hints, Need, ProviderHints
+from topoalign.core.model.hints import Hints, ProviderHints, ResourceNeed
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
-from topoalign.core.model.topology.device_sets import Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
 
 def device_hints(
-    devices: Devices,
+    devices: OfferedDevices,
     available: Collection[DeviceID],
     reusable: Collection[DeviceID],
     requested: int,
@@ -61,7 +61,7 @@ def device_hints(
 
 
 def device_hints_of_count(
-    devices: Devices,
+    devices: OfferedDevices,
     available: Collection[DeviceID],
     reusable: Collection[DeviceID],
     requested: int,
@@ -83,8 +83,11 @@ def device_hints_of_count(
             everything[near] += len(there)
             counted[near] += len(there & free) + reused
             obligatory |= {near} if reused else set()
-    now = (Need(requested, somewhere(counted)), *(Need(1, somewhere({near: 1})) for near in sorted(obligatory)))
-    empty = (Need(requested, somewhere(everything)),)
+    now = (
+        ResourceNeed(requested, somewhere(counted)),
+        *(ResourceNeed(1, somewhere({near: 1})) for near in sorted(obligatory)),
+    )
+    empty = (ResourceNeed(requested, somewhere(everything)),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, len(machine))
 
 
@@ -99,7 +102,7 @@ def real_nodes(near: tuple[int, ...]) -> Mask:
     return node_mask(node for node in near if node >= 0)
 
 
-def by_counted_nodes(devices: Devices, mode: Mode) -> Mapping[tuple[int, ...] | None, DeviceSet]:
+def by_counted_nodes(devices: OfferedDevices, mode: Mode) -> Mapping[tuple[int, ...] | None, DeviceSet]:
     """NUMA nodes -> the devices that count near them: as listed to the kubelet, or in mode `best` as known."""
     return devices.by_nodes if profile_of(mode).counts_devices_as_listed else devices.by_known_nodes
 

@@ -16,9 +16,9 @@ import msgspec
 
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand
 from topoalign.core.demand.shares import resources_in_units
-from topoalign.core.deviceshare.candidates import Asked, Chooser
+from topoalign.core.deviceshare.candidates import Chooser, JointRequest
 from topoalign.core.deviceshare.demand import RESOURCES, JointDemand
-from topoalign.core.deviceshare.inventory import ANYWHERE, Device
+from topoalign.core.deviceshare.inventory import ANYWHERE, InventoryDevice
 from topoalign.core.deviceshare.names import DeviceType
 from topoalign.core.deviceshare.node_devices import (
     ContainerDevices,
@@ -36,7 +36,7 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints, TopologyHint
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, node_mask
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.policy import POLICIES
 from topoalign.core.state.fold import NodeState
 
@@ -46,7 +46,7 @@ MOST_FOUND = comb(10, 5)
 """Sets of NUMA nodes that are named: as many as ten nodes have of which none holds another (Sperner)."""
 
 
-def asked_for(state: NodeState, demand: ContainerDemand, chooser: Chooser | None = None) -> Asked:
+def asked_for(state: NodeState, demand: ContainerDemand, chooser: Chooser | None = None) -> JointRequest:
     """What a container asks of the node as it is now, with what init containers of its pod left."""
     return put_demand_to_node(state, demand.joint or NO_JOINT_DEMAND, left_to(state, demand), chooser)
 
@@ -116,14 +116,14 @@ class Places:
         self.containers = [each for each in asked.demand.containers if each.together]
         self.compat = any(each.joint.compat for each in self.containers if each.joint is not None)
         self.single_node = POLICIES[asked.rules.policy].single_node
-        self.work = SearchBudget()
+        self.work = NumaSearchBudget()
         self.first = [self.asked(self.state, each) for each in self.containers]
         """Each container as if it were the first one."""
         kinds = {kind for asked in self.first for kind in asked.demand.requests}
         devices = (device for asked in self.first for kind in kinds for device in asked.inventory.by_type[kind])
         self.nodes = sorted({numa_node_of_device(device) for device in devices} - {ANYWHERE})
 
-    def asked(self, state: NodeState, container: ContainerDemand) -> Asked:
+    def asked(self, state: NodeState, container: ContainerDemand) -> JointRequest:
         """What a container asks of the node in this state, under the limit on work for all of them."""
         return msgspec.structs.replace(asked_for(state, container), step=self.work.step)
 
@@ -195,6 +195,6 @@ class Places:
         return next(enough, len(richest) + 1) if still > 0 else 1
 
 
-def numa_node_of_device(device: Device) -> int:
+def numa_node_of_device(device: InventoryDevice) -> int:
     """The NUMA node of a device; ANYWHERE where it is not known."""
     return device.place.node if device.place is not None else ANYWHERE

@@ -13,7 +13,7 @@ from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
 from topoalign.core.hints.rules import Supply, hints_from
 from topoalign.core.model.events import MemoryBlock, MemoryUse
-from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
+from topoalign.core.model.hints import HintRule, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of
@@ -81,10 +81,13 @@ def memory_hints(
     """
     everywhere = node_mask(offered)
     unused = [node for node in offered if not nodes[node].used]
-    now = [Need(size, {1 << n: nodes[n].free.get(name, 0) for n in unused}) for name, size in request.items()]
-    empty = [Need(size, {1 << n: nodes[n].allocatable.get(name, 0) for n in offered}) for name, size in request.items()]
+    now = [ResourceNeed(size, {1 << n: nodes[n].free.get(name, 0) for n in unused}) for name, size in request.items()]
+    empty = [
+        ResourceNeed(size, {1 << n: nodes[n].allocatable.get(name, 0) for n in offered})
+        for name, size in request.items()
+    ]
     if any(nodes[node].group.bit_count() > 1 for node in unused):
-        now.append(Need(2, {1 << node: 2 if nodes[node].group.bit_count() == 1 else 1 for node in unused}))
+        now.append(ResourceNeed(2, {1 << node: 2 if nodes[node].group.bit_count() == 1 else 1 for node in unused}))
     in_use = [node for node in offered if nodes[node].used]
     besides = [
         group

@@ -11,10 +11,10 @@ from functools import lru_cache
 from itertools import accumulate, compress
 from typing import NamedTuple
 
-from topoalign.core.model.hints import HintRule, Need, TopologyHint
+from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, nodes_of, several, union
-from topoalign.core.numa_sets.search import Choosing, SearchBudget, mask_meets_needs
+from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget, mask_meets_needs
 from topoalign.core.numa_sets.subsets import subsets, sums_by_subset
 from topoalign.core.profile import profile_of
 
@@ -26,13 +26,13 @@ class Supply(NamedTuple):
     """Some NUMA nodes, and what is needed of them."""
 
     nodes: Mask
-    needs: tuple[Need, ...]
+    needs: tuple[ResourceNeed, ...]
 
     def least_size(self) -> int | None:
         """How few of the nodes do, at least one. None: not even all of them. Raises TooMuchWork."""
         need = self.needs[0]
         if len(self.needs) > 1 or need.amount <= 0 or any(several(near) for near in need.supply):
-            return Choosing(self.nodes, self.needs, SearchBudget()).least_size()
+            return Choosing(self.nodes, self.needs, NumaSearchBudget()).least_size()
         richest = sorted((amount for near, amount in need.supply.items() if near & self.nodes), reverse=True)
         return next((size for size, total in enumerate(accumulate(richest), 1) if total >= need.amount), None)
 
@@ -52,7 +52,11 @@ def hints_from(
     judged = empty.least_size() if by_empty_machine else now.least_size()
     widths = [] if judged is None else [judged]
     least = min(widths + ([] if by_empty_machine else [mask.bit_count() for mask in others]), default=0)
-    needs = now.needs if any(need.amount > 0 for need in now.needs) else (Need(1, {now.nodes: 1} if now.nodes else {}),)
+    needs = (
+        now.needs
+        if any(need.amount > 0 for need in now.needs)
+        else (ResourceNeed(1, {now.nodes: 1} if now.nodes else {}),)
+    )
     rule = HintRule(nodes=now.nodes, needs=needs, least=least, besides=others)
     return rule if machine > MOST_LISTED else hints_of_rule(rule)
 
@@ -77,7 +81,7 @@ def every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
     return tuple(TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order)
 
 
-def totals(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: Need) -> list[int]:
+def totals(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: ResourceNeed) -> list[int]:
     """How much each subset has of what is needed, by the subsets' numbers."""
     counts = sums_by_subset(need.supply.get(1 << node, 0) for node in nodes)
     for near, amount in need.supply.items():
@@ -94,7 +98,7 @@ def narrowest_hint(
     narrowest. Hints for any node are left out. Raises TooMuchWork.
     """
     if isinstance(hints, HintRule):
-        choosing = Choosing(hints.nodes & within, hints.needs, SearchBudget(), fixed=around)
+        choosing = Choosing(hints.nodes & within, hints.needs, NumaSearchBudget(), fixed=around)
         size = None if around & ~(hints.nodes & within) else choosing.least_size()
         masks = [mask for mask in hints.besides if not around & ~mask and not mask & ~within]
         masks += [] if size is None else [next(choosing.masks(size))]

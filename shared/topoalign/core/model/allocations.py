@@ -14,7 +14,7 @@ import msgspec
 from topoalign.core.model.holdings import (
     SHARE,
     Amount,
-    Function,
+    FunctionHolding,
     Holding,
     holding_of,
     kind_of_share,
@@ -80,7 +80,7 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """Slot of a GPU among them -> uuid of the MIG instance that was made for this container."""
 
 
-class Given(msgspec.Struct, frozen=True):
+class ResourceGrant(msgspec.Struct, frozen=True):
     """What was given of one resource."""
 
     unshared: Sequence[Holding]
@@ -193,9 +193,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return {resource: ids for resource, ids in rest.items() if ids}
 
     @cached_property
-    def given(self) -> Mapping[ResourceName, Given]:
+    def given(self) -> Mapping[ResourceName, ResourceGrant]:
         """What was given of each resource, under the ids offered; without NICs of which it has functions only."""
-        found: dict[ResourceName, Given] = {}
+        found: dict[ResourceName, ResourceGrant] = {}
         for resource, devices in self.devices.items():
             unshared: list[Holding] = []
             shares: dict[DeviceID, list[str]] = {}
@@ -207,7 +207,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
                     shares.setdefault(DeviceID(base), []).append(number)
                 else:
                     unshared.append(holding_of(device, self.cards))
-            found[resource] = Given(unshared, shares)
+            found[resource] = ResourceGrant(unshared, shares)
         return found
 
     @cached_property
@@ -229,7 +229,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     def function_addresses(self) -> frozenset[str]:
         """PCI addresses of all virtual functions that the allocation holds."""
         parts = (holding.part for given in self.given.values() for holding in given.unshared)
-        whole = (part.address for part in parts if isinstance(part, Function))
+        whole = (part.address for part in parts if isinstance(part, FunctionHolding))
         return frozenset(whole).union(*self.virtual_functions.values())
 
 

@@ -26,7 +26,7 @@ class TopologyHint(msgspec.Struct, frozen=True, array_like=True):
     preferred: bool
 
 
-class Need(msgspec.Struct, frozen=True):
+class ResourceNeed(msgspec.Struct, frozen=True):
     """An amount that a request needs of something that is spread over the NUMA nodes."""
 
     amount: int
@@ -43,7 +43,7 @@ class HintRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     nodes: Mask
-    needs: tuple[Need, ...]
+    needs: tuple[ResourceNeed, ...]
     least: int
     besides: tuple[Mask, ...] = ()
     """Ascending."""

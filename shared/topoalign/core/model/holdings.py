@@ -43,7 +43,7 @@ class Instance(msgspec.Struct, frozen=True, tag=True):
     """Its own uuid, `MIG-…`."""
 
 
-class Function(msgspec.Struct, frozen=True, tag=True):
+class FunctionHolding(msgspec.Struct, frozen=True, tag=True):
     """One SR-IOV virtual function of a NIC."""
 
     address: str
@@ -58,7 +58,7 @@ class TimeSlice(msgspec.Struct, frozen=True, tag=True):
 
     replica: str
     """Its number as the id has it: `3`."""
-    of: Whole | Instance | Function = WHOLE
+    of: Whole | Instance | FunctionHolding = WHOLE
     """What is shared."""
 
 
@@ -96,7 +96,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     """Bytes."""
 
 
-Part = Whole | Instance | Function | TimeSlice | Unit | Amount
+Part = Whole | Instance | FunctionHolding | TimeSlice | Unit | Amount
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class Holding(msgspec.Struct, frozen=True):
         part = self.part.of if isinstance(self.part, TimeSlice) else self.part
         if isinstance(part, Instance):
             return part.uuid
-        return DeviceID(part.address) if isinstance(part, Function) else self.device
+        return DeviceID(part.address) if isinstance(part, FunctionHolding) else self.device
 
     @property
     def id(self) -> DeviceID:
@@ -130,7 +130,7 @@ def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
     card = cards.get(DeviceID(base)) if cards else None
     if card is None:
         return Holding(DeviceID(base), parse_share_label(replica) if share else WHOLE)
-    part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else Function(base)
+    part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else FunctionHolding(base)
     return Holding(card, TimeSlice(replica, part) if share else part)
 
 

@@ -17,12 +17,12 @@ from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.model.topology.device_sets import Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
 
-class Choice(NamedTuple):
+class DeviceChoice(NamedTuple):
     """What the plugin is asked: which `size` of the available devices, with those that must be among them?"""
 
     available: DeviceSet
@@ -30,7 +30,7 @@ class Choice(NamedTuple):
     size: int
 
 
-Choosing = Generator[Choice, Sequence[DeviceID] | None, tuple[DeviceID, ...]]
+Choosing = Generator[DeviceChoice, Sequence[DeviceID] | None, tuple[DeviceID, ...]]
 """Yields at most one choice; is sent the preferred devices, or None where the plugin has no preference to give."""
 
 
@@ -81,7 +81,7 @@ class Sides(NamedTuple):
     """Near no known node, or there is no affinity to compare with."""
 
 
-def sides(devices: Devices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
+def sides(devices: OfferedDevices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
     """Splits the available devices."""
     free = devices.some(available)
     aligned = devices.nothing
@@ -132,7 +132,7 @@ def choosing(
 
 def choose_devices(
     resource: ResourceName,
-    devices: Devices,
+    devices: OfferedDevices,
     healthy: Collection[DeviceID],
     allocated: Collection[DeviceID],
     reusable: Collection[DeviceID],
@@ -164,7 +164,7 @@ def choose_devices(
         taken |= aligned
         choice = available - aligned
         fallback = [unaligned, no_affinity]
-    reply = yield Choice(choice | taken, tuple(taken), required)
+    reply = yield DeviceChoice(choice | taken, tuple(taken), required)
     chosen = taken
     for some in (choice & devices.some(reply or ()), *fallback):
         chosen |= (some - chosen).first(required - len(chosen))

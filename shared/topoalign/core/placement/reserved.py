@@ -18,7 +18,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.reserved_parts import Part
+from topoalign.core.state.reserved_parts import ReservedPart
 
 
 def prefer_reserved(
@@ -73,7 +73,10 @@ def open_reservations_and_plans(
             continue
         for container in each.containers:
             devices = frozenset(container.devices.get(resource, ()))
-            given = (Part(each.pod_uid, container.container, resource, device) in reserved.shown for device in devices)
+            given = (
+                ReservedPart(each.pod_uid, container.container, resource, device) in reserved.shown
+                for device in devices
+            )
             if devices and not any(given):
                 yield each.pod_uid, container, devices
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.device_sets import NO_DEVICES, Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet, OfferedDevices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import prefer
 from topoalign.core.state.ownership import Ownership
@@ -46,7 +46,7 @@ def prefer_sparing(
     return prefer(topology, resource, among, required, size, placement, beside=PlacementContext(free=free))
 
 
-def held_among(ownership: Ownership, resource: ResourceName, devices: Devices) -> DeviceSet:
+def held_among(ownership: Ownership, resource: ResourceName, devices: OfferedDevices) -> DeviceSet:
     """Those of all devices of a resource that are held (`Ownership.is_held`)."""
     if not ownership.holds_anything:
         return devices.nothing
@@ -69,7 +69,7 @@ def is_any_held(topology: Topology, ownership: Ownership, resource: ResourceName
     return any(ownership.is_held(some.lowest) for alike in devices.alike if (some := named & alike))
 
 
-def overlapping(ownership: Ownership, devices: Devices, others: Collection[DeviceID]) -> DeviceSet:
+def overlapping(ownership: Ownership, devices: OfferedDevices, others: Collection[DeviceID]) -> DeviceSet:
     """Those of the devices that overlap what any of these ids stands for."""
     if not others:
         return devices.nothing
@@ -77,7 +77,7 @@ def overlapping(ownership: Ownership, devices: Devices, others: Collection[Devic
     return with_parts(devices.some(others), devices, lambda device: taken.overlaps(ownership.holding(device)))
 
 
-def with_parts(named: DeviceSet, devices: Devices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
+def with_parts(named: DeviceSet, devices: OfferedDevices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
     """
     Those of the devices that are taken: the `named` ones and those beside them. Of the shares of a device that are not
     named one is asked about, because all of them are taken with the device or none is.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
-from topoalign.core.numa_sets.search import SearchBudget, mask_meets_needs
+from topoalign.core.numa_sets.search import NumaSearchBudget, mask_meets_needs
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, merge
@@ -33,7 +33,7 @@ class SingleNumaNodePolicy:
         machine: Mask,
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
-        work: SearchBudget | None = None,
+        work: NumaSearchBudget | None = None,
         order: MaskOrder | None = None,
     ) -> TopologyHint:
         """Returns the best hint for one node; not preferred if there is none. Raises TooMuchWork."""

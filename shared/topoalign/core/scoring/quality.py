@@ -53,7 +53,7 @@ MOST_KEPT = 16_384
 """Keys that are remembered for machines of one model."""
 
 
-class Packing(StrEnum):
+class NodePacking(StrEnum):
     """Which nodes come first where the devices are equally good."""
 
     BINPACK = "binpack"
@@ -151,7 +151,7 @@ def free_devices(state: NodeState) -> FreeDevices:
     return FreeDevices(masks, tuple(map(left_in_slots, slots)), tuple(map(left_in_units, units)))
 
 
-def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: Packing) -> NodeKey | None:
+def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
     """
     The key of a node of this topology: the one that was announced, whose shape others share. None: a device is short.
 
@@ -169,7 +169,7 @@ def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: P
     return known[question]
 
 
-Question = tuple[DeviceNeed, tuple[int, ...], tuple[tuple[GpuLeft, ...], ...], Packing]
+Question = tuple[DeviceNeed, tuple[int, ...], tuple[tuple[GpuLeft, ...], ...], NodePacking]
 
 
 @made_once
@@ -178,7 +178,7 @@ def keys_of(topology: Topology) -> dict[Question, NodeKey | None]:
     return {}
 
 
-def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: Packing) -> NodeKey | None:
+def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
     """The elements of the key together; None where a device is short."""
     short = any(nodes.bit_count() < amount for nodes, amount in free_and_requested(free, need.nics))
     if short or any(count < amount for count, amount in free_and_requested(free, need.parts)):
@@ -203,7 +203,7 @@ def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: P
         seam=-round(min(seams), 1) if seams else 0.0,
         nics=count_local_nics(shape, need, free, [gpu for members in whole.taken for gpu in members]),
         numa=whole.numa,
-        packing=(-round(left, 4),) if packing is Packing.SPREAD else (cut, round(rest, 4), round(left, 4)),
+        packing=(-round(left, 4),) if packing is NodePacking.SPREAD else (cut, round(rest, 4), round(left, 4)),
     )
 
 

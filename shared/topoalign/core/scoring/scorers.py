@@ -27,7 +27,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.scoring import numa, quality
 from topoalign.core.scoring.numa import NumaNeed, NumaScore
-from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, Packing
+from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, NodePacking
 from topoalign.core.scoring.zones import Zone, zones_of
 from topoalign.core.sharing.cards import ShareRequest
 from topoalign.core.sharing.choosers import slot_candidates, unit_candidates
@@ -111,7 +111,7 @@ class Scoring(StrEnum):
     """How full the GPUs in slots are, as HAMi ranks nodes (`scoring.hami`)."""
 
 
-class Scorer(Protocol, Generic[Need, Left]):
+class NodeScorer(Protocol, Generic[Need, Left]):
     """One way to score nodes."""
 
     def need(self, topology: Topology, demand: PodDemand) -> Need:
@@ -139,7 +139,7 @@ class ByPlace:
 class QualityScorer(ByPlace):
     """Scores by the devices (`scoring.quality`)."""
 
-    packing: Packing
+    packing: NodePacking
 
     def need(self, topology: Topology, demand: PodDemand) -> DeviceNeed:
         """The devices."""
@@ -211,7 +211,7 @@ class HamiScorer(ByPlace):
         return hami_order(need, left)
 
 
-def scorer_by_name(scoring: Scoring, packing: Packing) -> Scorer[Any, Any]:
+def scorer_by_name(scoring: Scoring, packing: NodePacking) -> NodeScorer[Any, Any]:
     """The scorer of this name; `packing` counts for `quality` alone."""
     match scoring:
         case Scoring.QUALITY:

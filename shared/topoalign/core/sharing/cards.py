@@ -13,7 +13,7 @@ WHOLE_CARD = 100
 """Cores of one whole card."""
 
 
-class SharedCard(msgspec.Struct, frozen=True, kw_only=True):
+class SharedGpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU that is offered in shares: what it has, and what of it is held."""
 
     device: DeviceID

@@ -22,25 +22,25 @@ policy `topology` compares, the same among cards in use, and the first in order.
 from collections import Counter
 from collections.abc import Sequence
 
-from topoalign.core.demand.share_annotations import ANY_CARD, CardOrder, CardRules, Weights
+from topoalign.core.demand.share_annotations import ANY_CARD, GpuOrder, GpuRules, Weights
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu, ShareRequest
 from topoalign.core.sharing.refusals import (
     OTHER_MODE,
     OTHER_TYPE,
     OTHER_UUID,
     AmountMissing,
-    MemoryAboveCard,
-    NoCardAccepted,
-    NotEnoughShareCards,
+    MemoryAboveGpu,
+    NoGpuAccepted,
     NotEnoughShareCores,
+    NotEnoughShareGpus,
     NotEnoughShareMemory,
     NotEnoughShareSlots,
-    NotEnoughUnusedCards,
+    NotEnoughUnusedGpus,
     NothingAsked,
-    NotWholeCards,
+    NotWholeGpus,
     ShareDoesNotFit,
     ShareFields,
     ShareSplit,
@@ -64,7 +64,7 @@ from topoalign.core.sharing.refusals import (
 # (`ShareSplit`).
 
 
-Cards = Sequence[SharedCard]
+Cards = Sequence[SharedGpu]
 
 
 def cards_asked(request: ShareRequest, fields: ShareFields) -> int:
@@ -82,7 +82,7 @@ def cards_asked(request: ShareRequest, fields: ShareFields) -> int:
             raise AmountMissing(fields.memory, fields.cores)
         return cards
     if cores % WHOLE_CARD:
-        raise NotWholeCards(fields, cores)
+        raise NotWholeGpus(fields, cores)
     if cores > WHOLE_CARD and cards > 1:
         raise InvalidField(
             fields.cards,
@@ -93,19 +93,19 @@ def cards_asked(request: ShareRequest, fields: ShareFields) -> int:
 
 
 def positions_with_enough(
-    cards: Cards, request: ShareRequest, size: int, rules: CardRules, fields: ShareFields
+    cards: Cards, request: ShareRequest, size: int, rules: GpuRules, fields: ShareFields
 ) -> list[int]:
     """The positions of the cards that have enough, at least `size`. Raises ShareDoesNotFit if they are fewer."""
     accepted = accepted_cards(cards, rules, fields)
     if len(accepted) < size:
-        raise NotEnoughShareCards(fields, size, len(accepted))
+        raise NotEnoughShareGpus(fields, size, len(accepted))
     largest = max(cards[at].memory for at in accepted)
     if request.memory > largest:
-        raise MemoryAboveCard(fields, request.memory, largest)
+        raise MemoryAboveGpu(fields, request.memory, largest)
     if request.cores >= WHOLE_CARD or rules.mutex:
         unused = [at for at in accepted if cards[at].unused]
         if len(unused) < size:
-            raise NotEnoughUnusedCards(fields, size, len(unused))
+            raise NotEnoughUnusedGpus(fields, size, len(unused))
         accepted = unused
     if request.cores >= WHOLE_CARD:
         whole = [at for at in accepted if cards[at].memory >= request.memory]
@@ -118,16 +118,16 @@ def positions_with_enough(
     return enough
 
 
-def accepted_cards(cards: Cards, rules: CardRules, fields: ShareFields) -> list[int]:
-    """The positions of the cards that may be chosen. Raises NoCardAccepted if there are none."""
+def accepted_cards(cards: Cards, rules: GpuRules, fields: ShareFields) -> list[int]:
+    """The positions of the cards that may be chosen. Raises NoGpuAccepted if there are none."""
     reasons = [explain_unaccepted(card, rules) for card in cards]
     accepted = [at for at, reason in enumerate(reasons) if reason is None]
     if not accepted:
-        raise NoCardAccepted(fields, Counter(reason for reason in reasons if reason is not None))
+        raise NoGpuAccepted(fields, Counter(reason for reason in reasons if reason is not None))
     return accepted
 
 
-def explain_unaccepted(card: SharedCard, rules: CardRules) -> str | None:
+def explain_unaccepted(card: SharedGpu, rules: GpuRules) -> str | None:
     """Why a card may not be chosen, whatever is left of it; None if it may."""
     if not card.healthy:
         return "not healthy"
@@ -140,7 +140,7 @@ def explain_unaccepted(card: SharedCard, rules: CardRules) -> str | None:
     return None if rules.uuids.takes_uuid(card.device) else OTHER_UUID
 
 
-def has_share_left(card: SharedCard, request: ShareRequest) -> bool:
+def has_share_left(card: SharedGpu, request: ShareRequest) -> bool:
     """Whether a share is left of a card."""
     return card.has_left(cores_needed(request), request.memory) and (not card.slots or card.slots_left > 0)
 
@@ -196,12 +196,12 @@ FIELDS = ShareFields()
 
 
 def choose_gpus(
-    cards: Sequence[SharedCard],
+    cards: Sequence[SharedGpu],
     request: ShareRequest,
     scorer: SetScorer,
-    rules: CardRules = ANY_CARD,
+    rules: GpuRules = ANY_CARD,
     fields: ShareFields = FIELDS,
-) -> tuple[SharedCard, ...]:
+) -> tuple[SharedGpu, ...]:
     """
     The cards that a container gets, in the order of `cards`. `scorer`: of the same cards, by their positions there.
 
@@ -209,13 +209,13 @@ def choose_gpus(
     """
     size = cards_asked(request, fields)
     enough = positions_with_enough(cards, request, size, rules, fields)
-    choice = Choice(cards, enough, request, scorer, rules)
+    choice = SetComparison(cards, enough, request, scorer, rules)
     sets = (choice.best(group, size) for group in groups_by_numa_node(cards, enough, size, rules, fields))
     return tuple(cards[at] for at in min(sets, key=choice.rank))
 
 
 def groups_by_numa_node(
-    cards: Sequence[SharedCard], enough: list[int], size: int, rules: CardRules, fields: ShareFields
+    cards: Sequence[SharedGpu], enough: list[int], size: int, rules: GpuRules, fields: ShareFields
 ) -> list[list[int]]:
     """
     The cards among which a set has to be, the whole of it in one group: those of one NUMA node, or all.
@@ -237,11 +237,11 @@ def groups_by_numa_node(
     return large
 
 
-class Choice:
+class SetComparison:
     """What sets of cards are compared by."""
 
     def __init__(
-        self, cards: Sequence[SharedCard], enough: list[int], asked: ShareRequest, scorer: SetScorer, rules: CardRules
+        self, cards: Sequence[SharedGpu], enough: list[int], asked: ShareRequest, scorer: SetScorer, rules: GpuRules
     ) -> None:
         self.scorer = scorer
         self.whole = asked.cores >= WHOLE_CARD
@@ -250,9 +250,9 @@ class Choice:
         )
         """Cards that others can still take whole."""
         self.order = SetOrder(scorer, self.unused)
-        by = CardOrder.BEST_FIT if self.whole else rules.order
+        by = GpuOrder.BEST_FIT if self.whole else rules.order
         self.keys = {at: gpu_order_key(cards[at], asked, by, rules.weights) for at in enough}
-        self.by_links = self.whole or by is CardOrder.TOPOLOGY_AWARE or (asked.cards > 1 and by is CardOrder.BEST_FIT)
+        self.by_links = self.whole or by is GpuOrder.TOPOLOGY_AWARE or (asked.cards > 1 and by is GpuOrder.BEST_FIT)
         """Whether links come first, before what the cards have left."""
 
     def best(self, group: list[int], size: int) -> Members:
@@ -283,19 +283,19 @@ class Choice:
         )
 
 
-def gpu_order_key(card: SharedCard, asked: ShareRequest, order: CardOrder, weights: Weights) -> Key:
+def gpu_order_key(card: SharedGpu, asked: ShareRequest, order: GpuOrder, weights: Weights) -> Key:
     """The key that sorts cards, the best first, without regard to links."""
-    if order in (CardOrder.BEST_FIT, CardOrder.TOPOLOGY_AWARE):
+    if order in (GpuOrder.BEST_FIT, GpuOrder.TOPOLOGY_AWARE):
         return (
             card.cores_left,  # the one with the fewest cores left,
             card.memory_left // MEMORY_BLOCK,  # then the least memory,
             card.processes,  # then the fewest processes
         )
     full = gpu_fullness(card, asked, weights)
-    return (-full if order is CardOrder.BINPACK else full,)
+    return (-full if order is GpuOrder.BINPACK else full,)
 
 
-def gpu_fullness(card: SharedCard, asked: ShareRequest, weights: Weights) -> float:
+def gpu_fullness(card: SharedGpu, asked: ShareRequest, weights: Weights) -> float:
     """
     How full a card would be with the share on it: the weighted sum of its parts that are held, rounded to 9 digits.
 

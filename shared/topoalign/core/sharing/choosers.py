@@ -25,7 +25,7 @@ from topoalign.core.demand.share_annotations import (
     USE_TYPE,
     USE_UUID,
     VGPU_MODE,
-    CardRules,
+    GpuRules,
     Published,
     Selection,
     lists_said,
@@ -62,18 +62,18 @@ from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.placement.devices import Choice
+from topoalign.core.placement.devices import DeviceChoice
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.cards import SharedCard, ShareRequest
+from topoalign.core.sharing.cards import SharedGpu, ShareRequest
 from topoalign.core.sharing.choice import accepted_cards, choose_gpus
 from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
 from topoalign.core.sharing.refusals import (
     UNALIGNED,
     WAIT,
     NoneByHami,
-    NotEnoughShareCards,
+    NotEnoughShareGpus,
     ShareDoesNotFit,
     ShareFields,
     ShareSplit,
@@ -103,13 +103,13 @@ SHARE = "share"
 """What refusals call the units that a container has, of both kinds."""
 
 
-def unit_candidates(topology: Topology, left: Left) -> tuple[SharedCard, ...]:
+def unit_candidates(topology: Topology, left: Left) -> tuple[SharedGpu, ...]:
     """All GPUs of the machine, in its order; of those that are not in units nothing is to be had."""
     found = []
     for gpu in topology.gpus:
         units = left.get(gpu.id)
         found.append(
-            SharedCard(
+            SharedGpu(
                 device=gpu.id,
                 index=gpu.index,
                 minor=gpu.index if gpu.minor is None else gpu.minor,
@@ -143,7 +143,7 @@ def choose_gpus_for_units(
         if compat == "gaia" and request.cards == 1:
             chosen = choose_gpus_as_gaia(topology, cards, request, frozenset(some))
         else:
-            chosen = choose_gpus(cards, request, set_scorer(topology), CardRules(uuids=Selection(wanted=some)))
+            chosen = choose_gpus(cards, request, set_scorer(topology), GpuRules(uuids=Selection(wanted=some)))
     except (InvalidField, ShareDoesNotFit):
         return ()
     return tuple(card.device for card in chosen)
@@ -194,7 +194,7 @@ class UnitChooser:
             "let its init containers ask for units of one GPU, or for as much as it asks for itself",
         )
 
-    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+    def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
         The units that the container gets, of those that may be chosen; () where no GPU has enough. `near`: GPUs of which it
         has units already, of the other kind. Units that it takes over from an init container decide as these do.
@@ -332,7 +332,7 @@ def link_scorer(topology: Topology) -> SetScorer:
     return SetScorer([[0 if a is None or b is None else scores[a][b] for b in rows] for a in rows])
 
 
-def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
+def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedGpu, ...]:
     """All GPUs and instances of `shareable_devices`; of those that are not in slots nothing is to be had."""
     in_slots = offers_in_slots(topology)
     found = []
@@ -342,7 +342,7 @@ def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, 
         if here and here.profiles:  # whether an instance fits is known already: what is left decides the order alone
             held = Amount(cores=0, memory=offered.memory - here.left.memory)
         found.append(
-            SharedCard(
+            SharedGpu(
                 device=base,
                 index=gpu.index,
                 minor=gpu.index if gpu.minor is None else gpu.minor,
@@ -404,7 +404,7 @@ def choose_gpus_for_slots(
     rules = msgspec.structs.replace(share.rules, uuids=Selection(wanted=tuple(wanted)))
     chosen = choose_gpus(every, request, link_scorer(topology), rules, fields)
     if len(enough) < share.gpus:
-        raise NotEnoughShareCards(fields, share.gpus, len(enough))
+        raise NotEnoughShareGpus(fields, share.gpus, len(enough))
     return tuple(card.device for card in chosen)
 
 
@@ -453,7 +453,7 @@ class SlotChooser:
             "let its init containers ask for no more GPUs than it asks for itself",
         )
 
-    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+    def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
         The slots that the container gets, of those that may be chosen: of GPUs near its affinity if these have enough; ()
         where too few GPUs have. Raises NoneByHami, and TooMuchWork where HAMi's rules choose.
@@ -647,7 +647,7 @@ class Chooser(Protocol):
         Raises ShareSplit where a kubelet picks at random `amount` of these, which init containers left, and may pick wrong.
         """
 
-    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+    def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
         What the container gets, of those that may be chosen; () where no GPUs have enough. `near`: the GPUs that it has.
         """

@@ -61,7 +61,7 @@ from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, P
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
-from topoalign.core.sharing.refusals import MemoryAboveCard, NotEnoughShareCards, ShareFields
+from topoalign.core.sharing.refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
 
 # Which of Koordinator's annotations about devices cannot be meant beside parts of GPUs.
 #
@@ -94,14 +94,14 @@ def check_not_joint(pod: PodRequest) -> None:
 
 def check_joint_memory(pod: PodRequest, asked: Iterable[JointDemand | None], offered: UnitResources) -> None:
     """
-    Raises MemoryAboveCard for a container that asks by Koordinator's name for more bytes of each GPU than the largest one in
+    Raises MemoryAboveGpu for a container that asks by Koordinator's name for more bytes of each GPU than the largest one in
     units has. `asked`: what each container asks for together, in the order of `containers_with_paths`.
     """
     largest = offered.most * MEMORY_BLOCK
     for (where, _), demand in zip(containers_with_paths(pod), asked, strict=True):
         memory = 0 if demand is None or demand.gpu is None else demand.gpu.each.get(GPU_BYTES, 0)
         if memory > largest:
-            raise MemoryAboveCard(ShareFields(memory=f"{where}.resources.limits[{GPU_BYTES}]"), memory, largest)
+            raise MemoryAboveGpu(ShareFields(memory=f"{where}.resources.limits[{GPU_BYTES}]"), memory, largest)
 
 
 def check_slots_not_joint(pod: PodRequest, offered: SlotResources) -> None:
@@ -132,7 +132,7 @@ def check_pod(
     by_kubelet: bool = False,
 ) -> None:
     """
-    Raises InvalidField for what no node would take, and InvalidShare, MemoryAboveCard and NotEnoughShareCards where none of
+    Raises InvalidField for what no node would take, and InvalidShare, MemoryAboveGpu and NotEnoughShareGpus where none of
     the ways in which units are `offered`, or `slots`, could serve what is asked for in them. `otherwise`: what nodes offer
     in another way than in slots. Where kubelets decide on all nodes (`by_kubelet`) also PassedOverByKubelet.
     """
@@ -216,7 +216,7 @@ def check_one(checks: Iterable[Callable[[], None]]) -> None:
 
 def check_asked(pod: PodRequest, offered: UnitResources) -> None:
     """
-    Raises InvalidShare, MemoryAboveCard and NotEnoughShareCards for what is asked for in units that are offered so. `pod`:
+    Raises InvalidShare, MemoryAboveGpu and NotEnoughShareGpus for what is asked for in units that are offered so. `pod`:
     valid.
     """
     if not asks_for(pod, offered):
@@ -284,10 +284,10 @@ def check_container(
         share = share._replace(cards=cards)
         check_cards(share, fields)
         if cards > offered.gpus:
-            raise NotEnoughShareCards(ShareFields(cards=annotation_path(CARDS)), cards, offered.gpus)
+            raise NotEnoughShareGpus(ShareFields(cards=annotation_path(CARDS)), cards, offered.gpus)
     of_each = -(-share.blocks // share.gpus)
     if of_each > offered.most:
-        raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
+        raise MemoryAboveGpu(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
 
 
 # What of a pod with slots of GPUs cannot be meant, and what units and slots have in common of that (`pod_checks`).

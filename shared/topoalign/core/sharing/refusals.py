@@ -51,7 +51,7 @@ class NothingAsked(InvalidField):
         )
 
 
-class NotWholeCards(InvalidField):
+class NotWholeGpus(InvalidField):
     """Raised for more than 100 cores that are not so many whole cards."""
 
     def __init__(self, fields: ShareFields, cores: int) -> None:
@@ -80,10 +80,10 @@ class ShareDoesNotFit(NoFit):
         super().__init__(f"{field}: {finding}", remedy)
 
 
-class MemoryAboveCard(ShareDoesNotFit):
+class MemoryAboveGpu(ShareDoesNotFit):
     """Raised for more memory than a card has, even if nobody held anything of it. `text`: an amount, for people."""
 
-    code = "MemoryAboveCard"
+    code = "MemoryAboveGpu"
 
     def __init__(self, fields: ShareFields, asked: int, largest: int, text: Callable[[int], str] = format_mib) -> None:
         self.asked = asked
@@ -95,10 +95,10 @@ class MemoryAboveCard(ShareDoesNotFit):
         )
 
 
-class NoCardAccepted(ShareDoesNotFit):
+class NoGpuAccepted(ShareDoesNotFit):
     """Raised when no card of the node may be chosen, whatever is left of it; `field`: the lists that keep it off, if any."""
 
-    code = "NoCardAccepted"
+    code = "NoGpuAccepted"
 
     def __init__(self, fields: ShareFields, reasons: Mapping[str, int]) -> None:
         told = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
@@ -112,10 +112,10 @@ class NoCardAccepted(ShareDoesNotFit):
         )
 
 
-class NotEnoughShareCards(ShareDoesNotFit):
+class NotEnoughShareGpus(ShareDoesNotFit):
     """Raised when the node has fewer cards that may be chosen than are asked for."""
 
-    code = "NotEnoughShareCards"
+    code = "NotEnoughShareGpus"
 
     def __init__(self, fields: ShareFields, asked: int, cards: int) -> None:
         super().__init__(
@@ -125,10 +125,10 @@ class NotEnoughShareCards(ShareDoesNotFit):
         )
 
 
-class NotEnoughUnusedCards(ShareDoesNotFit):
+class NotEnoughUnusedGpus(ShareDoesNotFit):
     """Raised when whole cards are asked for, or cards that nobody else uses, and too few are unused."""
 
-    code = "NotEnoughUnusedCards"
+    code = "NotEnoughUnusedGpus"
 
     def __init__(self, fields: ShareFields, asked: int, unused: int) -> None:
         super().__init__(

@@ -25,26 +25,26 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, Selection
-from topoalign.core.demand.shares import UNSET, CardRequest, SlotShare, SlotsOfGpus
+from topoalign.core.demand.shares import UNSET, HamiRequest, SlotShare, SlotsOfGpus
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.offers import CORES
 from topoalign.core.model.topology.queries import kept_apart, pcie_class
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.sharing.cards import SharedCard
+from topoalign.core.sharing.cards import SharedGpu
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.scores import choose_gpus_as_hami, score_cards
 from topoalign.core.sharing.hami.selection import pod_rules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
-from topoalign.core.sharing.hami.usage import MIB, CardUsage, to_hami_usage
+from topoalign.core.sharing.hami.usage import MIB, HamiGpuUsage, to_hami_usage
 from topoalign.core.sharing.refusals import NoneByHami, ShareFields
 from topoalign.core.state.share_amounts import NONE_HELD, SlotsLeft
 
 
 def choose_as_hami(
     topology: Topology,
-    cards: Sequence[SharedCard],
+    cards: Sequence[SharedGpu],
     left: SlotsOfGpus,
     share: SlotShare,
     able: Collection[DeviceID],
@@ -69,7 +69,7 @@ def choose_as_hami(
     return tuple(DeviceID(each.uuid) for each in found)
 
 
-def usage_of_cards(cards: Iterable[SharedCard], left: SlotsOfGpus) -> tuple[CardUsage, ...]:
+def usage_of_cards(cards: Iterable[SharedGpu], left: SlotsOfGpus) -> tuple[HamiGpuUsage, ...]:
     """The same in HAMi's amounts; of GPUs whose slots become MIG instances with what these hold."""
     found = []
     for card in cards:
@@ -80,21 +80,21 @@ def usage_of_cards(cards: Iterable[SharedCard], left: SlotsOfGpus) -> tuple[Card
     return tuple(found)
 
 
-def hami_request(share: SlotShare, able: Sequence[SlotsLeft]) -> CardRequest:
+def hami_request(share: SlotShare, able: Sequence[SlotsLeft]) -> HamiRequest:
     """
     What is asked for as HAMi has it. Equal parts are the least of those of these GPUs; where a slot becomes a MIG instance,
     any that fits.
     """
     if share.parts:
         parts = [NONE_HELD if each.profiles else share.amount_of(each.offered) for each in able]
-        return CardRequest(
+        return HamiRequest(
             count=share.gpus,
             vendor=VENDOR,
             memory=min(each.memory for each in parts) // MIB,
             percent=UNSET,
             cores=min(each.cores for each in parts),
         )
-    return CardRequest(
+    return HamiRequest(
         count=share.gpus,
         vendor=VENDOR,
         memory=share.memory,
@@ -103,7 +103,7 @@ def hami_request(share: SlotShare, able: Sequence[SlotsLeft]) -> CardRequest:
     )
 
 
-def gpus_left_out(topology: Topology, cards: Iterable[SharedCard], uuids: Selection) -> tuple[DeviceID, ...]:
+def gpus_left_out(topology: Topology, cards: Iterable[SharedGpu], uuids: Selection) -> tuple[DeviceID, ...]:
     """Those of the cards that the lists of uuids leave out; a MIG instance is in them under its GPU."""
     return tuple(card.device for card in cards if not uuids.takes_uuid(topology.card_of(card.device)))
 

@@ -70,7 +70,7 @@ class UsedParts(NamedTuple):
         return self.alone != self.parts
 
 
-class Division(NamedTuple):
+class GpuPartitioning(NamedTuple):
     """How one GPU is divided now."""
 
     ways: tuple[Way, ...]
@@ -90,7 +90,7 @@ class Division(NamedTuple):
         return self.ways in ((), ("whole",)) and all(each.parts.whole for each in self.held)
 
 
-def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
+def divisions(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
     """GPU -> how it is divided, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
     records = [allocation_with_parts(each, hardware) for each in state.allocations.values()]
@@ -109,7 +109,7 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
             by_card.setdefault(hardware.card_of(base), []).append((offer, base))
     profiles = {each.uuid: each.profile for gpu in hardware.gpus for each in gpu.mig or ()}
     return {
-        gpu: Division(
+        gpu: GpuPartitioning(
             ways=ways_of(gpu, by_card.get(gpu, ())),
             offered=offered_of(hardware, by_card.get(gpu, ()), profiles),
             held=tuple(
@@ -130,7 +130,7 @@ def divisions(state: NodeState) -> Mapping[DeviceID, Division]:
     }
 
 
-class Record(NamedTuple):
+class AllocationParts(NamedTuple):
     """An allocation with what it has of GPUs and NICs, as of `parts_of_allocation`."""
 
     allocation: Allocation
@@ -140,18 +140,18 @@ class Record(NamedTuple):
     parts: tuple[tuple[DeviceID, DeviceID, Part], ...]
 
 
-def allocation_with_parts(allocation: Allocation, hardware: Topology) -> Record:
+def allocation_with_parts(allocation: Allocation, hardware: Topology) -> AllocationParts:
     """The allocation with its parts."""
     owner = allocation.owner
     parts = tuple(parts_of_allocation(allocation, hardware))
     pod = allocation.id if owner is None else (owner.namespace, owner.pod)
-    return Record(allocation, owner or allocation.id, pod, parts)
+    return AllocationParts(allocation, owner or allocation.id, pod, parts)
 
 
 class CountedOnce(NamedTuple):
     """What is in several records, as where an init container left it to later ones, and whose it is."""
 
-    newest: Mapping[DeviceID, tuple[Record, Part]]
+    newest: Mapping[DeviceID, tuple[AllocationParts, Part]]
     """Device that is in several -> the newest of them, and what that has."""
     shared: Set[tuple[DeviceID, object]]
     """GPU and container, for each of which a later record has something as well."""
@@ -174,11 +174,11 @@ class CountedOnce(NamedTuple):
         return not has_some and (gpu, holder) not in self.not_of_pod
 
 
-def counted_once(records: Sequence[Record]) -> CountedOnce:
+def counted_once(records: Sequence[AllocationParts]) -> CountedOnce:
     """Looks at what later records have as well. `records`: the oldest first. Most devices are in one alone."""
     times = Counter(device for record in records for device, _, _ in record.parts)
     several = {device for device, found in times.items() if found > 1}
-    newest: dict[DeviceID, tuple[Record, Part]] = {}
+    newest: dict[DeviceID, tuple[AllocationParts, Part]] = {}
     largest = dict[DeviceID, Part]()
     pods = dict[DeviceID, set[object]]()
     surplus: dict[tuple[DeviceID, object], Parts] = {}

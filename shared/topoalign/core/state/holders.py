@@ -17,7 +17,7 @@ from typing import TypeVar
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import (
     SHARE,
-    Function,
+    FunctionHolding,
     Holding,
     excluding,
     holding_of,
@@ -27,7 +27,7 @@ from topoalign.core.model.holdings import (
     wholes_of,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.device_sets import Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.persistent_map import PersistentMap
 
@@ -140,7 +140,7 @@ class Holders:
     def _read(self, allocation: Allocation) -> Held:
         """All that an allocation holds, where the hardware shows it."""
         unshared = [
-            placed_on(self._cards, Holding(nic, Function(address)))
+            placed_on(self._cards, Holding(nic, FunctionHolding(address)))
             for nic, addresses in allocation.virtual_functions.items()
             for address in addresses
         ]
@@ -190,7 +190,7 @@ Sets = Mapping[ResourceName, DeviceSet]
 class HeldDevices:
     """The listed devices of one node that live allocations hold. A device that two resources list is held of both."""
 
-    def __init__(self, listed: Mapping[ResourceName, Devices], allocations: Iterable[Allocation]) -> None:
+    def __init__(self, listed: Mapping[ResourceName, OfferedDevices], allocations: Iterable[Allocation]) -> None:
         """`allocations`: the live ones."""
         times = Counter(chain.from_iterable(each.device_ids for each in allocations))
         self.sets: Sets = {name: devices.some(times) for name, devices in listed.items()}

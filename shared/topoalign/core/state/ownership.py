@@ -16,7 +16,7 @@ from itertools import chain
 
 from topoalign.core.model.events import Allocation, DeviceHealth
 from topoalign.core.model.holdings import (
-    Function,
+    FunctionHolding,
     Holding,
     HoldingSet,
     Whole,
@@ -290,7 +290,7 @@ class Ownership:
     @cached_property
     def functions_in_use(self) -> frozenset[str]:
         """PCI addresses of the virtual functions that an allocation holds."""
-        return frozenset(each.part.address for each in self._index.unshared if isinstance(each.part, Function))
+        return frozenset(each.part.address for each in self._index.unshared if isinstance(each.part, FunctionHolding))
 
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:

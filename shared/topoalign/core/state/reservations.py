@@ -30,7 +30,15 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reserved_parts import Part, Swapped, is_something, rest_of, shown_by, swapped, swaps_of
+from topoalign.core.state.reserved_parts import (
+    ReservedPart,
+    Swapped,
+    is_something,
+    rest_of,
+    shown_by,
+    swapped,
+    swaps_of,
+)
 
 
 class Ended(NamedTuple):
@@ -51,9 +59,9 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     """UID of the pod -> monotonic second at which its reservation ends."""
     reservations: tuple[Reservation, ...] = ()
     """All that the newest message has, also those that have ended since, after the swaps."""
-    shown: frozenset[Part] = frozenset()
+    shown: frozenset[ReservedPart] = frozenset()
     """What the node has shown of the reservations."""
-    unsaid: frozenset[Part] = frozenset()
+    unsaid: frozenset[ReservedPart] = frozenset()
     """What of that is held by an allocation of which the node has not said yet whose it is: it may be another pod's."""
     swaps: tuple[Swapped, ...] = ()
     """What pods have got of what was reserved for others."""

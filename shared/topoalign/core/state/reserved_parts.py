@@ -22,7 +22,7 @@ from topoalign.core.state.share_amounts import offered_in_slots
 PodNames = tuple[Namespace, PodName]
 
 
-class Part(NamedTuple):
+class ReservedPart(NamedTuple):
     """What of a reservation ends at once."""
 
     pod_uid: str
@@ -45,22 +45,24 @@ class Swapped(NamedTuple):
     """What the pod that it was reserved for will hold by `instead`, where that is a slot. None: an equal part."""
 
 
-def reserved_parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[Part]:
+def reserved_parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[ReservedPart]:
     """The parts of what is reserved for a container of this pod."""
     for devices in (reserved.devices, reserved.co_allocated):
-        yield from (Part(uid, reserved.container, name, device) for name, ids in devices.items() for device in ids)
+        yield from (
+            ReservedPart(uid, reserved.container, name, device) for name, ids in devices.items() for device in ids
+        )
     if reserved.cpus:
-        yield Part(uid, reserved.container, CPU)
-    yield from (Part(uid, reserved.container, block.resource) for block in reserved.memory)
+        yield ReservedPart(uid, reserved.container, CPU)
+    yield from (ReservedPart(uid, reserved.container, block.resource) for block in reserved.memory)
 
 
-def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[Part]) -> ReservedContainer:
+def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[ReservedPart]) -> ReservedContainer:
     """What is reserved for a container without the parts that are shown."""
     left = {part for part in reserved_parts_of_container(reserved, uid) if part not in shown}
 
     def unseen(devices: Mapping[ResourceName, tuple[DeviceID, ...]]) -> dict[ResourceName, tuple[DeviceID, ...]]:
         rest = {
-            name: tuple(device for device in ids if Part(uid, reserved.container, name, device) in left)
+            name: tuple(device for device in ids if ReservedPart(uid, reserved.container, name, device) in left)
             for name, ids in devices.items()
         }
         return {name: ids for name, ids in rest.items() if ids}
@@ -73,8 +75,8 @@ def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[Part]) -> Re
         devices=devices,
         co_allocated=co_allocated,
         virtual_functions={nic: functions for nic, functions in reserved.virtual_functions.items() if nic in kept},
-        cpus=reserved.cpus if Part(uid, reserved.container, CPU) in left else "",
-        memory=tuple(each for each in reserved.memory if Part(uid, reserved.container, each.resource) in left),
+        cpus=reserved.cpus if ReservedPart(uid, reserved.container, CPU) in left else "",
+        memory=tuple(each for each in reserved.memory if ReservedPart(uid, reserved.container, each.resource) in left),
         slots={slot: amount for slot, amount in reserved.slots.items() if slot in kept},
     )
 
@@ -91,7 +93,7 @@ def shown_by(
     origins: Mapping[AllocationID, AllocationID] = {},
     *,
     own: bool = False,
-) -> Iterator[Part]:
+) -> Iterator[ReservedPart]:
     """
     The parts of these reservations that the node shows as it is now. `former`: UID of a pod -> allocations from before its
     reservation, which show nothing of it by what they hold; `origins`, `own`: as `NodeReservations.observe`.
@@ -102,7 +104,7 @@ def shown_by(
     """
     live = state.allocations.values() if own else ()
     holders = {device: each.id for each in live for device in ids_held(each)}
-    given = Given(state, co_allocated=False)
+    given = ReportedHoldings(state, co_allocated=False)
     for reservation in reservations:
         before = frozenset(former.get(reservation.pod_uid, ()))
         has = [given.to(reservation, each.container).keys() for each in reservation.containers]
@@ -144,7 +146,7 @@ def ids_held(allocation: Allocation) -> Iterator[str]:
         yield from allocation.virtual_functions.get(device, (device,))
 
 
-class Given:
+class ReportedHoldings:
     """
     What a node shows containers to have: by its record and by its kubelet's checkpoints, and by PodResources where a
     checkpoint cannot be read. A pod is known by its UID; where the node does not know that, by namespace and name.
@@ -207,9 +209,9 @@ def unmatched_of(used: ContainerUsage, kubelet: KubeletObserved | None) -> Conta
 def swaps_of(
     state: NodeState,
     reservations: Sequence[Reservation],
-    shown: Collection[Part],
+    shown: Collection[ReservedPart],
     known: Sequence[Swapped],
-    unsaid: Collection[Part] = (),
+    unsaid: Collection[ReservedPart] = (),
 ) -> Iterator[Swapped]:
     """
     What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
@@ -221,7 +223,7 @@ def swaps_of(
     another amount of a GPU that offers more or less: of such a GPU it holds what was reserved there for a pod with as many
     slots, because of pods that ask for as many a registry binds only those beside one another that ask for the same.
     """
-    given = Given(state)
+    given = ReportedHoldings(state)
     pods = {each.pod_uid: each for each in reservations}
     heirs = {(each.resource, each.instead): each.pod_uid for each in known}
     offered = offered_in_slots(state.hardware)
@@ -253,7 +255,7 @@ def swaps_of(
 
 
 def swapped(
-    reservations: Sequence[Reservation], swaps: Sequence[Swapped], shown: Collection[Part]
+    reservations: Sequence[Reservation], swaps: Sequence[Swapped], shown: Collection[ReservedPart]
 ) -> tuple[Reservation, ...]:
     """
     The reservations with other devices in the place of those that were taken; parts that are `shown` are as they were. CPUs
@@ -270,7 +272,7 @@ def swapped(
 
     def after(uid: str, reserved: ReservedContainer) -> ReservedContainer:
         def now_of(name: ResourceName, device: DeviceID) -> DeviceID:
-            is_shown = Part(uid, reserved.container, name, device) in shown
+            is_shown = ReservedPart(uid, reserved.container, name, device) in shown
             return device if is_shown else instead.get((uid, name, device), device)
 
         devices, co_allocated = (
@@ -282,7 +284,7 @@ def swapped(
         by_slot = {device: reserved.slots.get(device) or amounts.get((uid, device)) for device in now}
         got = [donors.get(device, reserved) for device in sorted(now.difference(ids_reserved(reserved)))]
         donor = got[0] if got and all(each is got[0] for each in got) else reserved
-        has_cpus = Part(uid, reserved.container, CPU) in shown
+        has_cpus = ReservedPart(uid, reserved.container, CPU) in shown
         moves_cpus = not has_cpus and len(parse_cpuset(donor.cpus)) == len(parse_cpuset(reserved.cpus))
         return msgspec.structs.replace(
             reserved,

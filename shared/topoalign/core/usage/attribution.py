@@ -25,7 +25,7 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Node
 from topoalign.core.model.processes import DeviceUse, GpuProcess, LibraryCount, Measurement, ProcessIdentity
 from topoalign.core.state.fold import NodeState
 from topoalign.core.usage.given import WHOLE_DEVICE as WHOLE_DEVICE
-from topoalign.core.usage.given import Held, all_held, given_to
+from topoalign.core.usage.given import HeldShare, all_held, given_to
 
 Where = Literal["pod", "host", "unknown"]
 """Where processes run that hold nothing of a device: in a pod, in none, or nobody knows."""
@@ -151,13 +151,13 @@ def attribute_use(state: NodeState, measured: Measurement) -> NodeShares:
     )
 
 
-def held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[Held]]:
+def held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[HeldShare]]:
     """
     GPU or MIG instance -> what is held of it, in the order of the allocations: of an instance also the whole of its GPU. One
     pass over all that is held, which are thousands on a node with 16 GPUs in units.
     """
     instances = {gpu.id: tuple(instance.uuid for instance in gpu.mig or ()) for gpu in state.hardware.gpus}
-    found = defaultdict[DeviceID, list[Held]](list)
+    found = defaultdict[DeviceID, list[HeldShare]](list)
     for each in all_held(state):
         holding = each.holding
         is_whole = isinstance(holding.part, Whole)
@@ -181,13 +181,13 @@ def device_shares(
     use: DeviceUse,
     card: DeviceID,
     memory: int | None,
-    held: Sequence[Held],
+    held: Sequence[HeldShare],
     owners: Mapping[str, Owner],
     *,
     is_seen: bool,
 ) -> DeviceShares:
     """One row. `held`: what is held of the device. `is_seen`: whether it is known where processes run."""
-    holders: dict[object, list[Held]] = {}
+    holders: dict[object, list[HeldShare]] = {}
     for each in held:
         allocation = each.allocation
         key = (allocation.pod_uid, allocation.owner) if allocation.owner is not None else allocation.id
@@ -257,7 +257,7 @@ def use_of(processes: Sequence[GpuProcess], *, is_told: bool) -> Use:
     )
 
 
-def holder_use(group: Sequence[Held], memory: int | None, use: Use) -> HolderUse:
+def holder_use(group: Sequence[HeldShare], memory: int | None, use: Use) -> HolderUse:
     """What one container holds of a device with this much memory, and its use."""
     first = group[0].allocation
     cores, given = given_to(group, memory)

@@ -36,7 +36,7 @@ _PATTERNS = tuple(
 _MOUNTED = re.compile(r"(?:/|^)pods/(?P<uid>[^/]+)/containers/(?P<name>[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/[^/]+$")
 
 
-class Placement(NamedTuple):
+class CgroupPlacement(NamedTuple):
     """What a control group tells of its processes."""
 
     pod_uid: str = ""
@@ -46,7 +46,7 @@ class Placement(NamedTuple):
     """The group's path as the kernel tells it; of version 1 the longest of its paths."""
 
 
-def placement_of(cgroups: str) -> Placement:
+def placement_of(cgroups: str) -> CgroupPlacement:
     """
     The placement of a process, by the text of its /proc/<pid>/cgroup: lines `<hierarchy>:<controllers>:<path>`.
 
@@ -59,8 +59,8 @@ def placement_of(cgroups: str) -> Placement:
         for path in paths:
             if found := pattern.search(path):
                 uid = found["uid"] or found["named"]
-                return Placement(uid.replace("_", "-") if found["slice"] else uid, found["id"], path)
-    return Placement(path=max(paths, key=len, default=""))
+                return CgroupPlacement(uid.replace("_", "-") if found["slice"] else uid, found["id"], path)
+    return CgroupPlacement(path=max(paths, key=len, default=""))
 
 
 def container_name_of(mounts: str, pod_uid: str) -> ContainerName:

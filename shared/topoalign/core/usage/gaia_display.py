@@ -23,10 +23,10 @@ import msgspec
 from topoalign.core.model.events import HealthState
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu
 from topoalign.core.sharing.gaia.evaluators import tree_root
-from topoalign.core.sharing.gaia.tree import GpuTree, Node, build_free_tree
-from topoalign.core.state.divisions import Division, divisions
+from topoalign.core.sharing.gaia.tree import GaiaTreeNode, GpuTree, build_free_tree
+from topoalign.core.state.divisions import GpuPartitioning, divisions
 from topoalign.core.state.fold import NodeState
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
 
@@ -51,13 +51,13 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """MiB of the card."""
 
 
-class Devices(msgspec.Struct, frozen=True):
+class ContainerGpus(msgspec.Struct, frozen=True):
     """The cards of a container."""
 
     dev: tuple[DeviceInfo, ...]
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class DisplayedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """What a container was given."""
 
     gpu: float = 0.0
@@ -69,14 +69,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 class ContainerStat(msgspec.Struct, frozen=True, kw_only=True):
     """One pod."""
 
-    stat: dict[str, Devices] = {}
+    stat: dict[str, ContainerGpus] = {}
     """By name of the container, as `spec`."""
     project: str = ""
     """Its namespace."""
     user: str = ""
     """Gaia takes it and the next one from the pod's manifest, which is not known on the node: always empty."""
     cluster: str = ""
-    spec: dict[str, Spec] = {}
+    spec: dict[str, DisplayedContainer] = {}
 
 
 class Usages(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ def graph_of(state: NodeState, shares: NodeShares) -> str:
     return "".join(lines)
 
 
-def walk_with_depth(tree: GpuTree, node: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:
+def walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterator[tuple[GaiaTreeNode, int]]:
     """All nodes below one with their depth, each before those below it."""
     order = sorted(
         node.children,
@@ -116,7 +116,7 @@ def walk_with_depth(tree: GpuTree, node: Node, depth: int = 0) -> Iterator[tuple
         yield from walk_with_depth(tree, child, depth + 1)
 
 
-def render_line(tree: GpuTree, node: Node, depth: int, texts: Sequence[str]) -> str:
+def render_line(tree: GpuTree, node: GaiaTreeNode, depth: int, texts: Sequence[str]) -> str:
     """The line of one node. `texts`: of the cards."""
     indent = "|   " * depth + "|---"
     if node.children:
@@ -137,7 +137,7 @@ def card_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
     )
 
 
-def remaining_amount(gpu: Gpu, card: SharedCard, division: Division) -> Amount:
+def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning) -> Amount:
     """What of a card may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
     if gpu.mig is not None or not card.healthy:
         return Amount(cores=0, memory=0)
@@ -152,11 +152,11 @@ def uses(row: DeviceShares) -> Iterator[Use]:
     yield from (other.use for other in row.others)
 
 
-def shared_card(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedCard:
+def shared_card(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
     """A card with what is held of it."""
     holders = [holder for row in rows for holder in row.holders]
     health = state.health_of(gpu.id)
-    return SharedCard(
+    return SharedGpu(
         device=gpu.id,
         index=gpu.index,
         minor=gpu.index if gpu.minor is None else gpu.minor,
@@ -182,7 +182,7 @@ def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
     return Usages(
         {
             uid: ContainerStat(
-                stat={name: Devices(tuple(info for info, _ in held)) for name, held in containers.items()},
+                stat={name: ContainerGpus(tuple(info for info, _ in held)) for name, held in containers.items()},
                 project=namespace,
                 spec={name: spec_of([holder for _, holder in held]) for name, held in containers.items()},
             )
@@ -203,9 +203,9 @@ def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
     )
 
 
-def spec_of(held: Sequence[HolderUse]) -> Spec:
+def spec_of(held: Sequence[HolderUse]) -> DisplayedContainer:
     """What a container was given, in all."""
-    return Spec(
+    return DisplayedContainer(
         gpu=sum(holder.cores or 0 for holder in held) / WHOLE_CARD,
         mem=float(sum(holder.memory or 0 for holder in held) // MIB),
     )

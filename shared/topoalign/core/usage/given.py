@@ -22,7 +22,7 @@ WHOLE_DEVICE = 100
 """Hundredths of a device's computing time that are all of it."""
 
 
-class Held(NamedTuple):
+class HeldShare(NamedTuple):
     """One thing that an allocation holds of a GPU."""
 
     allocation: Allocation
@@ -33,10 +33,10 @@ class Held(NamedTuple):
     """What it holds of its GPU by a slot; None: this is no slot."""
 
 
-def all_held(state: NodeState) -> list[Held]:
+def all_held(state: NodeState) -> list[HeldShare]:
     """All that is held of a node, in the order of its allocations."""
     return [
-        Held(
+        HeldShare(
             allocation,
             device,
             state.ownership.holding(allocation.instances.get(device, device)),
@@ -68,7 +68,7 @@ def has_amounts(state: NodeState) -> bool:
     )
 
 
-def given_to(group: Sequence[Held], memory: int | None) -> tuple[int | None, int | None]:
+def given_to(group: Sequence[HeldShare], memory: int | None) -> tuple[int | None, int | None]:
     """
     Cores and bytes that one container was given of a device with this much memory. None: it has time slices, which are no
     amount, or the memory of the device is not known.

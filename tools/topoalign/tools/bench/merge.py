@@ -16,7 +16,7 @@ from topoalign.cli.measuring import measured
 from topoalign.core.admission.admit import admit
 from topoalign.core.hints.rules import Supply
 from topoalign.core.model.decisions import Decision
-from topoalign.core.model.hints import HintRule, Need, TopologyHint
+from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.bitmask import masks_by_size, node_mask
@@ -53,7 +53,7 @@ def uneven(nodes: int, resources: int) -> list[HintRule]:
     rules = []
     for number in range(resources):
         supply = {1 << node: chance.randint(4, 16) for node in range(nodes)}
-        wanted = Supply(node_mask(range(nodes)), (Need(10 * (number % 5 + 1), supply),))
+        wanted = Supply(node_mask(range(nodes)), (ResourceNeed(10 * (number % 5 + 1), supply),))
         rules.append(HintRule(nodes=wanted.nodes, needs=wanted.needs, least=wanted.least_size() or 0))
     return rules
 

@@ -17,7 +17,7 @@ from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.diagnosis.answers import Answer
+from topoalign.core.diagnosis.answers import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.nodes import Nodes
 from topoalign.core.diagnosis.records import ClusterRecord, record_node
@@ -28,7 +28,7 @@ from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import Shapes, rename_devices
-from topoalign.core.scoring.quality import FreeDevices, Packing, compute_key, device_need, node_key
+from topoalign.core.scoring.quality import FreeDevices, NodePacking, compute_key, device_need, node_key
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
@@ -50,9 +50,9 @@ def cases() -> Iterator[dict[str, object]]:
     yield from scores(load_machine("hgx-h100").topology)
 
 
-def ask(cluster: ClusterRecord, pod: PodRequest, pods: int) -> Answer:
+def ask(cluster: ClusterRecord, pod: PodRequest, pods: int) -> ClusterAnswer:
     """What the cluster says."""
-    return diagnose(Nodes(cluster), pod, scorer_by_name(Scoring.QUALITY, Packing.BINPACK), pods=pods)
+    return diagnose(Nodes(cluster), pod, scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK), pods=pods)
 
 
 def scores(topology: Topology) -> Iterator[dict[str, object]]:
@@ -62,10 +62,12 @@ def scores(topology: Topology) -> Iterator[dict[str, object]]:
     random.Random(1).shuffle(free)
     cold = iter(free)
     kept = iter(free)
-    yield measured("score-cold", lambda: compute_key(topology, need, next(cold), Packing.BINPACK), len(free), warm=0)
+    yield measured(
+        "score-cold", lambda: compute_key(topology, need, next(cold), NodePacking.BINPACK), len(free), warm=0
+    )
     for each in free:
-        node_key(topology, need, each, Packing.BINPACK)
-    yield measured("score-kept", lambda: node_key(topology, need, next(kept), Packing.BINPACK), len(free), warm=0)
+        node_key(topology, need, each, NodePacking.BINPACK)
+    yield measured("score-kept", lambda: node_key(topology, need, next(kept), NodePacking.BINPACK), len(free), warm=0)
 
 
 def half_full_cluster() -> ClusterRecord:

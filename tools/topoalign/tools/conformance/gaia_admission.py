@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
 from topoalign.core.sharing.gaia.admission import (
     AdmissionNode,
@@ -122,7 +122,7 @@ def node_of(node: AdmissionNodeCase) -> AdmissionNode | None:
     if count <= 0:
         return None
     each = node.capacity_memory_blocks // count * BLOCK
-    cards = [SharedCard(device=DeviceID(str(i)), index=i, minor=i, memory=each) for i in range(count)]
+    cards = [SharedGpu(device=DeviceID(str(i)), index=i, minor=i, memory=each) for i in range(count)]
     for container in (container for pod in node.pods for container in pod.containers):
         for index in indexes(container.predicate_idx or ""):
             if 0 <= index < count:

@@ -6,11 +6,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from topoalign.core.demand.shares import CardRequest
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.usage import MIB, CardUsage, to_hami_usage
+from topoalign.core.sharing.cards import SharedGpu
+from topoalign.core.sharing.hami.usage import MIB, HamiGpuUsage, to_hami_usage
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -81,9 +81,9 @@ class Card(msgspec.Struct, frozen=True):
     score: float = 0.0
 
     @property
-    def read(self) -> CardUsage:
+    def read(self) -> HamiGpuUsage:
         """The card as the product makes it of what it knows of a card."""
-        card = SharedCard(
+        card = SharedGpu(
             device=DeviceID(self.uuid),
             index=self.index,
             minor=self.index,
@@ -110,9 +110,9 @@ class Request(msgspec.Struct, frozen=True):
     cores: int
 
     @property
-    def read(self) -> CardRequest:
+    def read(self) -> HamiRequest:
         """The request in the type of the product."""
-        return CardRequest(
+        return HamiRequest(
             count=self.count, vendor=self.vendor, memory=self.mem_mb, percent=self.mem_percent, cores=self.cores
         )
 

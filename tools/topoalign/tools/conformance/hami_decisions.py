@@ -11,8 +11,8 @@ from topoalign.core.model.topology.mig import MigPlacement, free_mig_placement
 from topoalign.core.model.topology.offers import Slots
 from topoalign.core.scoring.scorers import hami_order, node_policy
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.place import NodeCards, Placed, PodShares, place_pod_as_hami
-from topoalign.core.sharing.hami.scores import ScoredCard, hami_gpu_score, hami_gpus_score, order_of_trial, sort_key
+from topoalign.core.sharing.hami.place import NodeGpus, Placed, PodShares, place_pod_as_hami
+from topoalign.core.sharing.hami.scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial, sort_key
 from topoalign.core.sharing.hami.selection import read_rules
 from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.quotas import OverQuota, check_quota, lowest_limits, sum_quota_amounts
@@ -49,7 +49,7 @@ NAMES = Slots()
 
 def device_order(case: OrderInput, _: OrderExpected) -> OrderExpected:
     """Which of two cards is tried last."""
-    a, b = (sort_key(ScoredCard(each.read, each.score), case.policy, case.numa_bind) for each in (case.a, case.b))
+    a, b = (sort_key(ScoredGpu(each.read, each.score), case.policy, case.numa_bind) for each in (case.a, case.b))
     return OrderExpected(a < b)
 
 
@@ -65,7 +65,7 @@ def scores(case: ScoreInput, expect: Score) -> Score:
 def container_fit(case: FitInput, expect: Answer) -> Answer:
     """The cards of one container."""
     if case.devices:
-        scored = [ScoredCard(each.read, each.score) for each in case.devices]
+        scored = [ScoredGpu(each.read, each.score) for each in case.devices]
         cards = order_of_trial(scored, case.gpu_policy, case.group_by_numa)
     else:
         cards = tuple(each.read for each in reversed(case.devices_in_order))
@@ -114,7 +114,7 @@ def mig_place(case: MigInput, expect: MigExpected) -> MigExpected:
     if case.request is None:
         return MigExpected(placements=instances(case))
     pod = PodShares(containers=((case.request.read,),), rules=read_rules(case.annotations))
-    found = place_pod_as_hami(NodeCards(cards=tuple(each.read for each in case.devices)), pod)
+    found = place_pod_as_hami(NodeGpus(cards=tuple(each.read for each in case.devices)), pod)
     shares = () if isinstance(found, Unfit) else found.containers[0]
     made = [Allocation(str(each.uuid), each.profile, each.placement, each.memory, each.cores) for each in shares]
     return MigExpected(
@@ -185,7 +185,7 @@ def placed(node: NodeInput, case: PlaceInput) -> Placed | Unfit:
         init_containers=case.init_containers,
         rules=read_rules(case.annotations, node.gpu_policy),
     )
-    return place_pod_as_hami(NodeCards(cards=tuple(each.read for each in node.devices), scores=node.pair_scores), pod)
+    return place_pod_as_hami(NodeGpus(cards=tuple(each.read for each in node.devices), scores=node.pair_scores), pod)
 
 
 def node_fits(name: NodeName, found: Placed, expect: PlaceExpected) -> NodeFits:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from topoalign.core.deviceshare.annotations import parse_quantity_exactly
-from topoalign.core.deviceshare.inventory import HOPPER_TABLE, HOPPERS, Device, Inventory, Partition, Table
+from topoalign.core.deviceshare.inventory import HOPPER_TABLE, HOPPERS, InventoryDevice, NodeInventory, Partition, Table
 from topoalign.core.deviceshare.names import (
     GPU_MODEL,
     GPU_VENDOR,
@@ -36,7 +36,7 @@ class DeviceObject(msgspec.Struct):
     annotations: dict[str, Any] = {}
 
 
-def read_device(raw: object, node_labels: Mapping[str, str]) -> Inventory:
+def read_device(raw: object, node_labels: Mapping[str, str]) -> NodeInventory:
     """
     The inventory that a Device object describes. Devices of a type that is not known are left out.
 
@@ -45,14 +45,14 @@ def read_device(raw: object, node_labels: Mapping[str, str]) -> Inventory:
     try:
         described = msgspec.convert(raw, DeviceObject)
         known = [{**LEFT_OUT, **each} for each in described.devices if each.get("type") in [*DeviceType]]
-        devices = msgspec.convert(known, tuple[Device, ...])
+        devices = msgspec.convert(known, tuple[InventoryDevice, ...])
         table = own_table(described.annotations.get(PARTITION_TABLE))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidField(
             "device", clean(str(error), 200), "give the Device object as Koordinator writes it"
         ) from error
     policy = (node_labels if table is None else described.labels).get(PARTITION_POLICY)
-    return Inventory(
+    return NodeInventory(
         devices=devices,
         table=built_in_table(node_labels) if table is None else table,
         honored=policy == "Honor",

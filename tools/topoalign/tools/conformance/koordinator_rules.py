@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.candidates import Asked, Candidate, by_minor, by_preferred_pcie, wanted
-from topoalign.core.deviceshare.inventory import Device, Place
+from topoalign.core.deviceshare.candidates import DeviceCandidate, JointRequest, by_minor, by_preferred_pcie, wanted
+from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice
 from topoalign.core.deviceshare.names import HINT_ANNOTATION, DeviceType
 from topoalign.core.deviceshare.quantities import check_combination, gpu_demand, normalised
 from topoalign.core.deviceshare.refusals import InvalidShareRequest
@@ -27,10 +27,10 @@ class Ranked(msgspec.Struct, frozen=True, rename={"pcie": "pcieID"}):
     pcie: str = ""
 
     @property
-    def read(self) -> Candidate:
+    def read(self) -> DeviceCandidate:
         """The candidate in the types of the product."""
-        device = Device(kind=DeviceType.RDMA, minor=self.minor, place=Place(pcie=self.pcie))
-        return Candidate(device, {}, self.score)
+        device = InventoryDevice(kind=DeviceType.RDMA, minor=self.minor, place=DeviceLocation(pcie=self.pcie))
+        return DeviceCandidate(device, {}, self.score)
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def counted(given: Input, inventories: Inventories) -> RuleAnswer:
     """The number of devices of a type and the amount of each."""
     pod = Pod(given.requests, {HINT_ANNOTATION: {given.device_type.value: given.hint}})
     try:
-        want = wanted(Asked(demand=pod.demand, inventory=inventories.read(given.device, {})), given.device_type)
+        want = wanted(JointRequest(demand=pod.demand, inventory=inventories.read(given.device, {})), given.device_type)
     except TopoalignError as error:
         return RuleAnswer(ok=False, count=0, per_instance={}, error=refused(error))
     return RuleAnswer(ok=True, count=want.count, per_instance=dict(want.each), error=None)

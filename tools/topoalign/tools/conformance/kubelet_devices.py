@@ -12,8 +12,8 @@ from topoalign.core.model.errors import DriverFault, NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
-from topoalign.core.model.topology.device_sets import Devices
-from topoalign.core.placement.devices import Choice, choose_devices, sides
+from topoalign.core.model.topology.device_sets import OfferedDevices
+from topoalign.core.placement.devices import DeviceChoice, choose_devices, sides
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
@@ -22,9 +22,9 @@ from topoalign.tools.conformance.suite import CaseResult, Outcome
 Listed = dict[DeviceID, tuple[int, ...] | None]
 
 
-def in_text_order(devices: Listed) -> Devices:
+def in_text_order(devices: Listed) -> OfferedDevices:
     """The cases pick devices in ascending order of their ids; production picks in the order of this mapping."""
-    return Devices({device: devices[device] for device in sorted(devices)})
+    return OfferedDevices({device: devices[device] for device in sorted(devices)})
 
 
 def mask_or_none(nodes: list[int] | None) -> Mask | None:
@@ -154,7 +154,7 @@ def allocated(case: AllocateCase) -> AllocateExpected:
     )
     call: PreferredCall | None = None
 
-    def preferred(choice: Choice) -> tuple[DeviceID, ...] | None:
+    def preferred(choice: DeviceChoice) -> tuple[DeviceID, ...] | None:
         nonlocal call
         if not case.plugin.preferred_available:
             return None

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from topoalign.client import Client
 from topoalign.client.superseded import KeptNodes
-from topoalign.core.admission.gang_plan import Candidate
+from topoalign.core.admission.gang_plan import GangPlacement
 from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
@@ -369,10 +369,10 @@ class Scheduling:
     def _hardware(self, node: NodeName) -> Topology:
         return self.view.facts(node).hardware
 
-    def _candidate(self, node: NodeName) -> Candidate | None:
+    def _candidate(self, node: NodeName) -> GangPlacement | None:
         self.view.renew()  # what is reserved on it may have changed a moment ago
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return None
         basis = self.view.basis(view)
-        return Candidate(basis.state, basis.rules)
+        return GangPlacement(basis.state, basis.rules)

@@ -23,7 +23,7 @@ def bits_of(marks: bytearray) -> int:
     return int(marks[::-1].translate(DIGITS) or b"0", 2)
 
 
-class Devices(dict[DeviceID, tuple[int, ...] | None]):
+class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
     """
     All that is handed out of one resource, in the hardware's order -> the NUMA nodes that it is listed with to the kubelet:
     None without topology, () with one that is empty. It is not changed once it is made.
@@ -115,7 +115,7 @@ class Devices(dict[DeviceID, tuple[int, ...] | None]):
         return DeviceSet(self, bits_of(marks) << lowest)
 
 
-NO_DEVICES = Devices()
+NO_DEVICES = OfferedDevices()
 
 
 class DeviceSet(Collection[DeviceID]):
@@ -123,7 +123,7 @@ class DeviceSet(Collection[DeviceID]):
 
     __slots__ = ("bits", "devices")
 
-    def __init__(self, devices: Devices, bits: int) -> None:
+    def __init__(self, devices: OfferedDevices, bits: int) -> None:
         """`bits`: bit i stands for the device in place i."""
         self.devices = devices
         self.bits = bits

@@ -15,7 +15,7 @@ from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, invert_groups
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.model.topology.device_sets import Devices
+from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.mig import MigDevice, MigProfile
 from topoalign.core.model.topology.offers import Kind, Offer, by_base, group_offers
@@ -188,11 +188,11 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     """False: the NUMA nodes are not known, and CPUs that GPUs name as theirs in one list count as one node."""
 
     @cached_property
-    def devices(self) -> Mapping[ResourceName, Devices]:
+    def devices(self) -> Mapping[ResourceName, OfferedDevices]:
         """Resource -> what is handed out of it."""
-        devices: dict[ResourceName, Devices] = {}
+        devices: dict[ResourceName, OfferedDevices] = {}
         for offer in self.offered:
-            listed = devices.setdefault(offer.resource, Devices())
+            listed = devices.setdefault(offer.resource, OfferedDevices())
             for base in offer.devices:
                 card = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
                 nodes = self.listed_nodes(card.numa_affinity) if card is not None else None
@@ -200,7 +200,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
                 if nodes is not None and not offer.has_numa_topology:
                     listed.unlisted_nodes[base] = nodes
         for other in self.others:
-            devices.setdefault(other.resource, Devices())[other.id] = other.nodes
+            devices.setdefault(other.resource, OfferedDevices())[other.id] = other.nodes
         return devices
 
     @cached_property

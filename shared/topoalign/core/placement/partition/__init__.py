@@ -27,7 +27,7 @@ from topoalign.core.placement.gpus.seam import Scores, total_score
 from topoalign.core.placement.partition.greedy import greedy_split
 from topoalign.core.placement.partition.lagrangian import MOST_PRICED, best_by_prices
 from topoalign.core.placement.partition.masks import mask_members, mask_of_members
-from topoalign.core.placement.partition.search_budget import SearchBudget
+from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 from topoalign.core.placement.partition.tables import MOST_LISTED, best_by_table
 from topoalign.core.placement.partition.tree import MOST_IN_TREE, best_by_tree, build_score_tree
 
@@ -74,7 +74,7 @@ def exact_split(scores: Scores, required: Sequence[int], size: int) -> tuple[int
     fixed = mask_of_members(required, devices)
     if devices <= MOST_LISTED:
         return best_by_table(scores, fixed, size)
-    work = SearchBudget(MOST_STEPS)
+    work = PartitionSearchBudget(MOST_STEPS)
     tree = build_score_tree(scores, range(devices)) if devices <= MOST_IN_TREE else None
     if tree is not None:
         return best_by_tree(tree, devices, required, size, work)

@@ -30,7 +30,7 @@ from topoalign.core.placement.partition.masks import (
     set_scores,
     sums_by_mask,
 )
-from topoalign.core.placement.partition.search_budget import SearchBudget
+from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 
 MOST_PRICED = 18
 """Devices. Each more doubles the number of sets."""
@@ -48,7 +48,7 @@ INERTIA = 0.6
 """How much of the last step's direction the next one keeps."""
 
 
-class Kind(NamedTuple):
+class SetKind(NamedTuple):
     """Sets of which every partition has the same number, with their scores."""
 
     masks: tuple[int, ...]
@@ -61,11 +61,11 @@ class Kind(NamedTuple):
         """The cost of each set: the prices of its devices less its score."""
         return list(map(sub, self.sums(prices), self.scores))
 
-    def only(self, numbers: Iterable[int]) -> "Kind":
+    def only(self, numbers: Iterable[int]) -> "SetKind":
         """The kind with only the sets at these positions."""
         chosen = [*numbers]
         masks = tuple(self.masks[each] for each in chosen)
-        return Kind(masks, [self.scores[each] for each in chosen], self.number, sums_of(masks))
+        return SetKind(masks, [self.scores[each] for each in chosen], self.number, sums_of(masks))
 
 
 class Bound(NamedTuple):
@@ -77,7 +77,7 @@ class Bound(NamedTuple):
     """Of the sets of each kind."""
 
 
-def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget) -> tuple[int, int]:
+def best_by_prices(scores: Scores, required: int, size: int, work: PartitionSearchBudget) -> tuple[int, int]:
     """
     Finds the chosen set, as a mask, and the total; `required` is a mask, too.
 
@@ -95,7 +95,7 @@ def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget)
     return put_together(kinds, bound, target, size, worth, work)
 
 
-def group_sets(worth: Sequence[int], devices: int, required: int, size: int) -> list[Kind]:
+def group_sets(worth: Sequence[int], devices: int, required: int, size: int) -> list[SetKind]:
     """The sets that can be in a partition, by kind; the chosen set is of the first kind."""
     full, left_over = divmod(devices, size)
     sets = masks_of_size(devices, size)
@@ -108,7 +108,7 @@ def group_sets(worth: Sequence[int], devices: int, required: int, size: int) -> 
     else:
         offered = [(sets, full), (rests, int(left_over > 0))]
     return [
-        Kind(masks, [PARTS * worth[mask] for mask in masks], number, sums_of(masks))
+        SetKind(masks, [PARTS * worth[mask] for mask in masks], number, sums_of(masks))
         for masks, number in offered
         if number
     ]
@@ -128,7 +128,7 @@ def sums_of(masks: Sequence[int]) -> Callable[[Sequence[int]], list[int]]:
     return sums
 
 
-def lowest_bound(kinds: Sequence[Kind], prices: list[int], target: int) -> Bound:
+def lowest_bound(kinds: Sequence[SetKind], prices: list[int], target: int) -> Bound:
     """The lowest bound that a few rounds of changing prices find; `target` is what some partition is worth."""
     best = bound_at(kinds, prices)
     pools: list[dict[int, None]] = [{} for _ in kinds]
@@ -146,14 +146,14 @@ def lowest_bound(kinds: Sequence[Kind], prices: list[int], target: int) -> Bound
     return best
 
 
-def bound_at(kinds: Iterable[Kind], prices: list[int]) -> Bound:
+def bound_at(kinds: Iterable[SetKind], prices: list[int]) -> Bound:
     """The bound at these prices: their sum less the cheapest sets, as many as a partition has."""
     costs = [kind.costs(prices) for kind in kinds]
     least = sum(sum(nsmallest(kind.number, of_kind)) for kind, of_kind in zip(kinds, costs, strict=True))
     return Bound(sum(prices) - least, prices, costs)
 
 
-def lowered(kinds: Sequence[Kind], prices: list[int], target: int) -> list[int]:
+def lowered(kinds: Sequence[SetKind], prices: list[int], target: int) -> list[int]:
     """Prices with a lower bound, as far as these sets tell: subgradient steps with inertia, while the gap allows."""
     devices = len(prices)
     members = [[mask_members(mask, devices) for mask in kind.masks] for kind in kinds]
@@ -191,7 +191,7 @@ def cheapest(costs: Sequence[int], number: int) -> list[int]:
 
 
 def put_together(
-    kinds: Sequence[Kind], bound: Bound, target: int, size: int, worth: Sequence[int], work: SearchBudget
+    kinds: Sequence[SetKind], bound: Bound, target: int, size: int, worth: Sequence[int], work: PartitionSearchBudget
 ) -> tuple[int, int]:
     """Finds the chosen set and the total among the sets that cost little enough. Raises TooMuchWork."""
     everything = len(worth) - 1

@@ -5,7 +5,7 @@ from typing import NoReturn
 from topoalign.core.model.errors import TooMuchWork
 
 
-class SearchBudget:
+class PartitionSearchBudget:
     """Counts the steps of one search against a limit. No clock: the same question always gets the same answer."""
 
     def __init__(self, steps: int) -> None:

@@ -21,21 +21,21 @@ from math import comb
 from typing import NamedTuple
 
 from topoalign.core.placement.gpus.seam import Scores
-from topoalign.core.placement.partition.search_budget import SearchBudget
+from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 from topoalign.core.placement.partition.tree_shapes import DEVICE, EMPTY, NEEDED, Forms
 
 MOST_IN_TREE = 128
 """Devices: the search goes as deep as there are sets."""
 
 
-class Block(NamedTuple):
+class ScoreBlock(NamedTuple):
     """Devices of which any two from different children have the same score, the least within the block."""
 
     value: int
     children: tuple["Tree", ...]
 
 
-Tree = Block | int
+Tree = ScoreBlock | int
 """A block, or the position of a device."""
 
 
@@ -56,10 +56,12 @@ def build_score_tree(scores: Scores, positions: Sequence[int]) -> Tree | None:
     if len(groups) == 1:
         return None
     children = [build_score_tree(scores, group) for group in groups]
-    return None if None in children else Block(least, tuple(child for child in children if child is not None))
+    return None if None in children else ScoreBlock(least, tuple(child for child in children if child is not None))
 
 
-def best_by_tree(tree: Tree, devices: int, required: Sequence[int], size: int, work: SearchBudget) -> tuple[int, int]:
+def best_by_tree(
+    tree: Tree, devices: int, required: Sequence[int], size: int, work: PartitionSearchBudget
+) -> tuple[int, int]:
     """
     Finds the chosen set, as a mask, and the total.
 
@@ -79,7 +81,9 @@ def untaken_form(forms: Forms, tree: Tree, required: Set[int]) -> int:
 class TreeSplit:
     """The search for the best partition of one tree into sets of one size."""
 
-    def __init__(self, tree: Tree, devices: int, required: Sequence[int], size: int, work: SearchBudget) -> None:
+    def __init__(
+        self, tree: Tree, devices: int, required: Sequence[int], size: int, work: PartitionSearchBudget
+    ) -> None:
         self.tree = tree
         self.devices = devices
         self.required = frozenset(required)
@@ -211,7 +215,7 @@ class TreeSplit:
             self._lowest[id(tree), rest] = max(self.assigned(tree, way) for way in fitting if ways[way] == best)
         return self._lowest[id(tree), rest]
 
-    def assigned(self, tree: Block, way: Sequence[int]) -> int:
+    def assigned(self, tree: ScoreBlock, way: Sequence[int]) -> int:
         """The lowest set that leaves the children this way: which children with equal forms are left which rest."""
         groups = self.forms.groups(untaken_form(self.forms, tree, self.required))
         olds = [child for child, number in groups for _ in range(number)]

@@ -21,7 +21,7 @@ from operator import add, and_, mul, sub
 
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints, TopologyHint
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, nodes_of, union
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, subsets
 from topoalign.core.policy.merge.closeness import Distances, choose_narrowest_mask
 from topoalign.core.policy.merge.hint_combinations import Offer, narrowest_width
@@ -44,7 +44,7 @@ def offer_of_hints(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
 
 
 def merge(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: SearchBudget | None = None
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: NumaSearchBudget | None = None
 ) -> TopologyHint:
     """
     Returns the best hint that the offers have in common; the whole machine, not preferred, if they have none.
@@ -54,7 +54,7 @@ def merge(
     lists = [offer for offer in offers if not isinstance(offer, HintRule)]
     named = [{EVERYWHERE if hint.affinity is None else hint.affinity for hint in hints} for hints in lists]
     if len(lists) < len(offers) or reach(named, machine).bit_count() > MOST_NODES:
-        return merge_many_nodes(offers, machine, distances, work or SearchBudget())
+        return merge_many_nodes(offers, machine, distances, work or NumaSearchBudget())
     preferred = agreed(lists, machine)
     if preferred:
         return TopologyHint(choose_narrowest_mask(preferred, distances), True)

@@ -18,7 +18,7 @@ from operator import or_
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
-from topoalign.core.numa_sets.search import Choosing, SearchBudget
+from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, subsets
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder, choose_narrowest_mask, closest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
@@ -31,7 +31,7 @@ def narrowest_fit(
     offers: Sequence[Offer],
     machine: Mask,
     distances: Distances | None = None,
-    work: SearchBudget | None = None,
+    work: NumaSearchBudget | None = None,
     order: MaskOrder | None = None,
 ) -> TopologyHint:
     """
@@ -41,7 +41,7 @@ def narrowest_fit(
     The closest of equally narrow ones is searched within the limit on work (`SearchBudget.ended` tells that the limit
     was reached). Raises TooMuchWork if even the narrowest is not found within it.
     """
-    work = work or SearchBudget()
+    work = work or NumaSearchBudget()
     widths = [narrowest_width(offer, work) for offer in offers]
     naming = [offer for offer, width in zip(offers, widths, strict=True) if width]
     if not naming:
@@ -61,7 +61,7 @@ def narrowest_mask(
     offers: Sequence[Offer],
     machine: Mask,
     distances: Distances | None,
-    work: SearchBudget,
+    work: NumaSearchBudget,
     order: MaskOrder | None,
 ) -> Mask | None:
     """The best mask that holds a hint of each of these offers, which all name nodes; None if there is none."""
@@ -116,7 +116,12 @@ def lattice(nodes: int) -> tuple[list[int], list[int]]:
 
 
 def searched_fits(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget, *, several: bool = False
+    offers: Sequence[Offer],
+    machine: Mask,
+    distances: Distances | None,
+    work: NumaSearchBudget,
+    *,
+    several: bool = False,
 ) -> list[Mask]:
     """
     The best of the narrowest masks for each way to combine the listed hints, with `several` also the lowest MOST_ORDERED of

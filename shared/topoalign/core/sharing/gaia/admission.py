@@ -25,7 +25,7 @@ from functools import cached_property
 import msgspec
 
 from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu, ShareRequest
 
 Load = tuple[int, int, NodeName]
 """Cores and bytes that a node has left, and its name."""
@@ -38,7 +38,7 @@ class AdmissionNode:
     """A node with its cards as they are held now."""
 
     name: NodeName
-    cards: tuple[SharedCard, ...]
+    cards: tuple[SharedGpu, ...]
     """By index."""
     rest: int = 0
     """Bytes that the node has beyond its cards: what is left over where its memory is divided by their number."""
@@ -90,7 +90,7 @@ def admission_order_key(node: AdmissionNode, containers: Sequence[ShareRequest])
 
 
 def place_containers(
-    cards: Sequence[SharedCard], containers: Sequence[ShareRequest]
+    cards: Sequence[SharedGpu], containers: Sequence[ShareRequest]
 ) -> dict[int, tuple[int, ...]] | None:
     """Position of each container with a GPU -> indexes of its cards; None if one of them finds no room."""
     left = list(cards)
@@ -110,7 +110,7 @@ def place_containers(
     return placed
 
 
-def choose_container_gpus(cards: Sequence[SharedCard], asked: ShareRequest) -> tuple[int, ...]:
+def choose_container_gpus(cards: Sequence[SharedGpu], asked: ShareRequest) -> tuple[int, ...]:
     """The indexes of the cards of one container; () if there are not enough."""
     whole = asked.cores >= WHOLE_CARD
     cores, memory, count = (WHOLE_CARD, 0, asked.cores // WHOLE_CARD) if whole else (asked.cores, asked.memory, 1)
@@ -120,7 +120,7 @@ def choose_container_gpus(cards: Sequence[SharedCard], asked: ShareRequest) -> t
     return tuple(index for *_, index in order[:count]) if len(order) >= count else ()
 
 
-def hold_container_amounts(card: SharedCard, asked: ShareRequest) -> SharedCard | None:
+def hold_container_amounts(card: SharedGpu, asked: ShareRequest) -> SharedGpu | None:
     """The card with a container's amounts held, from 100 cores on whole; None if it has not as much left."""
     cores, memory = (WHOLE_CARD, card.memory) if asked.cores >= WHOLE_CARD else (asked.cores, asked.memory)
     if cores > card.cores_left or memory > card.memory_left:

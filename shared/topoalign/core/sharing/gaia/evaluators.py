@@ -21,28 +21,28 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.views import made_once
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.tree import INTERNAL, GpuTree, Node, build_free_tree, build_pcie_tree, occupy
+from topoalign.core.sharing.gaia.tree import INTERNAL, GaiaTreeNode, GpuTree, build_free_tree, build_pcie_tree, occupy
 from topoalign.core.sharing.refusals import (
     AmountMissing,
-    MemoryAboveCard,
+    MemoryAboveGpu,
     NothingAsked,
-    NotWholeCards,
+    NotWholeGpus,
     ShareDoesNotFit,
     ShareFields,
 )
 
-Chosen = tuple[SharedCard, ...]
+Chosen = tuple[SharedGpu, ...]
 """The cards in the order in which the container gets them; () if there are not enough."""
 
 FIELDS = ShareFields()
 
 
-class NoFreeCard(ShareDoesNotFit):
+class NoFreeGpu(ShareDoesNotFit):
     """Raised when no card, or not enough cards, have what is asked for."""
 
-    code = "NoFreeCard"
+    code = "NoFreeGpu"
 
     def __init__(self, request: ShareRequest, fields: ShareFields = FIELDS) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS)
     """
     The cards that a container gets. Above 100, cores count whole cards: 300 are three cards, whatever memory is asked for.
 
-    Raises NothingAsked, NotWholeCards, AmountMissing, MemoryAboveCard and NoFreeCard. Memory is compared with that of the
+    Raises NothingAsked, NotWholeGpus, AmountMissing, MemoryAboveGpu and NoFreeGpu. Memory is compared with that of the
     first card alone, and only after no card had enough, so on a machine of unequal cards a larger amount may be given.
     """
     cores = request.cores
@@ -65,24 +65,24 @@ def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS)
     if not cores and not memory:
         raise NothingAsked(fields)
     if cores > WHOLE_CARD and cores % WHOLE_CARD:
-        raise NotWholeCards(fields, cores)
+        raise NotWholeGpus(fields, cores)
     if cores >= WHOLE_CARD:
         chosen = (choose_linked_gpus if cores > WHOLE_CARD else fragment)(tree, cores // WHOLE_CARD)
     elif cores and memory:
         chosen = share(tree, cores, memory)
         if not chosen and tree.cards and memory > tree.cards[0].memory:
-            raise MemoryAboveCard(fields, memory, tree.cards[0].memory)
+            raise MemoryAboveGpu(fields, memory, tree.cards[0].memory)
     else:
         raise AmountMissing(*((fields.memory, fields.cores) if cores else (fields.cores, fields.memory)))
     if not chosen:
-        raise NoFreeCard(request, fields)
+        raise NoFreeGpu(request, fields)
     return chosen
 
 
 def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
     """The card of which this many cores and bytes are given."""
 
-    def key(card: SharedCard) -> tuple[int, int, int, int]:
+    def key(card: SharedGpu) -> tuple[int, int, int, int]:
         return (
             card.cores_left,  # the one with the fewest cores left,
             card.memory_left // BLOCK,  # then the least memory,
@@ -96,7 +96,7 @@ def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
 
 def fragment(tree: GpuTree, count: int) -> Chosen:
     """So many whole cards, out of the part of the machine that is used most and has enough."""
-    node: Node | None = tree.root
+    node: GaiaTreeNode | None = tree.root
     narrowest = tree.root
     while node is not None:
         narrowest = node
@@ -116,7 +116,9 @@ def choose_linked_gpus(tree: GpuTree, count: int) -> Chosen:
     return first(tree, best, count)
 
 
-def nearest_with(tree: GpuTree, node: Node, count: int, best: Node | None = None) -> Iterator[Node]:
+def nearest_with(
+    tree: GpuTree, node: GaiaTreeNode, count: int, best: GaiaTreeNode | None = None
+) -> Iterator[GaiaTreeNode]:
     """For each card below a node the nearest node above it, itself included, with enough free cards."""
     best = node if tree.available(node) >= count else best
     if node.children:
@@ -126,7 +128,7 @@ def nearest_with(tree: GpuTree, node: Node, count: int, best: Node | None = None
         yield best
 
 
-def usage(tree: GpuTree, node: Node) -> tuple[int, int, int, int]:
+def usage(tree: GpuTree, node: GaiaTreeNode) -> tuple[int, int, int, int]:
     """The key that sorts nodes of one level, the best first."""
     cards = [tree.cards[member] for member in node.members]
     return (
@@ -137,7 +139,7 @@ def usage(tree: GpuTree, node: Node) -> tuple[int, int, int, int]:
     )
 
 
-def first(tree: GpuTree, node: Node, count: int) -> Chosen:
+def first(tree: GpuTree, node: GaiaTreeNode, count: int) -> Chosen:
     """The first free cards below a node, in NVML's order."""
     leaves = tree.leaves(node)
     return tuple(leaves[:count]) if len(leaves) >= count else ()
@@ -160,7 +162,7 @@ UNKNOWN_LEVEL = -1
 
 
 @made_once
-def tree_root(topology: Topology) -> Node:
+def tree_root(topology: Topology) -> GaiaTreeNode:
     """The root of the tree of a machine's GPUs, which are in the order of their indexes."""
     levels = [[level_of(topology, a.id, b.id) for b in topology.gpus] for a in topology.gpus]
     return build_pcie_tree(levels, [int(LEVEL[PcieClass.PSB] in row) for row in levels])
@@ -173,7 +175,7 @@ def level_of(topology: Topology, a: DeviceID, b: DeviceID) -> int:
 
 
 def choose_gpus_as_gaia(
-    topology: Topology, cards: Sequence[SharedCard], request: ShareRequest, among: Collection[DeviceID]
+    topology: Topology, cards: Sequence[SharedGpu], request: ShareRequest, among: Collection[DeviceID]
 ) -> Chosen:
     """
     The cards, of these GPUs, that a container gets. `cards`: all of the machine's, in its order.

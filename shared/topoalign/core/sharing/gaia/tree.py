@@ -18,7 +18,7 @@ from itertools import combinations
 
 import msgspec
 
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
+from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu
 
 INTERNAL = 0
 SINGLE_SWITCH = 10
@@ -30,36 +30,36 @@ Place = tuple[int, int]
 """Level and number of a node while the tree is built; of a card its position."""
 
 
-class Node(msgspec.Struct, frozen=True):
+class GaiaTreeNode(msgspec.Struct, frozen=True):
     """A card, or what some cards have in common."""
 
     level: int
     """0 for a card, 60 for the root."""
     members: tuple[int, ...]
     """The cards below it, ascending; of a card itself."""
-    children: tuple["Node", ...] = ()
+    children: tuple["GaiaTreeNode", ...] = ()
     """Empty for a card."""
 
 
 class GpuTree(msgspec.Struct, frozen=True):
     """The tree with what its cards have left."""
 
-    root: Node
-    cards: tuple[SharedCard, ...]
+    root: GaiaTreeNode
+    cards: tuple[SharedGpu, ...]
     """In NVML's order."""
     free: frozenset[int]
     """Cards that may be given whole."""
 
-    def available(self, node: Node) -> int:
+    def available(self, node: GaiaTreeNode) -> int:
         """How many cards below a node are free. A card counts as one, even if it is in use."""
         return sum([member in self.free for member in node.members]) if node.children else 1
 
-    def leaves(self, node: Node) -> list[SharedCard]:
+    def leaves(self, node: GaiaTreeNode) -> list[SharedGpu]:
         """The free cards below a node, in NVML's order. A card counts as free, even if it is in use."""
         return [self.cards[member] for member in node.members if member in self.free or not node.children]
 
 
-def build_free_tree(root: Node, cards: Sequence[SharedCard]) -> GpuTree:
+def build_free_tree(root: GaiaTreeNode, cards: Sequence[SharedGpu]) -> GpuTree:
     """
     The tree of cards as they are held now. Those that are unhealthy are not free.
 
@@ -71,7 +71,7 @@ def build_free_tree(root: Node, cards: Sequence[SharedCard]) -> GpuTree:
     return GpuTree(root, tuple(cards), free)
 
 
-def build_pcie_tree(levels: Sequence[Sequence[int]], boards: Sequence[int]) -> Node:
+def build_pcie_tree(levels: Sequence[Sequence[int]], boards: Sequence[int]) -> GaiaTreeNode:
     """
     The root of the tree. `levels[a][b]`: common ancestor of two cards; unknown levels join nothing.
 
@@ -111,13 +111,13 @@ def tree_nodes_above(clusters: dict[int, list[set[int]]], card: int) -> Iterator
             yield level, number
 
 
-def assemble(place: Place, below: dict[Place, dict[Place, None]]) -> Node:
+def assemble(place: Place, below: dict[Place, dict[Place, None]]) -> GaiaTreeNode:
     """The node at a place with all that is below it."""
     level, number = place
     if level == INTERNAL:
-        return Node(level, (number,))
+        return GaiaTreeNode(level, (number,))
     children = tuple(assemble(lower, below) for lower in below[place])
-    return Node(level, tuple(sorted(member for child in children for member in child.members)), children)
+    return GaiaTreeNode(level, tuple(sorted(member for child in children for member in child.members)), children)
 
 
 def occupy(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:

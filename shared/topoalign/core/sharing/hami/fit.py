@@ -23,18 +23,18 @@ from enum import StrEnum
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR
-from topoalign.core.demand.shares import CardRequest
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
 from topoalign.core.sharing.cards import WHOLE_CARD
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.selection import PodRules
 from topoalign.core.sharing.hami.topology import pick_best_connected
-from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage
+from topoalign.core.sharing.hami.usage import MIB, HamiGpuUsage, HamiShare
 
-Shares = tuple[CardShare, ...]
+Shares = tuple[HamiShare, ...]
 
 
-class Reason(StrEnum):
+class HamiReason(StrEnum):
     """Why a card is not taken, in HAMi's words."""
 
     NOT_HEALTHY = "CardNotHealth"
@@ -70,7 +70,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What the links between the node's cards are worth."""
 
 
-def fit(cards: Sequence[CardUsage], request: CardRequest, around: Surroundings) -> Shares | Unfit:
+def fit(cards: Sequence[HamiGpuUsage], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
     """
     The cards for one container, or why there are too few. `cards` come in the order in which they are tried.
 
@@ -94,15 +94,15 @@ def fit(cards: Sequence[CardUsage], request: CardRequest, around: Surroundings) 
 class _Walk:
     """What was gathered of the cards tried so far, and why others were not taken."""
 
-    def __init__(self, request: CardRequest, around: Surroundings) -> None:
+    def __init__(self, request: HamiRequest, around: Surroundings) -> None:
         self.request = request
         self.around = around
         self.rules = around.rules
         self.cores = min(request.cores, WHOLE_CARD)
         self.mutex = around.rules.mutex
         self.topology_aware = around.rules.topology_aware
-        self.gathered: list[CardShare] = []
-        self.reasons: Counter[Reason] = Counter()
+        self.gathered: list[HamiShare] = []
+        self.reasons: Counter[HamiReason] = Counter()
         self.numa: int | None = None
 
     @property
@@ -115,61 +115,61 @@ class _Walk:
         """What was gathered, in the order in which it was tried."""
         return tuple(self.gathered)
 
-    def take(self, card: CardUsage) -> bool:
+    def take(self, card: HamiGpuUsage) -> bool:
         """Gathers a share of this card, or counts why not."""
         memory = self.request.memory_of(card.memory)
         reason = self._unselected(card) or self._used_up(card) or self._too_small(card, memory)
         if reason is not None:
             self.reasons[reason] += 1
             return False
-        self.gathered.append(CardShare(uuid=card.uuid, memory=memory, cores=self.cores))
+        self.gathered.append(HamiShare(uuid=card.uuid, memory=memory, cores=self.cores))
         return True
 
     def reason(self, cards: int) -> str:
         """All reasons with their counts, sorted as text."""
         if self.gathered:
-            self.reasons[Reason.TOO_FEW] = len(self.gathered)
+            self.reasons[HamiReason.TOO_FEW] = len(self.gathered)
         return ", ".join(sorted(f"{count}/{cards} {reason}" for reason, count in self.reasons.items()))
 
-    def _unselected(self, card: CardUsage) -> Reason | None:
+    def _unselected(self, card: HamiGpuUsage) -> HamiReason | None:
         """Why the pod does not want the card. A card of a wanted type decides on which NUMA node the walk is."""
         if not card.healthy:
-            return Reason.NOT_HEALTHY
+            return HamiReason.NOT_HEALTHY
         if card.uuid in self.around.cordoned:
-            return Reason.CORDONED
+            return HamiReason.CORDONED
         if not (
             self.rules.types.takes_type(card.type)
             and self.rules.takes_mode(card.mode)
             and self.request.vendor == VENDOR
         ):
-            return Reason.TYPE
+            return HamiReason.TYPE
         if self.rules.numa_bind and self.numa != card.numa:
             if self.gathered and not self.topology_aware:
-                self.reasons[Reason.NUMA] += len(self.gathered)
+                self.reasons[HamiReason.NUMA] += len(self.gathered)
             self.gathered = []
             self.numa = card.numa
-        return None if self.rules.uuids.takes_uuid(card.uuid) else Reason.UUID
+        return None if self.rules.uuids.takes_uuid(card.uuid) else HamiReason.UUID
 
-    def _used_up(self, card: CardUsage) -> Reason | None:
+    def _used_up(self, card: HamiGpuUsage) -> HamiReason | None:
         """Why nobody can join those who use the card."""
         if card.used_slots >= card.slots or card.uuid in self.around.spent:
-            return Reason.SLOTS
-        return Reason.EXCLUSIVE if self.mutex and card.used_slots > 0 else None
+            return HamiReason.SLOTS
+        return HamiReason.EXCLUSIVE if self.mutex and card.used_slots > 0 else None
 
-    def _too_small(self, card: CardUsage, memory: int) -> Reason | None:
+    def _too_small(self, card: HamiGpuUsage, memory: int) -> HamiReason | None:
         """Why what is asked for is not left."""
         if card.memory - card.used_memory < memory:
-            return Reason.MEMORY
+            return HamiReason.MEMORY
         if card.cores - card.used_cores < self.cores:
-            return Reason.CORES
+            return HamiReason.CORES
         if card.cores == WHOLE_CARD == self.cores and card.used_slots > 0:
-            return Reason.EXCLUSIVE
+            return HamiReason.EXCLUSIVE
         if self.cores == 0 and card.used_cores == card.cores != 0:
-            return Reason.NO_CORES
+            return HamiReason.NO_CORES
         if card.mode == MIG_MODE:
             here = [*(share.memory for share in self.gathered if share.uuid == card.uuid), memory]
             if find_instances(card.profiles, card.instances, (each * MIB for each in here)) is None:
-                return Reason.MIG
+                return HamiReason.MIG
         return None
 
 

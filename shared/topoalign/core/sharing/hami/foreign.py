@@ -3,7 +3,7 @@ A node that HAMi runs, as its annotations and those of its pods tell of it.
 
 HAMi writes the cards of a node into an annotation of the Node, and what a pod has of them into one of the Pod; its
 scheduler's handshake tells whether its device plugin is alive. From these three follows what each card has, who holds
-how much of it, and whether HAMi still gives out the cards (`Liveness`).
+how much of it, and whether HAMi still gives out the cards (`HamiLiveness`).
 
 The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each card counts as HAMi counts it: the
 most that an init container has, or the sum over its other containers if that is more; a slot is one share of a card.
@@ -23,7 +23,7 @@ import msgspec
 
 from topoalign.core.demand.go_text import parse_int
 from topoalign.core.demand.share_annotations import CORDON, DEVICES_ALLOCATED, HANDSHAKE, REGISTER
-from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard, decode_register
+from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu, decode_register
 from topoalign.core.sharing.hami.selection import read_cordoned_gpus
 
 LONGEST = 256 * 1024
@@ -48,7 +48,7 @@ DELETED = "Deleted"
 """How the handshake begins where an older scheduler has given up the node."""
 
 
-class Liveness(StrEnum):
+class HamiLiveness(StrEnum):
     """Whether HAMi's device plugin is alive on a node."""
 
     LIVE = "live"
@@ -66,7 +66,7 @@ class NodeAnnotations(msgspec.Struct, frozen=True):
     cordon: str | None = msgspec.field(name=CORDON, default=None)
 
 
-class CardShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class AnnotatedShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one container has of one card."""
 
     card: str
@@ -85,10 +85,10 @@ class ForeignPod(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     uid: str
-    shares: tuple[CardShare, ...]
+    shares: tuple[AnnotatedShare, ...]
 
 
-class CardHolder(msgspec.Struct, frozen=True, kw_only=True):
+class GpuHolder(msgspec.Struct, frozen=True, kw_only=True):
     """What one pod has of a card."""
 
     namespace: str
@@ -102,7 +102,7 @@ class CardHolder(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
 
 
-class ForeignCard(msgspec.Struct, frozen=True, kw_only=True):
+class ForeignGpu(msgspec.Struct, frozen=True, kw_only=True):
     """One card of a node that HAMi runs."""
 
     uuid: str
@@ -121,21 +121,21 @@ class ForeignCard(msgspec.Struct, frozen=True, kw_only=True):
     used_slots: int
     used_memory: int
     used_cores: int
-    holders: tuple[CardHolder, ...]
+    holders: tuple[GpuHolder, ...]
     """By namespace and name; the first `MOST_HOLDERS`."""
 
 
-def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> Liveness:
+def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> HamiLiveness:
     """
     What the handshake says (None: there is none). `allocatable`: cards that the kubelet can allocate. `now`: in the zone of
     HAMi's scheduler, which writes its local time.
     """
     if handshake is not None and handshake.startswith(DELETED):
-        return Liveness.DELETED
-    return Liveness.LIVE if check_handshake(handshake, allocatable, now).healthy else Liveness.TIMED_OUT
+        return HamiLiveness.DELETED
+    return HamiLiveness.LIVE if check_handshake(handshake, allocatable, now).healthy else HamiLiveness.TIMED_OUT
 
 
-def read_cards(text: str) -> tuple[RegisteredCard, ...]:
+def read_cards(text: str) -> tuple[RegisteredGpu, ...]:
     """The cards of a node, by index, without their MIG profiles. Raises InvalidAnnotation."""
     check_annotation_length(REGISTER, text)
     cards = decode_register(text)
@@ -149,7 +149,7 @@ def read_cards(text: str) -> tuple[RegisteredCard, ...]:
     return tuple(sorted(known, key=lambda card: (card.index, card.id)))
 
 
-def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tuple[CardShare, ...]:
+def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tuple[AnnotatedShare, ...]:
     """
     What a pod has, container by container. `init`, `containers`: the names of its init containers and of the others. An
     older version writes only the others. Raises InvalidAnnotation.
@@ -172,7 +172,7 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
             check_printable_name(DEVICES_ALLOCATED, card.uuid)
             check_annotation_number(DEVICES_ALLOCATED, "memory", card.memory, MOST_MEMORY)
             check_annotation_number(DEVICES_ALLOCATED, "cores", card.cores, MOST_CORES)
-            share = CardShare(
+            share = AnnotatedShare(
                 card=gpu_of_device(card.uuid), container=name, is_init=is_init, memory=card.memory, cores=card.cores
             )
             shares.append(share)
@@ -185,39 +185,39 @@ def gpu_of_device(device: str) -> str:
 
 
 def foreign_gpus(
-    cards: Iterable[RegisteredCard], cordon: str | None, pods: Iterable[ForeignPod]
-) -> tuple[ForeignCard, ...]:
+    cards: Iterable[RegisteredGpu], cordon: str | None, pods: Iterable[ForeignPod]
+) -> tuple[ForeignGpu, ...]:
     """The cards of a node with what its pods hold of them. `cordon`: the annotation with its cordoned cards."""
     known = tuple(cards)
     kept_back = read_cordoned_gpus({CORDON: cordon or ""})
-    holders: dict[str, list[CardHolder]] = {card.id: [] for card in known}
+    holders: dict[str, list[GpuHolder]] = {card.id: [] for card in known}
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
         for uuid, shares in shares_by_card(pod.shares, holders).items():
             holders[uuid].append(holder_of_shares(pod, shares))
     return tuple(foreign_card(card, card.id in kept_back, holders[card.id]) for card in known)
 
 
-def shares_by_card(shares: Iterable[CardShare], cards: Container[str]) -> dict[str, list[CardShare]]:
+def shares_by_card(shares: Iterable[AnnotatedShare], cards: Container[str]) -> dict[str, list[AnnotatedShare]]:
     """
     Of these cards those of which there is a share, with their shares. One pass: a user can write a thousand shares of as
     many cards, and a registry reads them for every pod of a node.
     """
-    found: dict[str, list[CardShare]] = {}
+    found: dict[str, list[AnnotatedShare]] = {}
     for share in shares:
         if share.card in cards:
             found.setdefault(share.card, []).append(share)
     return found
 
 
-def holder_of_shares(pod: ForeignPod, shares: Sequence[CardShare]) -> CardHolder:
+def holder_of_shares(pod: ForeignPod, shares: Sequence[AnnotatedShare]) -> GpuHolder:
     """What a pod has of a card. `shares`: all that it has of this card."""
-    init: dict[str, list[CardShare]] = {}
+    init: dict[str, list[AnnotatedShare]] = {}
     for share in shares:
         if share.is_init:
             init.setdefault(share.container, []).append(share)
     others = [share for share in shares if not share.is_init]
     named = dict.fromkeys(share.container for share in shares if share.container)
-    return CardHolder(
+    return GpuHolder(
         namespace=pod.namespace,
         pod=pod.name,
         uid=pod.uid,
@@ -228,9 +228,9 @@ def holder_of_shares(pod: ForeignPod, shares: Sequence[CardShare]) -> CardHolder
     )
 
 
-def foreign_card(card: RegisteredCard, is_cordoned: bool, holders: Sequence[CardHolder]) -> ForeignCard:
+def foreign_card(card: RegisteredGpu, is_cordoned: bool, holders: Sequence[GpuHolder]) -> ForeignGpu:
     """A card with its holders, of which at most `MOST_HOLDERS` are shown. What is used counts all of them."""
-    return ForeignCard(
+    return ForeignGpu(
         uuid=card.id,
         index=card.index,
         type=card.type,
@@ -248,7 +248,7 @@ def foreign_card(card: RegisteredCard, is_cordoned: bool, holders: Sequence[Card
     )
 
 
-def check_card(card: RegisteredCard) -> None:
+def check_card(card: RegisteredGpu) -> None:
     """Raises InvalidAnnotation for what no card has. NUMA node -1 is an unknown one."""
     for text in (card.id, card.type, card.mode):
         check_printable_name(REGISTER, text)
@@ -336,7 +336,7 @@ def _time_of(handshake: str) -> datetime | None:
 _FIELDS = 4
 
 
-class PodCard(msgspec.Struct, frozen=True, kw_only=True):
+class PodGpu(msgspec.Struct, frozen=True, kw_only=True):
     """One card of a container, as in the annotation."""
 
     uuid: str
@@ -347,11 +347,11 @@ class PodCard(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
 
 
-PodCards = tuple[tuple[PodCard, ...], ...]
+PodCards = tuple[tuple[PodGpu, ...], ...]
 """The cards of each container, init containers first."""
 
 
-def encode_pod(containers: Sequence[Sequence[PodCard]]) -> str:
+def encode_pod(containers: Sequence[Sequence[PodGpu]]) -> str:
     """The annotation for the cards of these containers, for the suite `hami/pod_annotation_codec` and tests alone."""
     return "".join(
         "".join(f"{card.uuid},{card.type},{card.memory},{card.cores}:" for card in cards) + ";" for cards in containers
@@ -369,7 +369,7 @@ def decode_pod(text: str, key: str = DEVICES_ALLOCATED) -> PodCards:
         raise InvalidAnnotation(key, str(error)) from error
 
 
-def _card(fields: list[str]) -> PodCard:
+def _card(fields: list[str]) -> PodGpu:
     if len(fields) < _FIELDS:
         raise ValueError("pod annotation format error, missing fields, do not use nodeName in task spec")
     numbers = []
@@ -378,4 +378,4 @@ def _card(fields: list[str]) -> PodCard:
             numbers.append(parse_int(text))
         except ValueError as error:
             raise ValueError(f"invalid {field} field: {error}") from error
-    return PodCard(uuid=fields[0], type=fields[1], memory=numbers[0], cores=numbers[1])
+    return PodGpu(uuid=fields[0], type=fields[1], memory=numbers[0], cores=numbers[1])

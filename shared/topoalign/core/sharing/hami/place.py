@@ -18,13 +18,13 @@ from collections.abc import Sequence
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR
-from topoalign.core.demand.shares import CardRequest
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.topology.mig import find_place
 from topoalign.core.sharing.hami.fit import MIG_MODE, Shares, Surroundings, Unfit
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.scores import ScoredCard, choose_gpus_as_hami, hami_gpus_score, score_cards
+from topoalign.core.sharing.hami.scores import ScoredGpu, choose_gpus_as_hami, hami_gpus_score, score_cards
 from topoalign.core.sharing.hami.selection import PodRules
-from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, with_share
+from topoalign.core.sharing.hami.usage import MIB, HamiGpuUsage, HamiShare, with_share
 
 INSUFFICIENT = "NodeInsufficientDevice"
 """The reason of a node with fewer cards than one container asks for."""
@@ -32,10 +32,10 @@ UNKNOWN_VENDOR = "Device type not found"
 """The reason for cards of a vendor that nobody has registered."""
 
 
-class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
+class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
     """A node's cards."""
 
-    cards: tuple[CardUsage, ...]
+    cards: tuple[HamiGpuUsage, ...]
     scores: PairScores = {}
     """What the links between them are worth."""
     cordoned: frozenset[str] = frozenset()
@@ -45,7 +45,7 @@ class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
 class PodShares(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod asks for."""
 
-    containers: tuple[tuple[CardRequest, ...], ...]
+    containers: tuple[tuple[HamiRequest, ...], ...]
     """By container, init containers first; none for one without cards."""
     init_containers: int = 0
     rules: PodRules = PodRules()
@@ -59,7 +59,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """By container, init containers first; cards in the order in which they were taken."""
 
 
-def place_pod_as_hami(node: NodeCards, pod: PodShares) -> Placed | Unfit:
+def place_pod_as_hami(node: NodeGpus, pod: PodShares) -> Placed | Unfit:
     """The cards of a pod on one node, or the reason of the first container that does not fit. Raises TooMuchWork."""
     given: list[Shares] = []
     cards = node.cards
@@ -75,10 +75,10 @@ def place_pod_as_hami(node: NodeCards, pod: PodShares) -> Placed | Unfit:
 
 
 def _serve(
-    node: NodeCards, cards: tuple[CardUsage, ...], requests: Sequence[CardRequest], rules: PodRules
-) -> tuple[Shares, tuple[CardUsage, ...]] | Unfit:
+    node: NodeGpus, cards: tuple[HamiGpuUsage, ...], requests: Sequence[HamiRequest], rules: PodRules
+) -> tuple[Shares, tuple[HamiGpuUsage, ...]] | Unfit:
     """The shares of one container, and the cards as it leaves them."""
-    given: list[CardShare] = []
+    given: list[HamiShare] = []
     scored = score_cards(cards, requests, rules.weights)
     around = Surroundings(rules=rules, cordoned=node.cordoned, scores=node.scores)
     for request in requests:
@@ -98,24 +98,24 @@ def _serve(
     return tuple(given), tuple(each.card for each in scored)
 
 
-def _takes_instances(scored: Sequence[ScoredCard], rules: PodRules) -> bool:
+def _takes_instances(scored: Sequence[ScoredGpu], rules: PodRules) -> bool:
     """Whether one card can serve a container more than once."""
     return rules.takes_mode(MIG_MODE) and any(each.card.mode == MIG_MODE for each in scored)
 
 
-def _take(cards: tuple[ScoredCard, ...], share: CardShare) -> tuple[tuple[ScoredCard, ...], CardShare]:
+def _take(cards: tuple[ScoredGpu, ...], share: HamiShare) -> tuple[tuple[ScoredGpu, ...], HamiShare]:
     """The cards with this share held, and the share, which of a card in mode `mig` is a whole instance."""
     position = next(i for i, each in enumerate(cards) if each.card.uuid == share.uuid)
     card = cards[position].card
     instance = find_place(card.profiles, card.instances, share.memory * MIB) if card.mode == MIG_MODE else None
     if instance is not None:
         profile, placement = instance
-        share = CardShare(
+        share = HamiShare(
             uuid=share.uuid,
             memory=-(-profile.memory // MIB),
             cores=profile.cores,
             profile=profile.name,
             placement=placement,
         )
-    left = ScoredCard(with_share(card, share), cards[position].score)
+    left = ScoredGpu(with_share(card, share), cards[position].score)
     return (*cards[:position], left, *cards[position + 1 :]), share

@@ -45,7 +45,7 @@ class RegisteredProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Where an instance can be, in any order."""
 
 
-class RegisteredCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RegisteredGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One card of a node, field by field as in the annotation."""
 
     id: str = ""
@@ -81,24 +81,24 @@ class InvalidAnnotation(BadRequest):
         super().__init__(f"annotation {key}: {clean(reason, 300)}", "look at the part of HAMi that writes it")
 
 
-def decode_register(text: str) -> tuple[RegisteredCard, ...]:
+def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
     """The cards in an annotation, today's or an old one. Raises InvalidAnnotation."""
     if not text.lstrip().startswith("["):
         return decode_old_register(text)
     try:
-        return msgspec.json.decode(text, type=tuple[RegisteredCard, ...])
+        return msgspec.json.decode(text, type=tuple[RegisteredGpu, ...])
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidAnnotation(REGISTER, str(error)) from error
 
 
-def decode_old_register(text: str) -> tuple[RegisteredCard, ...]:
+def decode_old_register(text: str) -> tuple[RegisteredGpu, ...]:
     """The cards in an annotation of the old form. Raises InvalidAnnotation with upstream's reason."""
     if ":" not in text:
         raise InvalidAnnotation(REGISTER, "node annotation missing device separator")
     return tuple(_old_card(segment) for segment in text.split(":") if segment)
 
 
-def _old_card(segment: str) -> RegisteredCard:
+def _old_card(segment: str) -> RegisteredGpu:
     if "," not in segment:
         raise InvalidAnnotation(REGISTER, f"malformed node annotation segment: {go_quoted(segment)}")
     fields = segment.split(",")
@@ -112,7 +112,7 @@ def _old_card(segment: str) -> RegisteredCard:
     index = _field("index", fields[7], _atoi) if len(fields) == _OLD else 0
     if index < 0:
         raise InvalidAnnotation(REGISTER, f"index field must not be negative: {index}")
-    return RegisteredCard(
+    return RegisteredGpu(
         id=fields[0],
         index=index,
         slots=slots,

@@ -20,16 +20,16 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, split_list
-from topoalign.core.demand.shares import UNSET, CardRequest
+from topoalign.core.demand.shares import UNSET, HamiRequest
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.selection import BINPACK, MUTEX, NUMA, SPREAD
-from topoalign.core.sharing.hami.usage import CardUsage
+from topoalign.core.sharing.hami.usage import HamiGpuUsage
 
 SCALE = 10.0
 _SINGLE = struct.Struct("<f")
 
 
-def hami_gpu_score(card: CardUsage, requests: Iterable[CardRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
+def hami_gpu_score(card: HamiGpuUsage, requests: Iterable[HamiRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
     """How full a card would be, 0 if it has no slots, no cores or no memory. `requests` are those of one container."""
     if not (card.slots and card.cores and card.memory):
         return 0.0
@@ -47,7 +47,7 @@ def hami_gpu_score(card: CardUsage, requests: Iterable[CardRequest], weights: We
     )
 
 
-def hami_gpus_score(cards: Sequence[CardUsage]) -> float:
+def hami_gpus_score(cards: Sequence[HamiGpuUsage]) -> float:
     """How full a node is, 0 if its cards together have no slots, no cores or no memory."""
     slots = sum(card.slots for card in cards)
     cores = sum(card.cores for card in cards)
@@ -94,20 +94,20 @@ def _single(number: float) -> float:
 SortKey = tuple[float | str, ...]
 
 
-class ScoredCard(msgspec.Struct, frozen=True):
+class ScoredGpu(msgspec.Struct, frozen=True):
     """A card and how full it is."""
 
-    card: CardUsage
+    card: HamiGpuUsage
     score: float
 
 
-def order_of_trial(cards: Iterable[ScoredCard], policy: str, numa_bind: bool = False) -> tuple[CardUsage, ...]:
+def order_of_trial(cards: Iterable[ScoredGpu], policy: str, numa_bind: bool = False) -> tuple[HamiGpuUsage, ...]:
     """The cards in the order in which they are tried."""
     ordered = sorted(cards, key=lambda each: sort_key(each, policy, numa_bind), reverse=True)
     return tuple(each.card for each in ordered)
 
 
-def sort_key(scored: ScoredCard, policy: str, numa_bind: bool = False) -> SortKey:
+def sort_key(scored: ScoredGpu, policy: str, numa_bind: bool = False) -> SortKey:
     """Sorts cards as upstream's list: the one that is tried first comes last."""
     card = scored.card
     score = scored.score
@@ -138,13 +138,13 @@ def _policy_keys(policy: str, numa_bind: bool) -> tuple[str, ...]:
 
 
 def score_cards(
-    cards: Iterable[CardUsage], requests: Sequence[CardRequest], weights: Weights
-) -> tuple[ScoredCard, ...]:
+    cards: Iterable[HamiGpuUsage], requests: Sequence[HamiRequest], weights: Weights
+) -> tuple[ScoredGpu, ...]:
     """The cards, each with how full it would be. `requests`: all of one container."""
-    return tuple(ScoredCard(card, hami_gpu_score(card, requests, weights)) for card in cards)
+    return tuple(ScoredGpu(card, hami_gpu_score(card, requests, weights)) for card in cards)
 
 
-def choose_gpus_as_hami(scored: Iterable[ScoredCard], request: CardRequest, around: Surroundings) -> Shares | Unfit:
+def choose_gpus_as_hami(scored: Iterable[ScoredGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
     """
     The cards for one request, in the order in which they are taken, or why there are too few.
 

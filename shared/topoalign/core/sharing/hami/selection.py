@@ -15,7 +15,7 @@ from topoalign.core.demand.share_annotations import (
     CORDON,
     EQUAL_WEIGHTS,
     VGPU_MODE,
-    CardRules,
+    GpuRules,
     Selection,
     Weights,
     read_as_hami,
@@ -65,7 +65,7 @@ def read_rules(annotations: Mapping[str, str], policy: str = SPREAD) -> PodRules
     return pod_rules(read_as_hami(annotations, policy), annotations.get(VGPU_MODE))
 
 
-def pod_rules(rules: CardRules, mode: str | None = None) -> PodRules:
+def pod_rules(rules: GpuRules, mode: str | None = None) -> PodRules:
     """The rules, with the modes that are accepted, as `fit` takes them."""
     return PodRules(
         types=rules.types,

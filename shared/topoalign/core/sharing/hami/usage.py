@@ -9,12 +9,12 @@ import msgspec
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.cards import SharedCard
+from topoalign.core.sharing.cards import SharedGpu
 
 MIB = 1 << 20
 
 
-class CardUsage(msgspec.Struct, frozen=True, kw_only=True):
+class HamiGpuUsage(msgspec.Struct, frozen=True, kw_only=True):
     """A card, and what of it is used. More can be used than it has."""
 
     uuid: DeviceID
@@ -40,7 +40,7 @@ class CardUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Of a card in mode `mig`: the slices that instances occupy."""
 
 
-class CardShare(msgspec.Struct, frozen=True, kw_only=True):
+class HamiShare(msgspec.Struct, frozen=True, kw_only=True):
     """What one container has of one card."""
 
     uuid: DeviceID
@@ -53,14 +53,14 @@ class CardShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_hami_usage(
-    card: SharedCard, mode: str = "", profiles: tuple[MigProfile, ...] = (), instances: tuple[MigPlacement, ...] = ()
-) -> CardUsage:
+    card: SharedGpu, mode: str = "", profiles: tuple[MigProfile, ...] = (), instances: tuple[MigPlacement, ...] = ()
+) -> HamiGpuUsage:
     """The card in HAMi's amounts."""
     slots = card.slots
     memory = card.memory // MIB
     cores = card.cores
     used = (slots, memory, cores) if card.exclusive else (0, 0, 0)
-    return CardUsage(
+    return HamiGpuUsage(
         uuid=card.device,
         index=card.index,
         numa=card.numa_node or 0,
@@ -78,7 +78,7 @@ def to_hami_usage(
     )
 
 
-def with_share(card: CardUsage, share: CardShare) -> CardUsage:
+def with_share(card: HamiGpuUsage, share: HamiShare) -> HamiGpuUsage:
     """The card with one more share held of it."""
     placed = () if share.placement is None else (share.placement,)
     return msgspec.structs.replace(

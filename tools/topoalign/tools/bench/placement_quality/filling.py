@@ -24,7 +24,7 @@ from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
@@ -97,7 +97,7 @@ def node_in_slots() -> NodeState:
 
 def admitted_by_first(states: list[NodeState], demand: PodDemand) -> bool:
     """Admits the pod on the first node, in the order of the scores, that accepts it. False: none does."""
-    scorer = scorer_by_name(Scoring.QUALITY, Packing.BINPACK)
+    scorer = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
     need = scorer.need(states[0].hardware, demand)
     keys = [scorer.key(state.hardware, need, scorer.left(state, RULES)) for state in states]
     scores = scorer.scores(keys)

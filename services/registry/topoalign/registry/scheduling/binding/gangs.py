@@ -25,8 +25,8 @@ import msgspec
 import structlog
 
 from topoalign.core.admission.gang_plan import (
-    Candidate,
-    Member,
+    GangMember,
+    GangPlacement,
     Plan,
     fabric_of,
     group_nodes_by_fabric,
@@ -104,7 +104,7 @@ class Gangs:
         clock: Clock,
         nodes: Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]],
         hardware: Callable[[NodeName], Topology],
-        candidate: Callable[[NodeName], Candidate | None],
+        candidate: Callable[[NodeName], GangPlacement | None],
     ) -> None:
         """
         `nodes`: those that would admit the pod now, the best first, among those to which it may go or the one that the
@@ -235,7 +235,7 @@ class Gangs:
         """A plan, if possible with this pod on this node, and the positions of the reservations that it stands on."""
         positions: dict[NodeName, int] = {}
 
-        def candidate(name: NodeName) -> Candidate | None:
+        def candidate(name: NodeName) -> GangPlacement | None:
             positions[name] = self._reservations.of(name).position
             return self._candidate(name)
 
@@ -244,7 +244,7 @@ class Gangs:
             if kind_of(each) not in fitting:
                 fitting[kind_of(each)] = await self._nodes(each, None)
         kinds = {kind: frozenset(names) for kind, names in fitting.items()}
-        members = [Member(each.uid, each.request, kinds[kind_of(each)]) for each in waiting]
+        members = [GangMember(each.uid, each.request, kinds[kind_of(each)]) for each in waiting]
         nodes = dict.fromkeys(name for names in fitting.values() for name in names)
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
         for fixed in ((pod.uid, node), None):

@@ -29,7 +29,15 @@ from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reservations import holding_reserved, reservation_of, reserved_allocations
-from topoalign.core.state.reserved_parts import Given, Part, PodNames, ids_held, is_something, rest_of, shown_by
+from topoalign.core.state.reserved_parts import (
+    PodNames,
+    ReportedHoldings,
+    ReservedPart,
+    ids_held,
+    is_something,
+    rest_of,
+    shown_by,
+)
 from topoalign.registry.scheduling.model import PodToSchedule
 
 Requested = Callable[[Reservation], PodRequest | None]
@@ -69,7 +77,7 @@ class NodeHolds:
         """In the order of binding."""
         self._assumed: dict[str, BoundPod] = {}
         """In the order in which their binds began."""
-        self._shown: dict[str, set[Part]] = {}
+        self._shown: dict[str, set[ReservedPart]] = {}
         """UID -> the parts of its pod that have ended."""
 
     def reserve(self, holds: Sequence[Hold]) -> bool:
@@ -199,7 +207,7 @@ class NodeHolds:
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
         for part in shown_by(facts, [each.reserved for each in held]):
             self._shown.setdefault(part.pod_uid, set()).add(part)
-        given = Given(facts, co_allocated=False)
+        given = ReportedHoldings(facts, co_allocated=False)
         for uid, bound in self._bound.items():
             if bound.waiting is None or uid in self._reserved:
                 continue

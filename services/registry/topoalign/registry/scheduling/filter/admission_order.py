@@ -24,12 +24,12 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.admission.admit import decide_demand
-from topoalign.core.admission.feasibility import Need
+from topoalign.core.admission.feasibility import PodNeed
 from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.gang_plan import has_its_own, is_given_as_reserved
 from topoalign.core.admission.realignment import (
-    Steps,
-    Waiting,
+    AlignmentBudget,
+    PendingPodAmounts,
     containers_fit,
     fit_as_counted,
     fit_whatever_ends,
@@ -71,7 +71,7 @@ class PendingPod(NamedTuple):
     """Under a name that no other one has."""
     must_fit: bool
     """Whether all is in vain if it is refused."""
-    takes: Need | None = None
+    takes: PodNeed | None = None
     """What it takes in amounts. None: that is not known."""
     decides: bool = False
     """Whether these amounts decide about it."""
@@ -159,7 +159,7 @@ async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: Turns, la
         pods = led
     if are_judged_by_amounts(pods):
         return fit_in_turn(state, (*pods, *later.pods))
-    return await fit_from(state, pods, turns, Steps() if may_realign(state, pods[0]) else None, set(), later)
+    return await fit_from(state, pods, turns, AlignmentBudget() if may_realign(state, pods[0]) else None, set(), later)
 
 
 def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
@@ -193,7 +193,7 @@ def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]
         return False
 
 
-async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: Need | None, turns: Turns) -> bool:
+async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | None, turns: Turns) -> bool:
     """
     Whether a pod with annotations about devices is admitted also after the end of any one other pod: a kubelet knows no
     annotations, and may align it to NUMA nodes whose free GPUs have no NIC beside them. `takes`: as of `PendingPod`.
@@ -235,7 +235,7 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     if have_ample_memory(free, known):
         return False
     finds_sets = all(each.takes is not None and each.takes.strict for each in known)
-    return not (finds_sets and fit_whatever_ends(free, known, Steps()))
+    return not (finds_sets and fit_whatever_ends(free, known, AlignmentBudget()))
 
 
 def may_realign(state: NodeState, pod: PendingPod) -> bool:
@@ -244,7 +244,7 @@ def may_realign(state: NodeState, pod: PendingPod) -> bool:
     return may_end and not POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY)
 
 
-def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | None) -> bool:
+def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed | None) -> bool:
     """
     Whether a pod that is admitted as the node is gets room for all of its containers whatever ends before. `takes`: as of
     `PendingPod`. True also where amounts do not tell, as of init containers with devices.
@@ -268,7 +268,7 @@ def leaves_room(state: NodeState, pod: PendingPod, later: Later) -> bool:
         return False
     if not later.guarded or not may_realign(state, pod):
         return True
-    steps = Steps()
+    steps = AlignmentBudget()
     guarded = [in_amounts(each) for each in later.guarded]
     elsewhere = left_elsewhere(counted[0], free)
     return all(fit_whatever_ends(left, (), steps, guarded) for left in elsewhere)
@@ -285,16 +285,16 @@ def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     return True
 
 
-def in_amounts(pod: PendingPod) -> Waiting:
+def in_amounts(pod: PendingPod) -> PendingPodAmounts:
     """The pod as amounts tell of it."""
-    return Waiting(pod.key, pod.must_fit, pod.takes, pod.decides)
+    return PendingPodAmounts(pod.key, pod.must_fit, pod.takes, pod.decides)
 
 
 async def fit_from(  # noqa: C901  # one search over orders
     state: NodeState,
     pods: Sequence[PendingPod],
     turns: Turns,
-    steps: Steps | None,
+    steps: AlignmentBudget | None,
     ends: set[Ends],
     later: Later,
     aligned: tuple[Place, ...] = (),

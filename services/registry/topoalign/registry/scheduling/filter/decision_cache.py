@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from topoalign.core.admission.admit import decide_demand, drive_async
-from topoalign.core.admission.feasibility import Need, alignment_need, judge_amounts, need_of, need_steps
-from topoalign.core.admission.kinds import Kind
+from topoalign.core.admission.feasibility import PodNeed, alignment_need, judge_amounts, need_of, need_steps
+from topoalign.core.admission.kinds import NodeKind
 from topoalign.core.admission.resolvability import UNDECIDED, emptied, restored
 from topoalign.core.admission.share_alignment import containers_aligned_to_gpus
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
@@ -31,7 +31,7 @@ from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeNam
 from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
-from topoalign.core.scoring.scorers import Key, Scorer
+from topoalign.core.scoring.scorers import Key, NodeScorer
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.registry.scheduling.cluster_state.nodes import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -106,7 +106,7 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 class Asked:
     """What a request is to the nodes of one kind."""
 
-    def __init__(self, demand: PodDemand, need: Need | None, kind: Kind, view: ClusterView) -> None:
+    def __init__(self, demand: PodDemand, need: PodNeed | None, kind: NodeKind, view: ClusterView) -> None:
         """`need`: what the demand comes to on nodes of this kind. None: more than amounts decides."""
         self.demand = demand
         self.need = need
@@ -117,7 +117,7 @@ class Asked:
         """By the identity of a shape, with the shape, so that no other one gets it."""
 
     @cached_property
-    def takes(self) -> Need | None:
+    def takes(self) -> PodNeed | None:
         """What it takes of the NUMA nodes that a kubelet aligns it to: a kubelet knows no annotations. None: not known."""
         if self.need is not None and self.need.strict:  # a pod without annotations about devices
             return self.need
@@ -139,7 +139,7 @@ class Asked:
         is_joint = any(each.joint is not None for each in self.demand.containers)
         return has_rest or is_joint or bool(containers_aligned_to_gpus(self._kind.topology, self.demand))
 
-    def key(self, node: NodeView, scorer: Scorer[Any, Any]) -> Key:
+    def key(self, node: NodeView, scorer: NodeScorer[Any, Any]) -> Key:
         """What sorts a node of this kind for the pod; None where what is left on it is not known."""
         if (shape := node.shape) is None:
             return None
@@ -175,9 +175,9 @@ class Request:
         self.refused_by_all: RefusedByAll | None = None
         """What was answered last, where no node was left: pods that wait ask for it again and again."""
         self.keys = NodeKeys()
-        self._asked: WeakKeyDictionary[Kind, Asked] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[NodeKind, Asked] = WeakKeyDictionary()
 
-    def of(self, kind: Kind, view: ClusterView) -> Asked:
+    def of(self, kind: NodeKind, view: ClusterView) -> Asked:
         """What it is to the nodes of a kind. Raises InvalidField as `Asked` does."""
         asked = self._asked.get(kind)
         if asked is None:
@@ -185,7 +185,7 @@ class Request:
             asked = self._asked[kind] = Asked(demand, need_of(kind.topology, demand), kind, view)
         return asked
 
-    async def learn(self, kind: Kind, view: ClusterView, turns: Turns) -> None:
+    async def learn(self, kind: NodeKind, view: ClusterView, turns: Turns) -> None:
         """Does the work of `of` with turns of the event loop in between. Raises InvalidField as that does."""
         if kind in self._asked:
             return
@@ -296,7 +296,7 @@ class DecisionCache:
         code = decided(self._view.basis(node).state, asked.demand) if code is None else code
         return code or self.beside(request, node)
 
-    def judge_empty(self, request: Request, kind: Kind) -> str:
+    def judge_empty(self, request: Request, kind: NodeKind) -> str:
         """The same of a node of this kind that has no pods and whose devices are all healthy."""
         asked = request.of(kind, self._view)
         return asked.unlisted or asked.on_empty
@@ -360,14 +360,14 @@ def decided(state: NodeState, demand: PodDemand) -> str:
     return "" if isinstance(decision, Admission) else decision.code
 
 
-def empty(kind: Kind) -> NodeState:
+def empty(kind: NodeKind) -> NodeState:
     """A node of this kind on which nothing is allocated, all of it healthy. It has none of the GPUs that are known."""
     hardware = without_uuids(kind.topology)
     devices = (*hardware.gpu_by_id, *hardware.nic_by_id, *(other.id for other in hardware.others))
     return initial_state(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
 
 
-def unlisted(demand: PodDemand, kind: Kind, view: ClusterView) -> str:
+def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
     """
     Code of the refusal because of a resource that nothing lists on nodes of this kind; empty: there is none. A resource that
     no node of the cluster offers and no plugin registered is not looked at, as the kubelet passes over it; but for amounts

@@ -10,7 +10,7 @@ catalogue has the rules of a kubelet without any configuration.
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
-from topoalign.core.admission.kinds import Kind
+from topoalign.core.admission.kinds import NodeKind
 from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
@@ -33,18 +33,18 @@ class NodeTemplates:
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._known: dict[tuple[str, str], Kind | None] = {}
-        self._labelled: dict[tuple[str, str], Kind] | None = None
+        self._known: dict[tuple[str, str], NodeKind | None] = {}
+        self._labelled: dict[tuple[str, str], NodeKind] | None = None
         """Label and value, and as a label the empty text for the machine that is played -> the first node's kind."""
 
-    def kind(self, labels: Mapping[str, str]) -> Kind | None:
+    def kind(self, labels: Mapping[str, str]) -> NodeKind | None:
         """The kind of a new node with these labels. None: it cannot be told."""
         said = labels.get(MACHINE, ""), labels.get(INSTANCE_TYPE, "")
         if said not in self._known:
             self._known[said] = next(self._likely(*said), None)
         return self._known[said]
 
-    def _likely(self, machine: str, instance_type: str) -> Iterator[Kind]:
+    def _likely(self, machine: str, instance_type: str) -> Iterator[NodeKind]:
         """What it may be, the most certain first. Empty texts tell nothing."""
         if not machine and not instance_type:
             return
@@ -54,14 +54,14 @@ class NodeTemplates:
         if machine:
             yield from filter(None, (self._labelled.get((label, machine)) for label in (MACHINE, "")))
             if machine in catalogue.names():
-                yield described(machine) if alike is None else Kind(described(machine).topology, alike.rules, None)
+                yield described(machine) if alike is None else NodeKind(described(machine).topology, alike.rules, None)
         if alike is not None:
             yield alike
 
 
-def labelled(view: ClusterView) -> dict[tuple[str, str], Kind]:
+def labelled(view: ClusterView) -> dict[tuple[str, str], NodeKind]:
     """As `NodeTemplates._labelled`: by the labels of the offered nodes' Kubernetes Nodes, and by what they play."""
-    found: dict[tuple[str, str], Kind] = {}
+    found: dict[tuple[str, str], NodeKind] = {}
     for name in sorted(view.nodes):
         kind = view.nodes[name].kind
         announced = view.facts(name).topology
@@ -86,7 +86,7 @@ class NewNodes:
         self._request = request
         self._passes = passes
         self._templates = NodeTemplates(view)
-        self._numbers: dict[str | Kind, int] = {}
+        self._numbers: dict[str | NodeKind, int] = {}
         """By the code of a refusal, or by the kind that a node would be."""
 
     def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
@@ -103,6 +103,6 @@ class NewNodes:
 
 
 @lru_cache(maxsize=32)
-def described(machine: str) -> Kind:
+def described(machine: str) -> NodeKind:
     """A machine of the catalogue under a kubelet without any configuration."""
-    return Kind(catalogue.machine(machine), UNCONFIGURED, None)
+    return NodeKind(catalogue.machine(machine), UNCONFIGURED, None)
