@@ -38,10 +38,10 @@ from topoalign.core.model.ids import (
     PodName,
     ResourceName,
 )
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer, Slots
-from topoalign.core.state.divisions import GpuPartitioning, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, divisions
 
 GPU0 = DGX.gpus[0].id
 SIZE = DGX.gpus[0].memory or 0
@@ -181,7 +181,7 @@ async def test_gpus_are_counted_anew_when_what_is_there_held_or_healthy_changes(
         counted.append(state)
         return divisions(state)
 
-    monkeypatch.setattr("topoalign.core.state.divisions.divisions", counts)
+    monkeypatch.setattr("topoalign.core.state.gpu_partitioning.divisions", counts)
     allocator = Node(held(1, "GPU-0", of=TRAIN, uid=UIDS[0]))
     ledger, bus = allocator.ledger, allocator.bus
     series = UseSeries(ledger, bus, ())

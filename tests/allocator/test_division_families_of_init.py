@@ -11,9 +11,9 @@ from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
-from topoalign.core.state.divisions import divisions
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import divisions
 
 GPU0 = DGX.gpus[0].id
 SIZE = DGX.gpus[0].memory or 0

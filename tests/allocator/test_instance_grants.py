@@ -28,7 +28,7 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.maintenance import DevicesRequest
 from topoalign.core.ports import Endpoint
-from topoalign.core.state.divisions import divisions
+from topoalign.core.state.gpu_partitioning import divisions
 from topoalign.runtime.answers import answering
 from topoalign.runtime.memory_bus import MemoryBus
 

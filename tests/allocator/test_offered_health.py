@@ -51,10 +51,10 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files.node_state import node_state
 from topoalign.kubelet.grpc.api import v1beta1

@@ -20,10 +20,10 @@ from unit_support import DGX, MEMORY, in_units
 
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import PluginDevice, Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.placement.sparing import held_among, is_any_held
 from topoalign.core.state.fold import NodeState

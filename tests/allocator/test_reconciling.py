@@ -29,7 +29,7 @@ from topoalign.core.model.events import (
     HealthState,
 )
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.ports import JournalEntry
 from topoalign.core.state.fold import replay
 from topoalign.testing.memory_journal import MemoryJournal

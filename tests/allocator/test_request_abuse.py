@@ -16,8 +16,8 @@ from e2e_support import allocate, answering, in_one_process, pod
 from topoalign.cli import root
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.hints.answers import check_answer
+from topoalign.core.demand.pod_validation import validate_pod
+from topoalign.core.hints.answer_checks import check_answer
 from topoalign.core.hints.providers import answer_hint_request, to_hint_question
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField

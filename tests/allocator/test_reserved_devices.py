@@ -15,7 +15,7 @@ from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 

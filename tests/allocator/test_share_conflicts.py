@@ -11,7 +11,7 @@ from unit_support import CORES, MEMORY
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, DeviceID, PodName, ResourceName
-from topoalign.core.sharing.refusals import ShareSplit, WholeGpuInUse
+from topoalign.core.sharing.share_refusals import ShareSplit, WholeGpuInUse
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.requests import Policy
-from topoalign.core.sharing.refusals import ShareSplit
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.sharing.share_refusals import ShareSplit
+from topoalign.core.state.node_reservations import NodeReservations
 
 pytestmark = pytest.mark.anyio
 

@@ -23,8 +23,8 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AllocateRequest, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import ReservedContainer
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.plugin_config.configuration import DeviceList
 
 pytestmark = pytest.mark.anyio

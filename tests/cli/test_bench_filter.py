@@ -11,7 +11,7 @@ from topoalign.core.admission.prediction import prediction_basis
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NIC
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.kubelet.files.manifest import Pod, request_of
 from topoalign.tools.bench import filter as bench_filter

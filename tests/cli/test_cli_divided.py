@@ -24,10 +24,10 @@ from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import Link, NodeStatus
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import LimitedBy, Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import LimitedBy, Offer, Slots
-from topoalign.core.state.divisions import divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import divisions
 
 
 def shared(gpus: int = 2, sharers: int = 5, in_all: int = 8) -> NodeState:

@@ -18,8 +18,8 @@ from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, Namespace, PodName
-from topoalign.core.state.divisions import divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import divisions
 
 
 def holding(*held: tuple[str, int, int]) -> NodeState:

@@ -21,7 +21,7 @@ from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.events import AllocationGranted, AllocationsSnapshot
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.processes import DeviceUse, GpuProcess, LibraryCount
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.ports import Inventory, Stream
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, OtherUse, Use
 from topoalign.discovery.use_meter import UseMeter

@@ -17,7 +17,7 @@ from unit_support import CORES, DGX, MEMORY, in_units
 
 from topoalign.cli import root
 from topoalign.core import wire
-from topoalign.core.diagnosis.records import ClusterRecord, decode_lines, encode_lines
+from topoalign.core.diagnosis.node_records import ClusterRecord, decode_lines, encode_lines
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.kubelet import ListedDevices
 from topoalign.core.model.requests import WriterPosition

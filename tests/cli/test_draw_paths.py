@@ -14,7 +14,7 @@ from topoalign.cli.draw.scene import Box, Text
 from topoalign.cli.draw.text import text
 from topoalign.cli.draw.tree import Bridge, Child, devices_in
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.machines.nvidia_smi import print_matrix, read
 

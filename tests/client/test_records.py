@@ -7,7 +7,7 @@ from diagnosis_support import machines, node_with
 
 from topoalign.client.records import read_cluster
 from topoalign.core import wire
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, ReservationsChanged
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName

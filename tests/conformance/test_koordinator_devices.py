@@ -13,7 +13,7 @@ from topoalign.core.deviceshare.inventory import (
     NodeInventory,
     Partition,
 )
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.tools.conformance.koordinator_devices import read_device
 
 

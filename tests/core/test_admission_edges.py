@@ -5,7 +5,7 @@ import pytest
 from decision_support import NODE, admitted, asking, container, machine, node, pod, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.answers import check_answer
+from topoalign.core.hints.answer_checks import check_answer
 from topoalign.core.hints.providers import answer_hint_request, to_hint_question
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.ids import CPU, GPU, NIC, ContainerName

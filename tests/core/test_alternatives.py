@@ -15,7 +15,7 @@ from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import Considered, PreferenceQuestion
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, Policy
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, PluginDevice, Topology
 from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.placement.preference import prefer

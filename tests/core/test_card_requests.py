@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.shares import UNSET, Defaults, HamiRequest, card_request
 from topoalign.core.model.ids import GPU, ResourceName
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.device_offers import Slots
 
 SLOTS = Slots()
 Amounts = dict[ResourceName, int]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admission, answer_to
-from topoalign.core.hints.answers import MOST_HINTS, check_answer
+from topoalign.core.hints.answer_checks import MOST_HINTS, check_answer
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import answer_hint_request
 from topoalign.core.model.errors import InvalidField

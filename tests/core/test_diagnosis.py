@@ -11,10 +11,10 @@ from feasibility_support import some_pod
 
 from topoalign.core.admission.prediction import predict, prediction_basis
 from topoalign.core.admission.shortages import asking_for
-from topoalign.core.diagnosis.answers import ClusterAnswer
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Nodes
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, fold_record
+from topoalign.core.diagnosis.node_decisions import NO_CHANGES, Changes, Nodes
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, fold_record
 from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, NodeName, PodName

@@ -9,10 +9,10 @@ from diagnosis_support import RULES, cluster, node_with
 from feasibility_support import demand_of, some_machine, some_pod, some_rules
 
 from topoalign.core.demand.node_filters import Constraints, NodeTraits, Taint, Toleration
-from topoalign.core.diagnosis.answers import ClusterAnswer
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import NodeRecord
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import NodeRecord
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName

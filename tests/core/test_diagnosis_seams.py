@@ -9,8 +9,8 @@ from diagnosis_support import RULES, TIME, cluster, machines, node_with
 
 from topoalign.core.admission.prediction import predict
 from topoalign.core.diagnosis.diagnosis import diagnose, gpu_positions_of_allocation
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import NodeRecord, fold_record
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import NodeRecord, fold_record
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID

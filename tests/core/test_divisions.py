@@ -21,11 +21,11 @@ from topoalign.core.model.ids import (
     PodName,
     ResourceName,
 )
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
-from topoalign.core.state.divisions import GpuPartitioning, Parts, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, divisions
 
 BLOCKS = 160
 """Of a GPU of the machine."""

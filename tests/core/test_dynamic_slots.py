@@ -20,11 +20,11 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
-from topoalign.core.state.divisions import Parts, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import Parts, divisions
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 from topoalign.core.usage.attribution import attribute_use
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.hints.cpu import cpu_hints
-from topoalign.core.hints.devices import device_hints
-from topoalign.core.hints.memory import MemoryNode, memory_hints
+from topoalign.core.hints.device_hints import device_hints
+from topoalign.core.hints.hint_rules import hints_of_rule
+from topoalign.core.hints.memory_hints import MemoryNode, memory_hints
 from topoalign.core.hints.providers import PROVIDERS, answer_hint_request, request_of_question, to_hint_question
-from topoalign.core.hints.rules import hints_of_rule
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, MemoryUse, Owner
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint

@@ -20,12 +20,12 @@ from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.device_offers import Offer, Slots
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.choosers import link_scorer, shareable_devices
-from topoalign.core.state.divisions import Parts, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import Parts, divisions
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 
 BOTH = [BEST, KUBELET]

@@ -14,10 +14,10 @@ from topoalign.core.admission.joint import explain_rejected_set
 from topoalign.core.admission.pipeline import BY_RESERVATION
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.candidates import JointRequest
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
 from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
-from topoalign.core.hints import joint_devices as jointly
-from topoalign.core.hints.joint_devices import asked_for, joint_hints, nodes_within
+from topoalign.core.hints import joint_hints as jointly
+from topoalign.core.hints.joint_hints import asked_for, joint_hints, nodes_within
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, NoFit, TooMuchWork
 from topoalign.core.model.events import Allocation

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.deviceshare.demand import JointDemand, container_demand
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION
 from topoalign.core.deviceshare.node_devices import ContainerDevices, holds_demanded, joint_devices, put_demand_to_node
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology, VirtualFunction
 

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
-from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import DeviceCandidate, JointRequest, by_preferred_pcie
-from topoalign.core.deviceshare.gpus import NOT_ENOUGH
+from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer
+from topoalign.core.deviceshare.gpu_choice import NOT_ENOUGH
 from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice, NodeInventory, Partition
-from topoalign.core.deviceshare.names import CORE, RATIO
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
-from topoalign.core.deviceshare.scores import DevicePacking, DeviceScorer
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.koordinator_names import CORE, RATIO
 from topoalign.core.model.errors import InvalidField
 
 ONE_TO_ONE = [(i // 4, f"pci-{i}") for i in range(8)]

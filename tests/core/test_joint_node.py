@@ -7,23 +7,28 @@ import msgspec
 import pytest
 from decision_support import NODE, node
 
-from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.demand import container_demand, is_joint, read_demand
 from topoalign.core.deviceshare.inventory import HOPPER_TABLE, DeviceLocation
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION, DeviceType
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.koordinator_names import (
+    HINT_ANNOTATION,
+    JOINT_ANNOTATION,
+    PARTITION_ANNOTATION,
+    DeviceType,
+)
 from topoalign.core.deviceshare.node_devices import ContainerDevices, put_demand_to_node
 from topoalign.core.deviceshare.node_devices import joint_devices as devices_of
 from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, inventory_of, locate_devices
 from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import node_mask
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import NicPort, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue

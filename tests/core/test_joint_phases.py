@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from joint_support import GPU, NIC, SAME_PCIE, box, demand
 
-from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import JointRequest
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.numa_hints import numa_hints
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, FrameworkStatus
 from topoalign.tools.conformance.koordinator import SUITES
 
 SPARSE = msgspec.structs.replace(box([(0, "a"), (0, "b")], [(0, "b")]), well_planned=True)

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, UNITS, box, chosen
 
 from topoalign.core.deviceshare import same_pcie
-from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.annotations import parse_quantity_exactly
 from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.demand import read_demand
 from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice, NodeInventory
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest, violation
+from topoalign.core.deviceshare.koordinator_names import (
     ANNOTATIONS,
     CORE,
     FPGA,
@@ -28,8 +29,7 @@ from topoalign.core.deviceshare.names import (
     SHARED,
     DeviceType,
 )
-from topoalign.core.deviceshare.quantities import by_type, gpu_demand
-from topoalign.core.deviceshare.refusals import InvalidShareRequest, violation
+from topoalign.core.deviceshare.request_combinations import by_type, gpu_demand
 from topoalign.core.model.errors import InvalidField, TooMuchWork, TopoalignError
 from topoalign.tools.conformance.koordinator_devices import read_device
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from unit_support import CORES, DGX, KUBELET, MEMORY, admitted, asks, in_units, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.koordinator_names import (
     CORE,
     GPU_BYTES,
     HINT_ANNOTATION,
@@ -27,10 +27,10 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationReleased
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
-from topoalign.core.state.divisions import Parts, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import Parts, divisions
 from topoalign.machines import load_machine
 
 GIB = 1 << 30

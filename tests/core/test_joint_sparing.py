@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
-from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import JointRequest, capped
 from topoalign.core.deviceshare.inventory import NodeInventory
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
 
 Placed = tuple[int, str, str]
 """NUMA node, root complex, switch; the switch is empty where it is not known."""

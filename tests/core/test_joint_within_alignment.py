@@ -14,7 +14,7 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.admission.feasibility import need_of
 from topoalign.core.admission.pipeline import BY_RESERVATION
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
 from topoalign.core.deviceshare.node_inventory import locate_devices
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
@@ -23,7 +23,7 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceN
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy
 from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, PciBridge, Topology, VirtualFunction
-from topoalign.core.placement.devices import choosing
+from topoalign.core.placement.device_choice import choosing
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 

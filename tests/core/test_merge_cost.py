@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.rules import hints_of_rule
+from topoalign.core.hints.hint_rules import hints_of_rule
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.hints import HintRule, Hints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, ContainerName, ResourceName

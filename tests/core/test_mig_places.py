@@ -21,8 +21,8 @@ from topoalign.core.model.topology.mig import (
     occupied,
 )
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.validate import validate
-from topoalign.core.sharing.hami.usage import MIB
+from topoalign.core.model.topology.topology_checks import validate
+from topoalign.core.sharing.hami.hami_amounts import MIB
 
 
 def place(start: int, size: int) -> MigPlacement:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.deviceshare.inventory import HOPPER_TABLE, DeviceLocation
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.node_inventory import (
     LeftOver,
     bridges_above,
@@ -21,9 +21,9 @@ from topoalign.core.deviceshare.node_inventory import (
 )
 from topoalign.core.model.events import Allocation, AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu, Nic, NicPort, PciBridge, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
 
 N = DeviceID("mlx5_0")
 GIB = 1 << 30

@@ -22,11 +22,11 @@ from topoalign.core.model.events import (
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.topology.device_names import name_device
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology, VirtualFunction
-from topoalign.core.model.topology.names import name_device
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.placement.preference import prefer
 from topoalign.core.state.fold import NodeState
 

@@ -21,7 +21,7 @@ from topoalign.core.model.events import (
     Owner,
 )
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.holders import Held, Holders
 from topoalign.core.state.ownership import Ownership

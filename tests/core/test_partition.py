@@ -13,7 +13,7 @@ from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import PreferenceQuestion
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.gpus.device_policy import BestEffort, GpuChoice
 from topoalign.core.placement.gpus.seam import Scores, total_score
@@ -23,7 +23,7 @@ from topoalign.core.placement.partition.lagrangian import best_by_prices
 from topoalign.core.placement.partition.masks import mask_of_members
 from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 from topoalign.core.placement.partition.tables import best_by_table
-from topoalign.core.placement.partition.tree import best_by_tree, build_score_tree
+from topoalign.core.placement.partition.tree_partition import best_by_tree, build_score_tree
 from topoalign.core.placement.preference import choose_gpu_set, prefer
 from topoalign.tools.bench import benchmarks, partition
 

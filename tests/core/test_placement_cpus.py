@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from topoalign.core.cpu_assignment import take
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus, packed
-from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.model.topology.cpus import cpu_topology
+from topoalign.core.model.topology.cpu_topology import cpu_topology
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Cpu, Topology
-from topoalign.core.placement.cpus import NotEnoughCores, SplitCore, allocate_cpus, choose_cpus
+from topoalign.core.placement.exclusive_cpus import NotEnoughCores, SplitCore, allocate_cpus, choose_cpus
 
 TWO = machine(nodes=2, cores=4).cpu_topology
 """CPUs 0-3 and 8-11 on node 0, 4-7 and 12-15 on node 1; 0 and 8 are siblings."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import OfferedDevices
-from topoalign.core.placement.devices import DeviceChoice, choose_devices, sides
+from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, sides
 from topoalign.core.placement.gpus.device_policy import GpuChoice, Simple
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.hints.memory import MemoryNode, memory_hints
+from topoalign.core.hints.memory_hints import MemoryNode, memory_hints
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.ids import MEMORY, AllocationID
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import node_mask
-from topoalign.core.placement.memory import choose_memory, from_lowest, hand_over_blocks
+from topoalign.core.placement.memory_blocks import choose_memory, from_lowest, hand_over_blocks
 
 ANYWHERE = TopologyHint(None, True)
 

@@ -17,7 +17,7 @@ from topoalign.core.model.decisions import PlacementContext, PreferenceQuestion
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Fabric, Topology
-from topoalign.core.placement.fragmentation import measure_fragmentation
+from topoalign.core.placement.gpu_fragmentation import measure_fragmentation
 from topoalign.core.placement.gpus import set_scorer
 from topoalign.core.placement.gpus.device_policy import BestEffort, DevicePolicy, GpuChoice
 from topoalign.core.placement.gpus.nics import NicLocality, Nics

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from decision_support import container, pod
 
-from topoalign.core.demand.validate import validate_pod
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Qos, overridden

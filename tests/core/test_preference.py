@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.device_sets import OfferedDevices
-from topoalign.core.model.topology.links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, NicPort, PluginDevice, Topology
 from topoalign.core.model.topology.queries import connection_score
-from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, choose_devices
+from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choose_devices
 from topoalign.core.placement.preference import prefer
 
 OTHER = ResourceName("example.com/x")

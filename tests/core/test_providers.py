@@ -10,7 +10,7 @@ from decision_support import admitted, asking, container, machine, node, pod
 from topoalign import core
 from topoalign.core.admission.admit import admit
 from topoalign.core.hints import providers
-from topoalign.core.hints.answers import check_answer
+from topoalign.core.hints.answer_checks import check_answer
 from topoalign.core.hints.provider import HintProvider, HintRequest, Largest
 from topoalign.core.hints.providers import PROVIDERS, answer_hint_request
 from topoalign.core.model.errors import InvalidField

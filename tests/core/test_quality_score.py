@@ -16,9 +16,9 @@ from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import connection_score, pcie_class, share_node
 from topoalign.core.model.topology.shapes import Shapes, rename_devices
 from topoalign.core.placement.gpus.seam import Seam

@@ -17,7 +17,7 @@ from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import (
+from topoalign.core.state.node_reservations import (
     NodeReservations,
     in_order_of_binds,
     reservation_of,

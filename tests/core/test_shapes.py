@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology import shapes
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import PluginDevice, Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.model.topology.shapes import Shapes, rename_devices, shape_device_ids, uuids
 from topoalign.core.placement.gpus.seam import gpu_scores

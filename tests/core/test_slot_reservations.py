@@ -16,7 +16,7 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.reserved import (
+from topoalign.core.sharing.reserved_shares import (
     ShareQuestion,
     amounts_reserved,
     answering_part,
@@ -27,7 +27,7 @@ from topoalign.core.sharing.reserved import (
     with_reserved_shares,
 )
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, reserved_allocations
+from topoalign.core.state.node_reservations import NodeReservations, reserved_allocations
 
 FIRST, SECOND = DGX.gpus[0].id, DGX.gpus[1].id
 

@@ -31,7 +31,7 @@ from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
-from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.sharing.choosers import several_of_one_gpu
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, sum_amounts

@@ -20,7 +20,7 @@ from topoalign.core.admission.gang_plan import has_its_own
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
-from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import held_by_slot, offered_in_slots, sum_amounts
 

@@ -29,8 +29,8 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, Policy
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.sharing.choosers import units_on
 from topoalign.core.state.fold import NodeState

@@ -17,7 +17,7 @@ from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import nodes_of
-from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology
 from topoalign.core.model.topology.model import Cpu
 
 

@@ -17,9 +17,10 @@ from topoalign.core.model.topology.bitmask import (
     several,
     union,
 )
-from topoalign.core.model.topology.cpus import invert_groups
+from topoalign.core.model.topology.cpu_topology import invert_groups
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_names import name_device
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import (
     Cpu,
@@ -30,7 +31,6 @@ from topoalign.core.model.topology.model import (
     Topology,
     VirtualFunction,
 )
-from topoalign.core.model.topology.names import name_device
 from topoalign.core.model.topology.queries import affinity, connection_score, pcie_class, share_node
 
 G0, G1, G2, N0 = (DeviceID(name) for name in ("GPU-a", "GPU-b", "GPU-c", "mlx5_0"))

@@ -9,8 +9,8 @@ from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.machines import load_machine
 
 GPU_BYTES = 288 * 10**9

@@ -14,8 +14,8 @@ from merge_reference import all_hints, cross_product, knapsack, narrowest_room
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.alignment import align
 from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.hints.hint_rules import Supply, hints_of_rule, narrowest_hint
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.rules import Supply, hints_of_rule, narrowest_hint
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintAnswer, HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import GPU

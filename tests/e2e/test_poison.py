@@ -29,8 +29,8 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import AnnounceRequest
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.runtime.nats_bus import connect_bus
 

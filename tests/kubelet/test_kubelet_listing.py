@@ -16,10 +16,10 @@ from topoalign.allocator.device_plugin.listing import SLICE, Listing, encoded_by
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import LARGEST_ID
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.validate import MOST_HANDED_OUT
+from topoalign.core.model.topology.topology_checks import MOST_HANDED_OUT
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 

@@ -17,7 +17,7 @@ from topoalign.core.model.decisions import Admission, Decision, PreferenceQuesti
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest, Policy
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.machines import catalogue

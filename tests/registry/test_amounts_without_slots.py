@@ -19,11 +19,11 @@ from topoalign.cli.cluster import ClusterOptions, ask
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import predict
 from topoalign.core.demand.share_annotations import InvalidShare
-from topoalign.core.diagnosis.records import NodeRecord, encode_lines
+from topoalign.core.diagnosis.node_records import NodeRecord, encode_lines
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio

@@ -30,8 +30,8 @@ from view_support import OneNode, Says, tell_all
 
 from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.ids import GPU, ResourceName
+from topoalign.core.model.topology.device_offers import Limiter
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Limiter
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio

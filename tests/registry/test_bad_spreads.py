@@ -26,7 +26,7 @@ from view_support import Says, tell_all
 
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import CARDS
-from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 

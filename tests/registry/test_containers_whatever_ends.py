@@ -20,7 +20,7 @@ from topoalign.core.admission.feasibility import need_of
 from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.realignment import AlignmentBudget, containers_fit
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue

@@ -17,7 +17,7 @@ from view_support import NODE, asked
 from topoalign.client.records import read_cluster
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.diagnosis.node_decisions import Nodes
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.quality import NodePacking

@@ -18,15 +18,15 @@ from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.realignment import fit_as_counted
 from topoalign.core.demand.pod_demand import pod_demand, read_pod
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import ClusterRecord, record_node
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import ClusterRecord, record_node
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import MEMORY, Namespace
 from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import reservation_of
+from topoalign.core.state.node_reservations import reservation_of
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import NodeRefuses, PodsPending
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold

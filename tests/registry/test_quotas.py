@@ -17,9 +17,9 @@ from view_support import NODE, Says
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import GPU, ContainerName, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.sharing.quotas import (
+from topoalign.core.sharing.quota_amounts import (
     Amounts,
     GpuSizes,
     OverQuota,

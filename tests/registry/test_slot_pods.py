@@ -21,9 +21,9 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import CPU, GPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling.binding import reservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Hold

@@ -21,8 +21,8 @@ from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.registry.scheduling.binding import reservations
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_mistakable
 from topoalign.runtime.memory_bus import MemoryBus

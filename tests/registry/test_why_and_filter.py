@@ -14,8 +14,8 @@ from view_support import Says, asked, scheduler_of, some_request, some_says, tel
 from topoalign.cli import cluster as kubectl
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes, NodeStale
-from topoalign.core.diagnosis.records import ClusterRecord, record_node
+from topoalign.core.diagnosis.node_decisions import Nodes, NodeStale
+from topoalign.core.diagnosis.node_records import ClusterRecord, record_node
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest

@@ -25,7 +25,7 @@ from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import GangPlacement, pod_class_key
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
@@ -34,7 +34,7 @@ from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, Mode,
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import with_reserved
+from topoalign.core.state.node_reservations import with_reserved
 from topoalign.registry.ports import ApiUnavailable, SeenPod
 from topoalign.registry.scheduling.binding.binding import Binder
 from topoalign.registry.scheduling.binding.gangs import Gangs

@@ -19,7 +19,7 @@ from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Binding
 from topoalign.allocator.ports import Listing, Part, ShownDevices
 from topoalign.core import wire
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.deviceshare.node_inventory import locate_devices
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import ReservationsChanged

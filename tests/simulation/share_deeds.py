@@ -17,9 +17,9 @@ from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, NIC, ContainerName, PodName, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import reservation_of, with_reserved
+from topoalign.core.state.node_reservations import reservation_of, with_reserved
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario

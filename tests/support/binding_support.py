@@ -19,7 +19,7 @@ from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import with_reserved
+from topoalign.core.state.node_reservations import with_reserved
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding.binding import Binder
 from topoalign.registry.scheduling.binding.gangs import Gangs

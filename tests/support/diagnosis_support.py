@@ -8,7 +8,7 @@ from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, record_node
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, record_node
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import (
     Allocation,

@@ -11,8 +11,8 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, Mode, PodRequest, Policy, Scope
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import NumaNode, PluginDevice, Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 

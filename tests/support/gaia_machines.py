@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedGpu
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 BLOCK = 2**28
 LEVELS = (10, 20, 30, 40, 50)

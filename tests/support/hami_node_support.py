@@ -5,7 +5,7 @@ from datetime import datetime
 
 import msgspec
 
-from topoalign.core.sharing.hami.foreign import REQUESTING
+from topoalign.core.sharing.hami.node_annotations import REQUESTING
 from topoalign.core.sharing.hami.registration import RegisteredGpu
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.hami.usage import MIB, HamiGpuUsage
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage
 
 A100 = (
     Profile("1g.5gb", 128, 14, 1, tuple((start, 1) for start in range(7))),

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import Caps, JointRequest
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
 from topoalign.core.deviceshare.inventory import (
@@ -14,7 +13,9 @@ from topoalign.core.deviceshare.inventory import (
     NodeInventory,
     Table,
 )
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.koordinator_names import (
     CORE,
     GPU_BYTES,
     HINT_ANNOTATION,
@@ -24,7 +25,6 @@ from topoalign.core.deviceshare.names import (
     RDMA,
     DeviceType,
 )
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 
 GPU, NIC = DeviceType.GPU, DeviceType.RDMA
 GIB = 1 << 30

@@ -20,7 +20,7 @@ from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import ContainerName, DeviceID, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ConfirmRequest, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.ports import Bus, Stream
 from topoalign.kubelet.grpc.client import FAILURES
 from topoalign.machines import Machine

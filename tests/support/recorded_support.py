@@ -20,14 +20,14 @@ from topoalign.allocator.ledger import record
 from topoalign.allocator.ports import Part, ShownDevices
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import ContainerUsage, DeviceHealth, Event, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Nic, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Message
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.registry.api import Api

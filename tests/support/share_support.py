@@ -30,7 +30,7 @@ from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.reservations import NodeReservations, reservation_of
+from topoalign.core.state.node_reservations import NodeReservations, reservation_of
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal

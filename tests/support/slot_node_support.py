@@ -20,7 +20,7 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, sum_amounts
 
 EACH = 16_384

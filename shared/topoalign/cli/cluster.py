@@ -26,10 +26,10 @@ from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, Node
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.shares import asks_for_both_halves
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
-from topoalign.core.diagnosis.answers import ClusterAnswer, RefusalReason
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, RefusalReason
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import LONGEST_LINE, ClusterRecord, decode_lines, encode_lines
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import LONGEST_LINE, ClusterRecord, decode_lines, encode_lines
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName

@@ -7,10 +7,10 @@ import msgspec
 from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.topology.device_names import name_device
 from topoalign.core.model.topology.mig import free_placements, occupied
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.names import name_device
-from topoalign.core.state.divisions import GpuPartitioning, Parts, UsedParts
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, UsedParts
 
 MIB = 1024 * 1024
 

@@ -23,7 +23,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import Compat, ExplainRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.state.divisions import GpuPartitioning, divisions, parts_of_allocation
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, divisions, parts_of_allocation
 
 if TYPE_CHECKING:
     from topoalign.kubelet.files import manifest

@@ -17,10 +17,10 @@ from topoalign.core.model.holdings import Amount, UnitKind, base_of, unit_kind
 from topoalign.core.model.ids import MEMORY, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.device_names import NamedDevice, name_device, named_devices
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import NamedDevice, name_device, named_devices
 from topoalign.core.placement.preference import seam_of
-from topoalign.core.state.divisions import Parts
+from topoalign.core.state.gpu_partitioning import Parts
 from topoalign.kubelet.files.quantities import whole
 
 MOST_HINTS = 8

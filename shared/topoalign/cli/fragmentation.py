@@ -10,11 +10,11 @@ from topoalign.cli import options, output
 from topoalign.cli.divisions import document, parts_text, rows
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.topology.device_names import name_device
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import name_device
-from topoalign.core.placement.fragmentation import Fragmentation
-from topoalign.core.placement.fragmentation import measure_fragmentation as measured
-from topoalign.core.state.divisions import GpuPartitioning, Parts, Way, divisions, sum_parts
+from topoalign.core.placement.gpu_fragmentation import Fragmentation
+from topoalign.core.placement.gpu_fragmentation import measure_fragmentation as measured
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, Way, divisions, sum_parts
 
 if TYPE_CHECKING:
     from topoalign.cli import link

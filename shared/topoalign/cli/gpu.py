@@ -15,9 +15,9 @@ from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.degraded import degraded_gpus
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.state.divisions import GpuPartitioning, divisions
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, divisions
 
 NOT_ENFORCED = (
     "Limiter: none. Nothing limits what a container takes of a GPU in units or slots: amounts are counted, and not "

@@ -18,9 +18,9 @@ from topoalign.core.admission.kubelet_devices import explain_unavailable_resourc
 from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import unit_resource_names
 from topoalign.core.demand.unserved import unserved_names
-from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import NodeName

@@ -22,7 +22,7 @@ from topoalign.core.usage.attribution import (
     Use,
     attribute_use,
 )
-from topoalign.core.usage.library import has_library, with_library
+from topoalign.core.usage.limiter_library import has_library, with_library
 
 TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "PROCESSES")
 LIBRARY = "LIBRARY"

@@ -15,8 +15,8 @@ from topoalign.client.fold import Delivery
 from topoalign.client.subscriber import Client
 from topoalign.client.verifying import writer_position_of
 from topoalign.core import wire
-from topoalign.core.diagnosis.foreign import ForeignPage, ForeignRequest
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, record_node
+from topoalign.core.diagnosis.hami_nodes import ForeignPage, ForeignRequest
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, record_node
 from topoalign.core.model.errors import BadRequest, BusRefused, BusUnavailable, Unavailable, Undecodable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName

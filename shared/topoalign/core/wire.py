@@ -41,7 +41,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.maintenance import Override
-from topoalign.core.model.topology.validate import check_bounds
+from topoalign.core.model.topology.topology_checks import check_bounds
 from topoalign.core.ports import Message, Stream
 
 T = TypeVar("T")

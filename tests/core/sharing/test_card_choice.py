@@ -15,8 +15,8 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.seam import Scores, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import by_topology
-from topoalign.core.sharing.cards import SharedGpu, ShareRequest
 from topoalign.core.sharing.choice import choose_gpus
+from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 from topoalign.machines import load_machine
 
 GIB = 2**30

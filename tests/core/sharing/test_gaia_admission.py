@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.sharing.cards import SharedGpu, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
 from topoalign.core.sharing.gaia.admission import MOST_KEPT, AdmissionNode, admission_order_key, place_containers
+from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 from topoalign.tools.conformance.gaia_admission import (
     AdmissionNodeCase,
     ExpectedPromise,

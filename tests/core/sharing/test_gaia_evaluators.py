@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedGpu, ShareRequest
 from topoalign.core.sharing.gaia import evaluators
-from topoalign.core.sharing.gaia.tree import GpuTree, build_free_tree, build_pcie_tree
-from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
+from topoalign.core.sharing.gaia.pcie_tree import GpuTree, build_free_tree, build_pcie_tree
+from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
+from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 
 Cards = tuple[SharedGpu, ...]
 Answer = tuple[int, ...]

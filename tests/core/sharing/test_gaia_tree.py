@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedGpu
-from topoalign.core.sharing.gaia.tree import (
+from topoalign.core.sharing.gaia.pcie_tree import (
     GaiaTreeNode,
     GpuTree,
     build_free_tree,
@@ -17,6 +16,7 @@ from topoalign.core.sharing.gaia.tree import (
     occupy,
     release_amounts,
 )
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 Cluster = tuple[int, frozenset[int]]
 

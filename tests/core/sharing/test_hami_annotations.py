@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.go_text import go_quoted, parse_int
 from topoalign.core.model.topology.mig import MigPlacement
-from topoalign.core.sharing.hami.foreign import NodeHealth, PodGpu, check_handshake, decode_pod, encode_pod
+from topoalign.core.sharing.hami.node_annotations import NodeHealth, PodGpu, check_handshake, decode_pod, encode_pod
 from topoalign.core.sharing.hami.registration import (
     InvalidAnnotation,
     RegisteredGpu,

@@ -10,7 +10,7 @@ from hami_node_support import encode_register, requesting
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.sharing.hami.foreign import (
+from topoalign.core.sharing.hami.node_annotations import (
     LONGEST,
     MOST_CARDS,
     MOST_CONTAINERS,

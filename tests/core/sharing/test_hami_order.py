@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, read_weights
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.sharing.hami.scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial
+from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial
 
 weights = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5))
 

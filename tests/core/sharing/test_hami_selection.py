@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import type_selection, uuid_selection
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedGpu
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiShare, to_hami_usage, with_share
 from topoalign.core.sharing.hami.selection import PodRules, read_cordoned_gpus, read_rules
-from topoalign.core.sharing.hami.usage import MIB, HamiShare, to_hami_usage, with_share
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.errors import TooMuchWork
-from topoalign.core.model.topology.links import PcieClass
-from topoalign.core.sharing.hami import topology
-from topoalign.core.sharing.hami.topology import (
+from topoalign.core.model.topology.device_links import PcieClass
+from topoalign.core.sharing.hami import gpu_links
+from topoalign.core.sharing.hami.gpu_links import (
     GpuLinks,
     asymmetric,
     hami_link_score,
@@ -49,14 +49,14 @@ def test_the_example_of_six_cards() -> None:
 def test_eight_of_sixteen_equal_cards_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no set can be better than the first one, no other is looked at."""
     cards = [str(number) for number in range(16)]
-    monkeypatch.setattr(topology, "MOST_STEPS", 20)
+    monkeypatch.setattr(gpu_links, "MOST_STEPS", 20)
 
     assert tuple(range(8)) == pick_best_connected(cards, 8, {a: dict.fromkeys(cards, 1800) for a in cards})
 
 
 def test_a_search_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = {a: {b: abs(ord(a) - ord(b)) for b in CARDS} for a in CARDS}
-    monkeypatch.setattr(topology, "MOST_STEPS", 5)
+    monkeypatch.setattr(gpu_links, "MOST_STEPS", 5)
 
     with pytest.raises(TooMuchWork):
         pick_best_connected(CARDS, 3, scores)

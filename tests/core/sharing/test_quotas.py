@@ -11,9 +11,9 @@ from unit_support import DGX, in_units
 
 from topoalign.core.model.ids import ContainerName, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.sharing.quotas import (
+from topoalign.core.sharing.quota_amounts import (
     OverQuota,
     check_quota,
     gpu_sizes,

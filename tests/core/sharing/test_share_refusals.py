@@ -7,9 +7,9 @@ from topoalign.core.demand.share_annotations import ANY_CARD, GpuRules, Selectio
 from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.set_scorer import SetScorer
-from topoalign.core.sharing.cards import SharedGpu, ShareRequest
 from topoalign.core.sharing.choice import choose_gpus
-from topoalign.core.sharing.refusals import ShareFields
+from topoalign.core.sharing.share_refusals import ShareFields
+from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 
 GIB = 2**30
 PATHS = ShareFields(cores="limits[x/cores]", memory="limits[x/memory]", cards="annotations[x/cards]")

@@ -10,9 +10,9 @@ from use_support import GIB, MACHINE, NODE, SHARED, UIDS, held, in_pod, measurem
 
 from topoalign.core.model.events import Allocation, AllocationsSnapshot, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.core.usage.attribution import attribute_use
 from topoalign.core.usage.gaia_display import ContainerGpus, bus_id, graph_of, usages_of

@@ -27,11 +27,11 @@ from anyio.abc import TaskStatus
 
 from topoalign.core import wire
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED
-from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE, ForeignPage, ForeignRequest
+from topoalign.core.diagnosis.hami_nodes import CONTESTED_NODE, FOREIGN_NODE, ForeignPage, ForeignRequest
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
-from topoalign.core.sharing.hami.foreign import (
+from topoalign.core.sharing.hami.node_annotations import (
     ForeignGpu,
     ForeignPod,
     HamiLiveness,

@@ -18,14 +18,14 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.processes import LibraryReading, Measurement
 from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.topology.device_names import NamedDevice, named_devices
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import NamedDevice, named_devices
 from topoalign.core.ports import Bus
-from topoalign.core.sharing.hami.foreign import UNKNOWN_NUMA, HamiLiveness
+from topoalign.core.sharing.hami.node_annotations import UNKNOWN_NUMA, HamiLiveness
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import held_by_slot, sum_amounts
 from topoalign.core.usage.attribution import DeviceShares, attribute_use
-from topoalign.core.usage.library import has_library, with_library
+from topoalign.core.usage.limiter_library import has_library, with_library
 from topoalign.registry.cluster import Member, bare
 from topoalign.registry.foreign import HAMI, ForeignNodes, HamiView
 

@@ -10,8 +10,8 @@ import click
 
 from topoalign.cli import options, output
 from topoalign.core.model.errors import clean
-from topoalign.core.state.device_health import UNKNOWN
-from topoalign.core.state.divisions import divisions
+from topoalign.core.state.gpu_partitioning import divisions
+from topoalign.core.state.holding_health import UNKNOWN
 
 if TYPE_CHECKING:
     from topoalign.cli.draw.diagram import Diagram

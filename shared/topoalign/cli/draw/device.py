@@ -13,7 +13,7 @@ from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.placement.preference import seam_of
-from topoalign.core.state.divisions import GpuPartitioning, Parts
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts
 
 SHORT_WAYS = {
     "time slices": "slices",

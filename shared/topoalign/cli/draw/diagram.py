@@ -13,7 +13,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
-from topoalign.core.state.divisions import GpuPartitioning
+from topoalign.core.state.gpu_partitioning import GpuPartitioning
 
 UNKNOWN = (-1,)
 """In place of the sockets of a NUMA node."""

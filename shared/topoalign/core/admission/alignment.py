@@ -3,9 +3,9 @@
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from topoalign.core.hints.hint_rules import narrowest_hint
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import PROVIDERS
-from topoalign.core.hints.rules import narrowest_hint
 from topoalign.core.model.decisions import Alignment, PlacementContext
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
@@ -15,7 +15,7 @@ from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, node_mask, n
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.search import NumaSearchBudget
-from topoalign.core.placement.devices import sides
+from topoalign.core.placement.device_choice import sides
 from topoalign.core.placement.gpus.topology import SetOrder
 from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, choose_gpu_set, positions_by_gpu
 from topoalign.core.policy import POLICIES

@@ -26,17 +26,17 @@ from topoalign.core.admission.alignment import NotAligned
 from topoalign.core.admission.free_amounts import Amount, Free, count_by_numa_node, preferred_sets, subtract_container
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
+from topoalign.core.hints.hint_rules import MOST_LISTED
 from topoalign.core.hints.preconditions import check_decidable
-from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import CPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Scope
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.cpus import NotEnoughCores, SplitCore
-from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, TooLarge, check_offered_amount
-from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
+from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, TooLarge, check_offered_amount
+from topoalign.core.placement.exclusive_cpus import NotEnoughCores, SplitCore
+from topoalign.core.placement.memory_blocks import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES, PREFERRED_ALONE
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of

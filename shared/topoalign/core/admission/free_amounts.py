@@ -14,12 +14,12 @@ from operator import gt
 import msgspec
 
 from topoalign.core.admission.alignment import distances_for
-from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.demand.pod_demand import Demand
 from topoalign.core.hints.cpu import aligned_by_socket, shared_cpus
-from topoalign.core.hints.devices import bearing_nodes, real_nodes
-from topoalign.core.hints.memory import MemoryNode, groups_agree, memory_node, memory_nodes
-from topoalign.core.hints.rules import MOST_LISTED, totals
+from topoalign.core.hints.device_hints import bearing_nodes, real_nodes
+from topoalign.core.hints.hint_rules import MOST_LISTED, totals
+from topoalign.core.hints.memory_hints import MemoryNode, groups_agree, memory_node, memory_nodes
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.hints import ResourceNeed, TopologyHint

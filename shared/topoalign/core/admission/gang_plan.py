@@ -25,10 +25,10 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import reservation_of, reserved_allocations
+from topoalign.core.state.node_reservations import reservation_of, reserved_allocations
 
 
 class GangMember(NamedTuple):

@@ -15,11 +15,11 @@ from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.deviceshare.candidates import Chooser, DeviceCandidate, JointRequest
 from topoalign.core.deviceshare.inventory import NodeInventory
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, violation
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.node_devices import RESOURCE, ContainerDevices, joint_devices
 from topoalign.core.deviceshare.node_inventory import locate_devices
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, violation
-from topoalign.core.hints.joint_devices import asked_for, left_to
+from topoalign.core.hints.joint_hints import asked_for, left_to
 from topoalign.core.model.decisions import Considered, PlacementContext
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
@@ -27,7 +27,7 @@ from topoalign.core.model.requests import AdmissionRules, Scope
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.devices import choosing
+from topoalign.core.placement.device_choice import choosing
 from topoalign.core.placement.preference import prefer, prefer_gpus
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY

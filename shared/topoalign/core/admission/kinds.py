@@ -6,8 +6,8 @@ from topoalign.core.admission.feasibility import digest, machine_key
 from topoalign.core.admission.prediction import PredictionBasis
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.derived_tables import made_once
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,15 +18,15 @@ from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, place_within, sets_considered
 from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
-from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import asks_for_both_halves, share_from_units, slots_asked
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
-from topoalign.core.hints.devices import DeviceProvider
-from topoalign.core.hints.joint_devices import check_anywhere, nodes_within
-from topoalign.core.hints.memory import MemoryProvider, memory_nodes
+from topoalign.core.hints.device_hints import DeviceProvider
+from topoalign.core.hints.joint_hints import check_anywhere, nodes_within
+from topoalign.core.hints.memory_hints import MemoryProvider, memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_cpus, reusable_devices, reusable_memory
 from topoalign.core.model.decisions import (
@@ -47,9 +47,9 @@ from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.numa_sets.search import NumaSearchBudget
-from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
-from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, choosing
-from topoalign.core.placement.memory import NotEnoughMemory, holding, memory_for
+from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choosing
+from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
+from topoalign.core.placement.memory_blocks import NotEnoughMemory, holding, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.profile import profile_of

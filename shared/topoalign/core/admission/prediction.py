@@ -28,9 +28,9 @@ from topoalign.core.admission.kubelet_devices import (
 )
 from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import unserved_names
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.hints.memory import memory_node
+from topoalign.core.hints.memory_hints import memory_node
 from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, MemoryUse, Owner
@@ -40,7 +40,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, over
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import with_reserved
+from topoalign.core.state.node_reservations import with_reserved
 
 PREDICTED = "v1.36."
 """Begins the versions of the kubelet that decisions are held to."""

@@ -38,13 +38,13 @@ from topoalign.core.demand.shares import (
     slots_asked,
     unit_of,
 )
-from topoalign.core.hints.devices import real_nodes
+from topoalign.core.hints.device_hints import real_nodes
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import CPU, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Scope
 from topoalign.core.model.topology.bitmask import node_mask
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
 from topoalign.core.numa_sets.subsets import subsets
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY

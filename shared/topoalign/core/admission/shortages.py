@@ -17,11 +17,11 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.hints.cpu import available_cpus
-from topoalign.core.hints.devices import by_counted_nodes, devices_free_for, real_nodes
-from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.device_hints import by_counted_nodes, devices_free_for, real_nodes
+from topoalign.core.hints.hint_rules import Supply
+from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devices, reusable_memory
-from topoalign.core.hints.rules import Supply
 from topoalign.core.model.errors import TooMuchWork, clean, quoted
 from topoalign.core.model.hints import HintRule, Hints, ResourceNeed
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
@@ -30,7 +30,7 @@ from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of, uni
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.numa_sets.search import mask_meets_needs
-from topoalign.core.placement.memory import format_gib
+from topoalign.core.placement.memory_blocks import format_gib
 from topoalign.core.policy import POLICIES
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState

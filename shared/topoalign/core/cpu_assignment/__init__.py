@@ -10,7 +10,7 @@ from collections.abc import Set
 from topoalign.core.cpu_assignment.distributed import distributed
 from topoalign.core.cpu_assignment.packed import packed
 from topoalign.core.model.requests import CpuOption, Mode
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.profile import profile_of
 
 

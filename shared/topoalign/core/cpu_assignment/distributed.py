@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus, Taking, packed
 from topoalign.core.model.errors import TooMuchWork
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 
 MOST_STEPS = 2_000_000
 """About half a second for one take, whatever the size of the machine. Eight NUMA nodes never need more than 60,000."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 from itertools import repeat
 
 from topoalign.core.model.errors import NoFit
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 
 
 class NotEnoughCpus(NoFit):

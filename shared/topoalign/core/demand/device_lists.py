@@ -12,7 +12,7 @@ Source: kubelet v1.36.3, devicemanager, deviceRunContainerOptions; k8s-device-pl
 
 from collections.abc import Iterator
 
-from topoalign.core.demand.quantities import device_limits
+from topoalign.core.demand.resource_quantities import device_limits
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology

@@ -8,7 +8,8 @@ are decided: init containers, then app containers.
 
 import msgspec
 
-from topoalign.core.demand.quantities import (
+from topoalign.core.demand.pod_validation import validate_pod
+from topoalign.core.demand.resource_quantities import (
     Quantities,
     asked,
     device_limits,
@@ -21,7 +22,6 @@ from topoalign.core.demand.quantities import (
 )
 from topoalign.core.demand.share_annotations import Published, said_of_cards
 from topoalign.core.demand.shares import cards_said
-from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import (
     RESOURCES,
     JointDemand,
@@ -30,7 +30,7 @@ from topoalign.core.deviceshare.demand import (
     is_joint,
     kubelet_demand,
 )
-from topoalign.core.deviceshare.quantities import FIELD
+from topoalign.core.deviceshare.request_combinations import FIELD
 from topoalign.core.model.allocations import Role
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import (

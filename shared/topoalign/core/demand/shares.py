@@ -26,7 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.demand.gangs import annotation_path
-from topoalign.core.demand.quantities import Quantities
+from topoalign.core.demand.resource_quantities import Quantities
 from topoalign.core.demand.share_annotations import (
     ANY_CARD,
     MIG,
@@ -42,9 +42,9 @@ from topoalign.core.model.holdings import Amount, UnitKind
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS
 from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_offers import CORES, Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, Offer, Slots
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, divide_amount, offered_in_slots
 
 # What a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.

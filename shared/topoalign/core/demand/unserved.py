@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from topoalign.core.demand.field_paths import containers_with_paths
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.quantities import may_be_exclusive
+from topoalign.core.demand.resource_quantities import may_be_exclusive
 from topoalign.core.demand.shares import USUAL_NAMES, USUAL_SLOTS, amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES, is_joint
-from topoalign.core.deviceshare.names import FPGA, GPU_RESOURCES, RDMA
+from topoalign.core.deviceshare.koordinator_names import FPGA, GPU_RESOURCES, RDMA
 from topoalign.core.model.errors import BadRequest, NoFit, clean, quoted
 from topoalign.core.model.ids import CPU, GPU, NIC, ResourceName, is_native
 from topoalign.core.model.requests import ContainerRequest, PodRequest

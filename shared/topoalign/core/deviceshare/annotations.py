@@ -15,8 +15,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from topoalign.core.deviceshare.labels import LabelSelector, fault
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest
+from topoalign.core.deviceshare.koordinator_names import (
     HINT_ANNOTATION,
     JOINT_ANNOTATION,
     PARTITION_ANNOTATION,
@@ -27,7 +27,7 @@ from topoalign.core.deviceshare.names import (
     Strategy,
     TopologyScope,
 )
-from topoalign.core.deviceshare.refusals import InvalidShareRequest
+from topoalign.core.deviceshare.labels import LabelSelector, fault
 from topoalign.core.model.errors import InvalidField, clean, quoted
 
 LONGEST = 256 * 1024

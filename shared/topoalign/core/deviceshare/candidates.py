@@ -13,13 +13,13 @@ import msgspec
 
 from topoalign.core.deviceshare.annotations import Hint
 from topoalign.core.deviceshare.demand import JointDemand
+from topoalign.core.deviceshare.device_scores import DeviceScorer, score_device
 from topoalign.core.deviceshare.inventory import ANYWHERE, InventoryDevice, InventoryFunction, NodeInventory
+from topoalign.core.deviceshare.joint_refusals import refuse_missing_type
+from topoalign.core.deviceshare.koordinator_names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
 from topoalign.core.deviceshare.labels import selector_matches
-from topoalign.core.deviceshare.names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
 from topoalign.core.deviceshare.node_units import GpuUnits
-from topoalign.core.deviceshare.quantities import Quantities
-from topoalign.core.deviceshare.refusals import refuse_missing_type
-from topoalign.core.deviceshare.scores import DeviceScorer, score_device
+from topoalign.core.deviceshare.request_combinations import Quantities
 from topoalign.core.model.ids import DeviceID
 
 Caps = Mapping[DeviceType, Mapping[int, Quantities]]

@@ -13,7 +13,7 @@ from topoalign.core.deviceshare.annotations import (
     device_annotation_path,
     read_annotations,
 )
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.koordinator_names import (
     ALLOCATED_ANNOTATION,
     ANNOTATIONS,
     DEVICE_PREFIX,
@@ -30,7 +30,7 @@ from topoalign.core.deviceshare.names import (
     PartitionPolicy,
     Strategy,
 )
-from topoalign.core.deviceshare.quantities import FIELD, GpuDemand, Quantities, by_type, gpu_demand
+from topoalign.core.deviceshare.request_combinations import FIELD, GpuDemand, Quantities, by_type, gpu_demand
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, ResourceName
 from topoalign.core.model.requests import CARDS, GANG, GANG_SIZE

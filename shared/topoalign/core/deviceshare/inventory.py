@@ -11,7 +11,7 @@ from functools import cached_property
 
 import msgspec
 
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 
 ANYWHERE = -1
 """The NUMA node of a device of which it is not known."""

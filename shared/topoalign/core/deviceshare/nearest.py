@@ -22,10 +22,10 @@ from topoalign.core.deviceshare.candidates import (
     in_turn,
     take_first,
 )
-from topoalign.core.deviceshare.gpus import pick_gpus
+from topoalign.core.deviceshare.gpu_choice import pick_gpus
 from topoalign.core.deviceshare.inventory import ANYWHERE, DeviceLocation, InventoryDevice, pcie_switch_id, root_complex
-from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, insufficient
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 
 NOWHERE = DeviceLocation()
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.allocate import Allocation, allocate_all_types
 from topoalign.core.deviceshare.candidates import Chooser, DeviceGrant, JointRequest, Wanted, wanted
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.names import CORE, FUNCTION, RATIO, RDMA, DeviceType, Strategy
+from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer
+from topoalign.core.deviceshare.joint_allocation import Allocation, allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, SharesNeedUnits
+from topoalign.core.deviceshare.koordinator_names import CORE, FUNCTION, RATIO, RDMA, DeviceType, Strategy
 from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, device_ids, gpus_in_units, inventory_of
 from topoalign.core.deviceshare.node_units import GpuUnits, amount_of_each_gpu, unit_resources_by_gpu, units_to_give
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, SharesNeedUnits
-from topoalign.core.deviceshare.scores import DevicePacking, DeviceScorer
 from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, nodes_of

@@ -21,13 +21,13 @@ from topoalign.core.deviceshare.inventory import (
     NodeInventory,
     Table,
 )
-from topoalign.core.deviceshare.names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
+from topoalign.core.deviceshare.koordinator_names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
 from topoalign.core.deviceshare.node_units import GpuUnits, unit_resources_by_gpu
 from topoalign.core.model.ids import GPU, NIC, DeviceID
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.device_sets import NO_DEVICES
-from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 
 BELOW_A_ROOT_PORT = frozenset({PcieClass.PSB, PcieClass.PIX, PcieClass.PXB})

@@ -16,14 +16,14 @@ of it has the GPU alone.
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from topoalign.core.deviceshare.names import CORE, GPU_BYTES, RATIO, WHOLE
-from topoalign.core.deviceshare.quantities import GpuDemand
+from topoalign.core.deviceshare.koordinator_names import CORE, GPU_BYTES, RATIO, WHOLE
+from topoalign.core.deviceshare.request_combinations import GpuDemand
 from topoalign.core.model.holdings import Amount, UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import units_offered
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.allocate import Allocation, allocate_all_types, types_to_give
 from topoalign.core.deviceshare.candidates import JointRequest, wanted
 from topoalign.core.deviceshare.inventory import ANYWHERE
-from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, FrameworkStatus
+from topoalign.core.deviceshare.joint_allocation import Allocation, allocate_all_types, types_to_give
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.model.errors import NoFit, TooMuchWork
 from topoalign.core.model.topology.bitmask import masks_by_size, nodes_of
 

@@ -25,11 +25,11 @@ from topoalign.core.deviceshare.candidates import (
     in_turn,
     take_first,
 )
-from topoalign.core.deviceshare.gpus import NOT_ENOUGH, NOT_IN_SCOPE, is_honored, partitions
+from topoalign.core.deviceshare.gpu_choice import NOT_ENOUGH, NOT_IN_SCOPE, is_honored, partitions
 from topoalign.core.deviceshare.inventory import DeviceLocation, pcie_switch_id, root_complex
-from topoalign.core.deviceshare.names import DeviceType, Level
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, insufficient, violation
+from topoalign.core.deviceshare.koordinator_names import DeviceType, Level
 from topoalign.core.deviceshare.nearest import device_location
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
 from topoalign.core.model.errors import TooMuchWork
 
 MOST_STEPS = 25_000

@@ -14,8 +14,8 @@ from itertools import chain
 import msgspec
 
 from topoalign.core.admission.shortages import OTHER_RULES, smaller_requests
-from topoalign.core.diagnosis.answers import EvictionCandidate, SufficientChange
-from topoalign.core.diagnosis.nodes import ClusterQuestion, QueriedNode
+from topoalign.core.diagnosis.cluster_answer import EvictionCandidate, SufficientChange
+from topoalign.core.diagnosis.node_decisions import ClusterQuestion, QueriedNode
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest

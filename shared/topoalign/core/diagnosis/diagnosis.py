@@ -20,10 +20,17 @@ import msgspec
 from topoalign.core.admission.resolvability import UNDECIDED
 from topoalign.core.demand.node_filters import NodeNotAllowed
 from topoalign.core.demand.unserved import not_covered
-from topoalign.core.diagnosis.answers import ClusterAnswer, Ranked, RefusalReason
 from topoalign.core.diagnosis.changes import cheapest_changes
-from topoalign.core.diagnosis.foreign import REASONS
-from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, ClusterQuestion, ExcludedNode, Nodes, QueriedNode
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, Ranked, RefusalReason
+from topoalign.core.diagnosis.hami_nodes import REASONS
+from topoalign.core.diagnosis.node_decisions import (
+    NO_CHANGES,
+    Changes,
+    ClusterQuestion,
+    ExcludedNode,
+    Nodes,
+    QueriedNode,
+)
 from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Resolvability

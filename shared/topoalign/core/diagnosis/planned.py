@@ -20,7 +20,7 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodR
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import reserved_allocations
+from topoalign.core.state.node_reservations import reserved_allocations
 
 LEAST: dict[ResourceName, int] = {CPU: 1, MEMORY: 1}
 """What a container of a Guaranteed pod asks for at least."""

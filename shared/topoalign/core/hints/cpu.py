@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from itertools import chain
 
-from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.hints.hint_rules import Supply, hints_from, hints_of_rule
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_cpus
-from topoalign.core.hints.rules import Supply, hints_from, hints_of_rule
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 

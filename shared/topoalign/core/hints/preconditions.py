@@ -12,7 +12,7 @@ from topoalign.core.demand.shares import amount_resources
 from topoalign.core.demand.unserved import check_not_passed_over
 from topoalign.core.deviceshare.demand import RESOURCES
 from topoalign.core.deviceshare.node_devices import check_shares_offered
-from topoalign.core.hints.devices import real_nodes
+from topoalign.core.hints.device_hints import real_nodes
 from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.errors import NoFit, clean, quoted
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages

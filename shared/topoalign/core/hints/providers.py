@@ -20,8 +20,8 @@ from collections.abc import Mapping
 
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints.cpu import CpuProvider
-from topoalign.core.hints.devices import DeviceProvider
-from topoalign.core.hints.memory import MemoryProvider
+from topoalign.core.hints.device_hints import DeviceProvider
+from topoalign.core.hints.memory_hints import MemoryProvider
 from topoalign.core.hints.provider import HintProvider, HintRequest
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered

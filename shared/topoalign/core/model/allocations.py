@@ -21,7 +21,7 @@ from topoalign.core.model.holdings import (
 )
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 
 Role = Literal["init", "sidecar", "app"]
 """What a container is in its pod: a plain init container, one that runs on beside the app containers, or one of these."""

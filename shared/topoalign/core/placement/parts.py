@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.derived_tables import made_once
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
-from topoalign.core.model.topology.views import made_once
 
 
 def prefer_parts(

@@ -10,10 +10,10 @@ from itertools import islice
 from topoalign.core.model.decisions import NO_CONTEXT, PlacementContext
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
+from topoalign.core.model.topology.derived_tables import made_once
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.device_policy import (
     DGX1_PASCAL,
     DGX1_VOLTA,

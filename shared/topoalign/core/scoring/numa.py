@@ -29,7 +29,7 @@ from math import comb
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.quantities import Quantities, asked, pod_wide
+from topoalign.core.demand.resource_quantities import Quantities, asked, pod_wide
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy, Scope
 from topoalign.core.policy import POLICIES

@@ -32,8 +32,8 @@ from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.shares import Share, SlotShare, share_from_units, slots_asked
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import node_mask, nodes_of
+from topoalign.core.model.topology.derived_tables import made_once
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.nics import Nics, count_nics
 from topoalign.core.placement.preference import nic_localities, set_scorer
 from topoalign.core.policy import POLICIES

@@ -23,17 +23,17 @@ from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.share_annotations import NODE_POLICY
 from topoalign.core.demand.shares import share_from_units
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.scoring import numa, quality
 from topoalign.core.scoring.numa import NumaNeed, NumaScore
 from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, NodePacking
 from topoalign.core.scoring.zones import Zone, zones_of
-from topoalign.core.sharing.cards import ShareRequest
 from topoalign.core.sharing.choosers import slot_candidates, unit_candidates
 from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, admission_order_key, asks_for_gpu
-from topoalign.core.sharing.hami.scores import hami_gpus_score
+from topoalign.core.sharing.hami.gpu_scores import hami_gpus_score
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
+from topoalign.core.sharing.shared_gpus import ShareRequest
 from topoalign.core.sharing.slots_as_hami import usage_of_cards
 from topoalign.core.state.fold import NodeState
 

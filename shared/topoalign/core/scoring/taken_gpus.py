@@ -18,9 +18,9 @@ from topoalign.core.demand.shares import Share, SlotShare
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import node_mask
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.seam import Members
 from topoalign.core.placement.gpus.set_scorer import SetScorer

@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.hints.cpu import available_cpus
-from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.derived_tables import made_once
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import NumaNode, Topology
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 
 MILLICORES = 1000

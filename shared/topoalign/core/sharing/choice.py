@@ -26,8 +26,7 @@ from topoalign.core.demand.share_annotations import ANY_CARD, GpuOrder, GpuRules
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu, ShareRequest
-from topoalign.core.sharing.refusals import (
+from topoalign.core.sharing.share_refusals import (
     OTHER_MODE,
     OTHER_TYPE,
     OTHER_UUID,
@@ -47,6 +46,7 @@ from topoalign.core.sharing.refusals import (
     describe_scattered_amounts,
     format_mib,
 )
+from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu, ShareRequest
 
 # Which cards have enough for a container, each for itself, or why there are too few.
 #

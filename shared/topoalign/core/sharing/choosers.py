@@ -49,7 +49,7 @@ from topoalign.core.demand.shares import (
     slots_asked,
     unit_of,
 )
-from topoalign.core.hints.devices import gpus_for_units, slots_for, taken_over, units_on_gpus
+from topoalign.core.hints.device_hints import gpus_for_units, slots_for, taken_over, units_on_gpus
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import InvalidField, quoted
@@ -58,18 +58,17 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
-from topoalign.core.model.topology.views import made_once
-from topoalign.core.placement.devices import DeviceChoice
+from topoalign.core.placement.device_choice import DeviceChoice
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.cards import SharedGpu, ShareRequest
 from topoalign.core.sharing.choice import accepted_cards, choose_gpus
 from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
-from topoalign.core.sharing.refusals import (
+from topoalign.core.sharing.share_refusals import (
     UNALIGNED,
     WAIT,
     NoneByHami,
@@ -80,6 +79,7 @@ from topoalign.core.sharing.refusals import (
     SlotsBeyondNumaNode,
     WholeGpuInUse,
 )
+from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import NONE_HELD, NOTHING, held_by_slot, held_of_gpus, larger, unshareable

@@ -28,6 +28,7 @@ from topoalign.core.demand import share_annotations as names
 from topoalign.core.demand.field_paths import containers_with_paths, in_manifest
 from topoalign.core.demand.gangs import annotation_path, gang_of
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.share_annotations import (
     InvalidShare,
     card_rules,
@@ -51,17 +52,16 @@ from topoalign.core.demand.shares import (
     unit_resources,
 )
 from topoalign.core.demand.unserved import check_not_passed_over
-from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
 from topoalign.core.deviceshare.demand import JointDemand, check_keys, is_joint
-from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
+from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
-from topoalign.core.sharing.refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
+from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
 
 # Which of Koordinator's annotations about devices cannot be meant beside parts of GPUs.
 #

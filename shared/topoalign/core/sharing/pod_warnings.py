@@ -23,7 +23,7 @@ from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.demand.shares import USUAL_SLOTS
 from topoalign.core.demand.unserved import SETTINGS, nearest_name
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
-from topoalign.core.deviceshare.names import ALLOCATED_ANNOTATION, ANNOTATIONS, PARTITION_TABLE
+from topoalign.core.deviceshare.koordinator_names import ALLOCATED_ANNOTATION, ANNOTATIONS, PARTITION_TABLE
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, NIC, ResourceName, is_native
 from topoalign.core.model.requests import PodRequest

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.demand.field_paths import containers_with_paths
-from topoalign.core.demand.quantities import Quantities
+from topoalign.core.demand.resource_quantities import Quantities
 from topoalign.core.demand.shares import ALL_MEMORY, USUAL_NAMES, SlotResources
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.offers import CORES
+from topoalign.core.model.topology.device_offers import CORES
 
 PRIORITY = "CUDA_TASK_PRIORITY"
 """The variable by which HAMi's library is told of a priority."""

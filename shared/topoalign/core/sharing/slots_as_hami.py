@@ -27,18 +27,18 @@ import msgspec
 from topoalign.core.demand.share_annotations import VENDOR, Selection
 from topoalign.core.demand.shares import UNSET, HamiRequest, SlotShare, SlotsOfGpus
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
 from topoalign.core.model.topology.queries import kept_apart, pcie_class
-from topoalign.core.model.topology.views import made_once
-from topoalign.core.sharing.cards import SharedGpu
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
+from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
+from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_cards
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.scores import choose_gpus_as_hami, score_cards
 from topoalign.core.sharing.hami.selection import pod_rules
-from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
-from topoalign.core.sharing.hami.usage import MIB, HamiGpuUsage, to_hami_usage
-from topoalign.core.sharing.refusals import NoneByHami, ShareFields
+from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.share_amounts import NONE_HELD, SlotsLeft
 
 

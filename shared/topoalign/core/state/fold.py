@@ -35,7 +35,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.memory import add_allocation_memory, given_back
+from topoalign.core.state.memory_account import add_allocation_memory, given_back
 from topoalign.core.state.ownership import Ownership
 from topoalign.core.state.persistent_map import PersistentMap
 
@@ -63,7 +63,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def apply(self, event: Event) -> "NodeState":
         """
         Returns the state after this fact. A repetition changes nothing; nor do reservations, which are no fact of the node
-        (`core.state.reservations` folds them).
+        (`core.state.node_reservations` folds them).
 
         Raises SequenceGap where facts are missing, and Contradiction for one that cannot be true; a snapshot raises
         neither.

@@ -25,11 +25,11 @@ from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.by_amounts import offers_in_slots
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
-from topoalign.core.model.topology.views import made_once
-from topoalign.core.state.device_health import HandedOut
+from topoalign.core.state.holding_health import HandedOut
 
 # How much of each GPU is left, where GPUs are offered in units.
 #

@@ -7,7 +7,7 @@ import msgspec
 from topoalign.core.model.events import Allocation, MemoryUse, Owner, UsageObserved
 from topoalign.core.model.ids import AllocationID
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.memory import given_back
+from topoalign.core.state.memory_account import given_back
 from topoalign.core.state.reserved_parts import PodNames
 
 

@@ -1,7 +1,7 @@
 """
 What gpu-manager (Gaia) displays of a node: the tree of its GPUs as text, and who uses them.
 
-The tree is that of Gaia's evaluators (`core.sharing.gaia.tree`). A line for each node, below its parent:
+The tree is that of Gaia's evaluators (`core.sharing.gaia.pcie_tree`). A line for each node, below its parent:
 
     ROOT:1
     |---PHB (aval: 1, pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0)
@@ -23,11 +23,11 @@ import msgspec
 from topoalign.core.model.events import HealthState
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu
 from topoalign.core.sharing.gaia.evaluators import tree_root
-from topoalign.core.sharing.gaia.tree import GaiaTreeNode, GpuTree, build_free_tree
-from topoalign.core.state.divisions import GpuPartitioning, divisions
+from topoalign.core.sharing.gaia.pcie_tree import GaiaTreeNode, GpuTree, build_free_tree
+from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, divisions
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
 
 MIB = 1 << 20

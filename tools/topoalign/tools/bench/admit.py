@@ -19,8 +19,8 @@ from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
 

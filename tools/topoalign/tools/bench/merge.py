@@ -14,7 +14,7 @@ import msgspec
 
 from topoalign.cli.measuring import measured
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.rules import Supply
+from topoalign.core.hints.hint_rules import Supply
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, ResourceName

@@ -17,10 +17,10 @@ from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.diagnosis.answers import ClusterAnswer
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import ClusterRecord, record_node
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import ClusterRecord, record_node
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationsSnapshot, DeviceHealth, HealthState, UsageObserved
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, NodeName

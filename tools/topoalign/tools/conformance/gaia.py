@@ -8,9 +8,8 @@ import msgspec
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK, evaluators
-from topoalign.core.sharing.gaia.tree import (
+from topoalign.core.sharing.gaia.pcie_tree import (
     GaiaTreeNode,
     GpuTree,
     build_free_tree,
@@ -18,7 +17,8 @@ from topoalign.core.sharing.gaia.tree import (
     occupy,
     release_amounts,
 )
-from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
+from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
+from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu, ShareRequest
 from topoalign.tools.conformance import gaia_admission
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.gaia_admission import Amounts, request_of

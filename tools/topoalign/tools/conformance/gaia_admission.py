@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
 from topoalign.core.sharing.gaia.admission import (
     AdmissionNode,
@@ -21,6 +20,7 @@ from topoalign.core.sharing.gaia.admission import (
     hold_container_amounts,
     place_containers,
 )
+from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu, ShareRequest
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.model.errors import Undecodable, quoted
-from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set

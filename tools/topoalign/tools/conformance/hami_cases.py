@@ -9,8 +9,8 @@ import msgspec
 from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.cards import SharedGpu
-from topoalign.core.sharing.hami.usage import MIB, HamiGpuUsage, to_hami_usage
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
-from topoalign.core.demand.quantities import largest_moment
+from topoalign.core.demand.resource_quantities import largest_moment
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.ids import NodeName, ResourceName
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.mig import MigPlacement, free_mig_placement
-from topoalign.core.model.topology.offers import Slots
 from topoalign.core.scoring.scorers import hami_order, node_policy
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
+from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
+from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial, sort_key
 from topoalign.core.sharing.hami.place import NodeGpus, Placed, PodShares, place_pod_as_hami
-from topoalign.core.sharing.hami.scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial, sort_key
 from topoalign.core.sharing.hami.selection import read_rules
-from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
-from topoalign.core.sharing.quotas import OverQuota, check_quota, lowest_limits, sum_quota_amounts
+from topoalign.core.sharing.quota_amounts import OverQuota, check_quota, lowest_limits, sum_quota_amounts
 from topoalign.kubelet.files.manifest import limits_of
 from topoalign.tools.conformance.gpuallocator import PCIE
 from topoalign.tools.conformance.hami_cases import Case, Share, close_to, suite

@@ -15,7 +15,7 @@ import msgspec
 
 from topoalign.core.demand.shares import NO_DEFAULTS, Defaults, HamiRequest, card_request
 from topoalign.core.model.ids import GPU, ResourceName
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.device_offers import Slots
 
 Amounts = Mapping[ResourceName, int | str]
 """Quantities as in a manifest."""

@@ -7,12 +7,12 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.allocate import allocate_all_types
 from topoalign.core.deviceshare.candidates import JointRequest, wanted
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.device_scores import DeviceScorer, score_node
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.numa_hints import numa_hints
-from topoalign.core.deviceshare.scores import DeviceScorer, score_node
 from topoalign.core.model.errors import TopoalignError
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.koordinator_answers import Answer, outcome, refused

@@ -13,9 +13,9 @@ import msgspec
 
 from topoalign.core.deviceshare.candidates import DeviceGrant, JointRequest
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
+from topoalign.core.deviceshare.device_scores import DeviceScorer
 from topoalign.core.deviceshare.inventory import InventoryFunction, NodeInventory
-from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.scores import DeviceScorer
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.model.errors import InvalidField, Undecodable, quoted
 from topoalign.tools.conformance.case_files import Beside
 from topoalign.tools.conformance.koordinator_answers import Answer

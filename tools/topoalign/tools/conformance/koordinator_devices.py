@@ -12,7 +12,7 @@ import msgspec
 
 from topoalign.core.deviceshare.annotations import parse_quantity_exactly
 from topoalign.core.deviceshare.inventory import HOPPER_TABLE, HOPPERS, InventoryDevice, NodeInventory, Partition, Table
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.koordinator_names import (
     GPU_MODEL,
     GPU_VENDOR,
     PARTITION_POLICY,

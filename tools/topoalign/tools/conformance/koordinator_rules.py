@@ -9,9 +9,9 @@ from msgspec import UNSET, UnsetType
 
 from topoalign.core.deviceshare.candidates import DeviceCandidate, JointRequest, by_minor, by_preferred_pcie, wanted
 from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, DeviceType
-from topoalign.core.deviceshare.quantities import check_combination, gpu_demand, normalised
-from topoalign.core.deviceshare.refusals import InvalidShareRequest
+from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, DeviceType
+from topoalign.core.deviceshare.request_combinations import check_combination, gpu_demand, normalised
 from topoalign.core.model.errors import TopoalignError, Undecodable, quoted
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.koordinator_answers import Answer, outcome, refused

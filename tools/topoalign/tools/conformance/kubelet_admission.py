@@ -12,9 +12,9 @@ import msgspec
 
 from topoalign.core.admission.admit import admission, answer_to, drive
 from topoalign.core.admission.pipeline import Question, Reply
-from topoalign.core.cpu_assignment.reserved import read_reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.hints.cpu import shared_cpus
-from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion, Refusal
 from topoalign.core.model.errors import Undecodable, quoted
 from topoalign.core.model.events import (

@@ -19,10 +19,10 @@ from topoalign.core.cpu_assignment.packed import packed
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Cpu
-from topoalign.core.placement.cpus import allocate_cpus
+from topoalign.core.placement.exclusive_cpus import allocate_cpus
 from topoalign.tools.conformance.case_files import Beside, results
 from topoalign.tools.conformance.kubelet_devices import mask_or_none
 from topoalign.tools.conformance.kubelet_errors import Answer

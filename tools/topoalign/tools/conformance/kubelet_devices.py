@@ -7,13 +7,13 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.admission.admit import drive
-from topoalign.core.hints.devices import device_hints, device_hints_of_count
+from topoalign.core.hints.device_hints import device_hints, device_hints_of_count
 from topoalign.core.model.errors import DriverFault, NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
 from topoalign.core.model.topology.device_sets import OfferedDevices
-from topoalign.core.placement.devices import DeviceChoice, choose_devices, sides
+from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, sides
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.hints.memory import memory_answer, memory_nodes
+from topoalign.core.hints.memory_hints import memory_answer, memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import held_by_pod, live_allocations_of_pod, own_part, reusable_memory
 from topoalign.core.model.errors import NoFit, Undecodable, clean
@@ -17,7 +17,7 @@ from topoalign.core.model.ids import MEMORY, AllocationID, ContainerName, NodeNa
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.model import NumaNode, Topology
-from topoalign.core.placement.memory import holding, memory_for
+from topoalign.core.placement.memory_blocks import holding, memory_for
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.hints.rules import hints_of_rule
+from topoalign.core.hints.hint_rules import hints_of_rule
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy

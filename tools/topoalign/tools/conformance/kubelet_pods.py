@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.demand.quantities import asked, device_limits, pod_cpus, pod_memory, pod_wide
+from topoalign.core.demand.resource_quantities import asked, device_limits, pod_cpus, pod_memory, pod_wide
 from topoalign.core.model.ids import CPU, MEMORY, PodName, ResourceName, is_hugepages
 from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest, Qos
 from topoalign.core.profile import KUBELET

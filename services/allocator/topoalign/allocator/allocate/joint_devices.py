@@ -33,11 +33,11 @@ from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRe
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.device_sets import NO_DEVICES
-from topoalign.core.placement.reserved import open_reservations, reserved_with
+from topoalign.core.placement.reserved_choice import open_reservations, reserved_with
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.node_reservations import NodeReservations, reserved_allocations
 from topoalign.core.state.ownership import Ownership
-from topoalign.core.state.reservations import NodeReservations, reserved_allocations
 
 # Under which ids a container is told of what comes together with its GPUs.
 

@@ -27,7 +27,7 @@ from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import Listing, Part, Poll
 from topoalign.allocator.reconciliation.liveness import Liveness
 from topoalign.core.demand.shares import Share, UnitFields, check_share
-from topoalign.core.hints.devices import DeviceProvider
+from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.decisions import Explanation, Refusal
 from topoalign.core.model.errors import NoFit, Unavailable, quoted
@@ -36,12 +36,12 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Name
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.by_amounts import offers_in_slots
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import check_gpus
-from topoalign.core.sharing.refusals import WholeGpuInUse
-from topoalign.core.sharing.reserved import bounds_for, is_within
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.sharing.reserved_shares import bounds_for, is_within
+from topoalign.core.sharing.share_refusals import WholeGpuInUse
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import Holder, equal_part, excluded, larger
 
 # What is said of a container that does not start, whatever is wrong with its devices: an event of its pod, once.

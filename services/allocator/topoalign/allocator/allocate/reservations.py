@@ -23,7 +23,7 @@ from topoalign.core.model.errors import BadRequest, Unavailable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.ports import Bus, Clock, Received, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.runtime.tasks import either
 
 AGAIN_SECONDS = 1.0

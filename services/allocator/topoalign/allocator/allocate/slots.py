@@ -34,14 +34,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import choose_gpus_for_slots, several_of_one_gpu, slot_of
-from topoalign.core.sharing.refusals import (
-    NotEnoughShareCores,
-    NotEnoughShareMemory,
-    ShareDoesNotFit,
-    ShareFields,
-    ShareSplit,
-)
-from topoalign.core.sharing.reserved import (
+from topoalign.core.sharing.reserved_shares import (
     OpenPart,
     PartName,
     ShareQuestion,
@@ -53,8 +46,15 @@ from topoalign.core.sharing.reserved import (
     unmatched_part,
     with_reserved_shares,
 )
+from topoalign.core.sharing.share_refusals import (
+    NotEnoughShareCores,
+    NotEnoughShareMemory,
+    ShareDoesNotFit,
+    ShareFields,
+    ShareSplit,
+)
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import (
     equal_part,
     gpus_by_instances,

@@ -33,13 +33,12 @@ from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.offers import CORES
-from topoalign.core.placement.reserved import open_reservations
+from topoalign.core.model.topology.device_offers import CORES
+from topoalign.core.placement.reserved_choice import open_reservations
 from topoalign.core.placement.sparing import held_among, overlapping
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import check_gpus, choose_gpus_for_units, units_on, with_missing
-from topoalign.core.sharing.refusals import ShareSplit, WholeGpuInUse
-from topoalign.core.sharing.reserved import (
+from topoalign.core.sharing.reserved_shares import (
     OpenHalf,
     ShareQuestion,
     are_together,
@@ -54,8 +53,9 @@ from topoalign.core.sharing.reserved import (
     spread_for,
     with_reserved_shares,
 )
+from topoalign.core.sharing.share_refusals import ShareSplit, WholeGpuInUse
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import Holder, UnitsLeft, container_holder, excluded, unshareable
 
 # Which GPUs a kubelet is told to take units of where nothing is reserved for its question.

@@ -18,8 +18,8 @@ from anyio.lowlevel import checkpoint
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.holdings import base_of, is_share_id
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.device_sets import NO_DEVICES
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.decoding import field, number_field

@@ -13,7 +13,7 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.processes import LibraryCount
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.state.divisions import GpuPartitioning, Parts
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts
 from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
 from topoalign.core.usage.given import WHOLE_DEVICE
 from topoalign.runtime.figures import header, line

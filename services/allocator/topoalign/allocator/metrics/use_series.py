@@ -121,7 +121,7 @@ class UseSeries:
         a node may hold 20,000 units.
         """
         from topoalign.allocator.metrics.use_families import rows_of
-        from topoalign.core.state.divisions import divisions
+        from topoalign.core.state.gpu_partitioning import divisions
 
         state = self._ledger.state
         if self._rows is None or not has_same_devices(self._rows[0], state):
@@ -130,7 +130,7 @@ class UseSeries:
 
     async def shares(self) -> "NodeShares":
         """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""
-        from topoalign.core.usage.library import with_library
+        from topoalign.core.usage.limiter_library import with_library
 
         shares = await self._measured()
         return shares if self._library is None else with_library(shares, await self._library())

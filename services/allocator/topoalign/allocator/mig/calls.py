@@ -34,8 +34,8 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.reserved import with_reserved_shares
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.sharing.reserved_shares import with_reserved_shares
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import (
     amount_of_profile,
     gpus_by_instances,

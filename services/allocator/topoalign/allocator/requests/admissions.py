@@ -25,10 +25,10 @@ from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import doubted
 from topoalign.core.admission.resolvability import explained, with_resolvability
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import share_from_units
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.hints.answers import check_answer
-from topoalign.core.hints.joint_devices import decided_together, is_held
+from topoalign.core.hints.answer_checks import check_answer
+from topoalign.core.hints.joint_hints import decided_together, is_held
 from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import to_hint_question

@@ -17,14 +17,14 @@ from topoalign.core.admission.prediction import doubted, predict
 from topoalign.core.admission.resolvability import explained
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import unserved_names
-from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.decisions import Decision, noted, with_unserved
 from topoalign.core.model.errors import HardwareUnknown, InvalidField, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ConfirmRequest, Mode, PodRequest, overridden
 from topoalign.core.model.reservations import Reservation
-from topoalign.core.state.reservations import with_reserved
+from topoalign.core.state.node_reservations import with_reserved
 
 
 class Predictions:

@@ -14,7 +14,7 @@ import msgspec
 from topoalign.core.demand.node_filters import Taint
 from topoalign.core.model.errors import TopoalignError, Undecodable, clean, quoted
 from topoalign.core.model.ids import GPU, NodeName
-from topoalign.core.sharing.hami.foreign import NodeAnnotations
+from topoalign.core.sharing.hami.node_annotations import NodeAnnotations
 from topoalign.kubelet.files import manifest
 from topoalign.kubelet.files.manifest import limits_of
 from topoalign.kubelet.files.quantities import whole

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from topoalign.client import Client
 from topoalign.client.superseded import KeptNodes
 from topoalign.core.admission.gang_plan import GangPlacement
-from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
+from topoalign.core.diagnosis.hami_nodes import CONTESTED_NODE, FOREIGN_NODE
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation

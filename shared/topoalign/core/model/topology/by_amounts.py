@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.views import made_once
 
 
 @made_once

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.derived_tables import made_once
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.queries import links_to_switch, nvlinks_of_pairs
-from topoalign.core.model.topology.views import made_once
 
 FABRIC_FINDINGS = {
     "not-started": "its NVLink fabric is not started",

@@ -13,13 +13,13 @@ import msgspec
 
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, invert_groups
+from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology, invert_groups
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.derived_tables import Viewed
+from topoalign.core.model.topology.device_links import Link
+from topoalign.core.model.topology.device_offers import Kind, Offer, by_base, group_offers
 from topoalign.core.model.topology.device_sets import OfferedDevices
-from topoalign.core.model.topology.links import Link
 from topoalign.core.model.topology.mig import MigDevice, MigProfile
-from topoalign.core.model.topology.offers import Kind, Offer, by_base, group_offers
-from topoalign.core.model.topology.views import Viewed
 
 
 class Cpu(msgspec.Struct, frozen=True, gc=False, kw_only=True):

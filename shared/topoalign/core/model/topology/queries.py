@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from itertools import combinations
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
 
 
 def pcie_class(topology: Topology, a: DeviceID, b: DeviceID) -> PcieClass:

@@ -19,8 +19,8 @@ from typing import TypeVar
 import msgspec
 
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.derived_tables import SHAPE, made_once
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.views import SHAPE, made_once
 
 MOST_PARTS = 100_000
 """Parts of topologies that are remembered; a cluster of 5,000 different machines has half as many."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pcie_class, share_node
 

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score, kept_apart, links_to_switch, pcie_class, share_node
-from topoalign.core.model.topology.views import made_once
 
 # What the links between some devices are worth, as a table of numbers that the choosing functions work on.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
-from topoalign.core.model.topology.links import NVLINK_SCORE
+from topoalign.core.model.topology.device_links import NVLINK_SCORE
 from topoalign.core.placement.gpus.seam import Links, Members, Scores, Seam, total_score, weakest_seam
 
 MOST_KEPT = 4096

@@ -29,7 +29,7 @@ from topoalign.core.placement.partition.lagrangian import MOST_PRICED, best_by_p
 from topoalign.core.placement.partition.masks import mask_members, mask_of_members
 from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 from topoalign.core.placement.partition.tables import MOST_LISTED, best_by_table
-from topoalign.core.placement.partition.tree import MOST_IN_TREE, best_by_tree, build_score_tree
+from topoalign.core.placement.partition.tree_partition import MOST_IN_TREE, best_by_tree, build_score_tree
 
 MOST_STEPS = 50_000
 """Of an exact search: 30 to 60 ms. A DGX-2 takes 2,000 at most, the 72 GPUs of an NVL72 10,000."""

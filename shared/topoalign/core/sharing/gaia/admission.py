@@ -25,7 +25,7 @@ from functools import cached_property
 import msgspec
 
 from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu, ShareRequest
 
 Load = tuple[int, int, NodeName]
 """Cores and bytes that a node has left, and its name."""

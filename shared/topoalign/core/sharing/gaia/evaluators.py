@@ -18,13 +18,19 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_links import NVML_LEVEL, PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.tree import INTERNAL, GaiaTreeNode, GpuTree, build_free_tree, build_pcie_tree, occupy
-from topoalign.core.sharing.refusals import (
+from topoalign.core.sharing.gaia.pcie_tree import (
+    INTERNAL,
+    GaiaTreeNode,
+    GpuTree,
+    build_free_tree,
+    build_pcie_tree,
+    occupy,
+)
+from topoalign.core.sharing.share_refusals import (
     AmountMissing,
     MemoryAboveGpu,
     NothingAsked,
@@ -32,6 +38,7 @@ from topoalign.core.sharing.refusals import (
     ShareDoesNotFit,
     ShareFields,
 )
+from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu, ShareRequest
 
 Chosen = tuple[SharedGpu, ...]
 """The cards in the order in which the container gets them; () if there are not enough."""

@@ -5,7 +5,7 @@ Cards are tried in their order until there are enough. Each is checked, and the 
 health, cordon, type and mode, uuid, a free slot, nobody else on it (`mutex`), memory, cores, a whole card for 100
 cores, a core left for a share without cores, a place for a MIG instance. With `topology-aware` all cards that fit are
 gathered, and `topology` picks. The quota of the namespace, which upstream looks at after `mutex`, is checked for whole
-pods before (`core.sharing.quotas`).
+pods before (`core.sharing.quota_amounts`).
 
 Where the pod binds to one NUMA node, a card of another node than the one before it throws away what was gathered. A
 card in mode `mig` is tried again as long as it fits: one container can have several instances of it.
@@ -25,11 +25,11 @@ import msgspec
 from topoalign.core.demand.share_annotations import VENDOR
 from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
-from topoalign.core.sharing.cards import WHOLE_CARD
+from topoalign.core.sharing.hami.gpu_links import pick_best_connected
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.selection import PodRules
-from topoalign.core.sharing.hami.topology import pick_best_connected
-from topoalign.core.sharing.hami.usage import MIB, HamiGpuUsage, HamiShare
+from topoalign.core.sharing.shared_gpus import WHOLE_CARD
 
 Shares = tuple[HamiShare, ...]
 

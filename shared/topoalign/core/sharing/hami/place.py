@@ -21,10 +21,10 @@ from topoalign.core.demand.share_annotations import VENDOR
 from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.topology.mig import find_place
 from topoalign.core.sharing.hami.fit import MIG_MODE, Shares, Surroundings, Unfit
+from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, choose_gpus_as_hami, hami_gpus_score, score_cards
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare, with_share
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.scores import ScoredGpu, choose_gpus_as_hami, hami_gpus_score, score_cards
 from topoalign.core.sharing.hami.selection import PodRules
-from topoalign.core.sharing.hami.usage import MIB, HamiGpuUsage, HamiShare, with_share
 
 INSUFFICIENT = "NodeInsufficientDevice"
 """The reason of a node with fewer cards than one container asks for."""

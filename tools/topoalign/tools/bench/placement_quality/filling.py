@@ -23,7 +23,7 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
-from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState, initial_state

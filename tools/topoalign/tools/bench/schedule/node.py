@@ -23,7 +23,7 @@ from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import ConfirmRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.kubelet.files.manifest import Pod, request_of
 from topoalign.tools.bench.filter.cluster import BusyNode

@@ -32,7 +32,7 @@ import structlog
 
 from topoalign.core import wire
 from topoalign.core.admission.gang_plan import reserved_for
-from topoalign.core.diagnosis.foreign import REASONS
+from topoalign.core.diagnosis.hami_nodes import REASONS
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, NodeName

@@ -1,11 +1,11 @@
 """
 The reservations of all nodes: received from every registry, and written by compare-and-set.
 
-The newest message of a node's subject has all of its reservations (`core.state.reservations`). A change is published with
-the position of the message that it stands on. If another registry has written meanwhile, the stream refuses it: what is
-newest is read, and whoever wanted the change decides anew (`BusConflict`). So a registry that has been asleep writes nothing
-of what it believed before. Changes of several nodes are one atomic batch: all are stored or none. A message that is received
-or acknowledged late replaces no newer one.
+The newest message of a node's subject has all of its reservations (`core.state.node_reservations`). A change is
+published with the position of the message that it stands on. If another registry has written meanwhile, the stream
+refuses it: what is newest is read, and whoever wanted the change decides anew (`BusConflict`). So a registry that has
+been asleep writes nothing of what it believed before. Changes of several nodes are one atomic batch: all are stored or
+none. A message that is received or acknowledged late replaces no newer one.
 
 A reservation ends here when the node shows what was reserved, when its time is over, or when it is cancelled. The first two
 every registry sees by itself; they are written with the next change of the node, or by whoever wrote the newest message,
@@ -29,7 +29,7 @@ from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, in_order_of_binds
+from topoalign.core.state.node_reservations import NodeReservations, in_order_of_binds
 
 # What is known of the reservations of each node, and on which nodes something is reserved for a pod.
 

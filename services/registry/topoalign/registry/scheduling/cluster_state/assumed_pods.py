@@ -10,7 +10,7 @@ in the
   order of binding, on the node as it is with the ones before;
 - assumed ones, whose bind has begun here and which are not reserved yet: they are held likewise, after the bound ones.
 
-A hold ends part by part, by the rule of `core.state.reservations`: what the node has shown once stays ended when the
+A hold ends part by part, by the rule of `core.state.node_reservations`: what the node has shown once stays ended when the
 container gives it back, and what the node has given to anybody is not held a second time.
 """
 
@@ -28,7 +28,7 @@ from topoalign.core.model.ids import is_native
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import holding_reserved, reservation_of, reserved_allocations
+from topoalign.core.state.node_reservations import holding_reserved, reservation_of, reserved_allocations
 from topoalign.core.state.reserved_parts import (
     PodNames,
     ReportedHoldings,

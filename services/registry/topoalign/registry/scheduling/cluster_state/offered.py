@@ -15,7 +15,7 @@ from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.pod_checks import offers_of_machines
-from topoalign.core.sharing.quotas import UNKNOWN_SIZES, GpuSizes, gpu_sizes
+from topoalign.core.sharing.quota_amounts import UNKNOWN_SIZES, GpuSizes, gpu_sizes
 from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults
 
 

@@ -20,10 +20,10 @@ from topoalign.core.admission.kinds import NodeKind
 from topoalign.core.admission.resolvability import UNDECIDED, emptied, restored
 from topoalign.core.admission.share_alignment import containers_aligned_to_gpus
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.share_annotations import CHOOSING, NO_USE_UUID, NODE_POLICY, USE_UUID
 from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.deviceshare.names import ANNOTATIONS
+from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.events import DeviceHealth, HealthState

@@ -21,8 +21,8 @@ import structlog
 from topoalign.core.model.errors import InvalidField, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.offers import Slots
-from topoalign.core.sharing.quotas import (
+from topoalign.core.model.topology.device_offers import Slots
+from topoalign.core.sharing.quota_amounts import (
     Amounts,
     GpuSizes,
     OverQuota,

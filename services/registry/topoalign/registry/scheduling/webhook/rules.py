@@ -21,7 +21,7 @@ import msgspec
 
 from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.deviceshare.demand import OF_USERS, OWN_DOMAIN, is_joint
-from topoalign.core.deviceshare.names import GPU_RESOURCES
+from topoalign.core.deviceshare.koordinator_names import GPU_RESOURCES
 from topoalign.core.model.errors import BadRequest, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, Namespace, ResourceName
 from topoalign.core.model.requests import PodRequest

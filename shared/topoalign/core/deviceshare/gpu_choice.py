@@ -22,9 +22,9 @@ from topoalign.core.deviceshare.candidates import (
 )
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import Partition, Table
-from topoalign.core.deviceshare.names import GPU_BYTES, RATIO, WHOLE, DeviceType, Level
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, FrameworkStatus, insufficient
-from topoalign.core.deviceshare.tree import ScopeSearch, build_scope_tree
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, insufficient
+from topoalign.core.deviceshare.koordinator_names import GPU_BYTES, RATIO, WHOLE, DeviceType, Level
+from topoalign.core.deviceshare.scope_tree import ScopeSearch, build_scope_tree
 
 NO_TABLE = "node(s) missing GPU Partition Table"
 NO_SUCH_SIZE = "node(s) Unsupported number of GPU requests"

@@ -22,9 +22,9 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.shapes import Shapes
-from topoalign.core.model.topology.validate import check_bounds
+from topoalign.core.model.topology.topology_checks import check_bounds
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from topoalign.core.model.errors import TooMuchWork
-from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.sharing.hami.registration import LinkScores, PairScores
 
 MOST_NVLINKS = 18

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from topoalign.core.demand.quantities import asked, pod_wide
+from topoalign.core.demand.resource_quantities import asked, pod_wide
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages, is_native
 from topoalign.core.model.requests import (

@@ -19,7 +19,8 @@ from topoalign.core.demand.shares import resources_in_units
 from topoalign.core.deviceshare.candidates import Chooser, JointRequest
 from topoalign.core.deviceshare.demand import RESOURCES, JointDemand
 from topoalign.core.deviceshare.inventory import ANYWHERE, InventoryDevice
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.node_devices import (
     ContainerDevices,
     holds_demanded,
@@ -28,7 +29,6 @@ from topoalign.core.deviceshare.node_devices import (
     resources_given,
 )
 from topoalign.core.deviceshare.node_inventory import LeftOver
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_devices, reusable_functions
 from topoalign.core.model.errors import TooMuchWork

@@ -11,8 +11,8 @@ from types import MappingProxyType
 import msgspec
 
 from topoalign.core.deviceshare.inventory import InventoryDevice
-from topoalign.core.deviceshare.names import FPGA, GPU_BYTES, RATIO, RDMA
-from topoalign.core.deviceshare.quantities import Quantities
+from topoalign.core.deviceshare.koordinator_names import FPGA, GPU_BYTES, RATIO, RDMA
+from topoalign.core.deviceshare.request_combinations import Quantities
 
 DEFAULT_WEIGHTS: Mapping[str, int] = MappingProxyType({RATIO: 1, GPU_BYTES: 1, RDMA: 1, FPGA: 1})
 

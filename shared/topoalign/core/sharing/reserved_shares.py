@@ -21,10 +21,10 @@ from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.model.topology.offers import CORES
-from topoalign.core.placement.reserved import open_reservations
+from topoalign.core.model.topology.device_offers import CORES
+from topoalign.core.placement.reserved_choice import open_reservations
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, not_given, reserved_allocations
+from topoalign.core.state.node_reservations import NodeReservations, not_given, reserved_allocations
 from topoalign.core.state.share_amounts import NONE_HELD, larger
 
 # What reservations say to a kubelet that asks for units of GPUs.

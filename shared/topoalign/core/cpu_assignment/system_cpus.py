@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from topoalign.core.cpu_assignment import take
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import Topology
 

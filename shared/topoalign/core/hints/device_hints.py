@@ -19,10 +19,10 @@ from topoalign.core.demand.shares import (
     slots_asked,
     unit_of,
 )
-from topoalign.core.hints.joint_devices import joint_hints
+from topoalign.core.hints.hint_rules import Supply, hints_from
+from topoalign.core.hints.joint_hints import joint_hints
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices
-from topoalign.core.hints.rules import Supply, hints_from
 from topoalign.core.model.hints import Hints, ProviderHints, ResourceNeed
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName

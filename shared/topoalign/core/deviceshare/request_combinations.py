@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest
+from topoalign.core.deviceshare.koordinator_names import (
     CORE,
     GPU_BYTES,
     HUNDREDTHS,
@@ -23,7 +24,6 @@ from topoalign.core.deviceshare.names import (
     WHOLE_GPUS,
     DeviceType,
 )
-from topoalign.core.deviceshare.refusals import InvalidShareRequest
 
 Quantities = Mapping[str, int]
 

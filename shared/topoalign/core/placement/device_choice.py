@@ -12,7 +12,7 @@ from collections.abc import Collection, Generator, Sequence
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.hints.devices import real_nodes
+from topoalign.core.hints.device_hints import real_nodes
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName

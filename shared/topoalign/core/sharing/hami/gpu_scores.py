@@ -22,8 +22,8 @@ import msgspec
 from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, split_list
 from topoalign.core.demand.shares import UNSET, HamiRequest
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
+from topoalign.core.sharing.hami.hami_amounts import HamiGpuUsage
 from topoalign.core.sharing.hami.selection import BINPACK, MUTEX, NUMA, SPREAD
-from topoalign.core.sharing.hami.usage import HamiGpuUsage
 
 SCALE = 10.0
 _SINGLE = struct.Struct("<f")

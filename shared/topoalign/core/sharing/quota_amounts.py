@@ -27,7 +27,7 @@ Kubernetes' own quotas.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from topoalign.core.demand.quantities import Quantities, device_limits, pod_wide
+from topoalign.core.demand.resource_quantities import Quantities, device_limits, pod_wide
 from topoalign.core.demand.shares import (
     ALL_MEMORY,
     SlotResources,
@@ -39,9 +39,9 @@ from topoalign.core.demand.shares import (
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.device_offers import CORES, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, Slots
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.share_amounts import MIB
 
 Amounts = Mapping[ResourceName, int]

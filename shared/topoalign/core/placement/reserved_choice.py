@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.reserved_parts import ReservedPart
 
 

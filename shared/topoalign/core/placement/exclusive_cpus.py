@@ -15,7 +15,7 @@ from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.profile import profile_of
 
 

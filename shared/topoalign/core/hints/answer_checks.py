@@ -9,9 +9,9 @@ that is told without asking them.
 
 from itertools import pairwise
 
+from topoalign.core.hints.hint_rules import MOST_LISTED
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.providers import PROVIDERS
-from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.hints import HintAnswer, HintRule, Hints
 from topoalign.core.model.topology.bitmask import Mask, node_mask

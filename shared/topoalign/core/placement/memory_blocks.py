@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.hints.memory import (
+from topoalign.core.hints.hint_rules import narrowest_hint
+from topoalign.core.hints.memory_hints import (
     MemoryNodes,
     enough_for,
     groups_agree,
@@ -24,7 +25,6 @@ from topoalign.core.hints.memory import (
     memory_numa_nodes,
 )
 from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
-from topoalign.core.hints.rules import narrowest_hint
 from topoalign.core.model.errors import NoFit, TooMuchWork
 from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.hints import HintRule, TopologyHint

@@ -9,7 +9,7 @@ import msgspec
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.cards import SharedGpu
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 MIB = 1 << 20
 

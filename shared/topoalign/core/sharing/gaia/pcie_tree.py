@@ -18,7 +18,7 @@ from itertools import combinations
 
 import msgspec
 
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedGpu
+from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu
 
 INTERNAL = 0
 SINGLE_SWITCH = 10

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
+from topoalign.core.hints.hint_rules import Supply, hints_from
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
-from topoalign.core.hints.rules import Supply, hints_from
 from topoalign.core.model.events import MemoryBlock, MemoryUse
 from topoalign.core.model.hints import HintRule, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import MEMORY, ResourceName

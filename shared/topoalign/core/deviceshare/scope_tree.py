@@ -12,7 +12,7 @@ import msgspec
 
 from topoalign.core.deviceshare.candidates import Chooser, DeviceCandidate
 from topoalign.core.deviceshare.inventory import InventoryDevice
-from topoalign.core.deviceshare.names import Level
+from topoalign.core.deviceshare.koordinator_names import Level
 
 
 class GpuScope(msgspec.Struct, frozen=True):

@@ -26,11 +26,11 @@ from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
 from topoalign.core.admission.resolvability import emptied, explained, restored
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, exclusions
 from topoalign.core.demand.pod_demand import PodDemand, check_rules, pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.diagnosis.foreign import REASONS, ForeignNode
+from topoalign.core.diagnosis.hami_nodes import REASONS, ForeignNode
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, fold_record
 from topoalign.core.diagnosis.planned import GangFirst, fits_planned_pods
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, fold_record
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
@@ -39,11 +39,11 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName, ResourceN
 from topoalign.core.model.requests import PodRequest, overridden
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.cpuset import LARGEST_ID
+from topoalign.core.model.topology.derived_tables import made_once
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.memory import given_back
-from topoalign.core.state.reservations import reserved_allocations
+from topoalign.core.state.memory_account import given_back
+from topoalign.core.state.node_reservations import reserved_allocations
 
 Changes = Mapping[str, str | int | bool]
 """Rules that are to differ from those of each kubelet, by the field names of `AdmissionRules`."""

@@ -5,7 +5,7 @@ finding.
 
 from enum import StrEnum
 
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.model.errors import InvalidField, NoFit, clean
 
 

@@ -21,10 +21,10 @@ from topoalign.core.deviceshare.candidates import (
     take_first,
     wanted,
 )
-from topoalign.core.deviceshare.gpus import completed, is_shared, pick_gpus
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.gpu_choice import completed, is_shared, pick_gpus
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, insufficient, violation
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.nearest import around, nearest
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, insufficient, violation
 from topoalign.core.deviceshare.same_pcie import Offers, Wants, able_ones, same_pcie
 
 Allocation = Mapping[DeviceType, Sequence[DeviceGrant]]
