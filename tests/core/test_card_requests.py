@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.shares import UNSET, Defaults, HamiRequest, card_request
+from topoalign.core.demand.shares import UNSET, Defaults, HamiRequest, read_hami_request
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.device_offers import Slots
 
@@ -53,7 +53,7 @@ def reference(limits: Amounts, requests: Amounts, default: Defaults, card: int) 
 @settings(max_examples=200, deadline=None)
 @given(amounts, amounts, defaults, st.integers(0, 100_000))
 def test_a_request_is_read_as_the_rule_says(limits: Amounts, requests: Amounts, default: Defaults, card: int) -> None:
-    found = card_request(GPU, SLOTS, limits, requests, default)
+    found = read_hami_request(GPU, SLOTS, limits, requests, default)
 
     assert reference(limits, requests, default, card) == (found.count, found.memory_of(card), found.cores)
 
@@ -70,14 +70,14 @@ def test_a_request_is_read_as_the_rule_says(limits: Amounts, requests: Amounts, 
     ],
 )
 def test_a_percentage_that_is_not_said_is_known_as_such(limits: Amounts, expected: HamiRequest) -> None:
-    assert expected == card_request(GPU, SLOTS, limits)
+    assert expected == read_hami_request(GPU, SLOTS, limits)
 
 
 def test_names_can_be_changed() -> None:
     count, mib = ResourceName("example.com/gpu"), ResourceName("example.com/mib")
     limits = {count: 2, mib: 300, SLOTS.memory: 1, SLOTS.cores: 30}
 
-    assert request(2, memory=300, cores=30) == card_request(count, Slots(memory=mib), limits)
+    assert request(2, memory=300, cores=30) == read_hami_request(count, Slots(memory=mib), limits)
 
 
 @pytest.mark.parametrize(

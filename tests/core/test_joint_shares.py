@@ -247,7 +247,7 @@ def test_memory_above_a_gpu_is_refused_by_its_field(gpus: int, rules: AdmissionR
     """In bytes of each GPU, against the largest one, whoever holds it."""
     state, most = after(node(hardware([10, 16, 16])), {HUNDREDTHS: 100}), gpus * 16 * MEMORY_BLOCK
     above: Amounts = {SHARED: gpus, CORE: 10 * gpus, GPU_BYTES: most + gpus}
-    field = f"resources.limits[{GPU_BYTES}]: 4096.000001 MiB are asked for of one card"
+    field = f"resources.limits[{GPU_BYTES}]: 4096.000001 MiB are asked for of one GPU"
     init = sharing({HUNDREDTHS: 10}, init=[container("first", others=above)])
 
     for asked, where in ((sharing(above), "spec.containers[0]"), (init, "spec.initContainers[0]")):

@@ -181,7 +181,7 @@ def test_lists_that_accept_no_gpu_of_the_node_are_named(
     refusal = refused(node(mixed()), saying(says, asks(memory=1)), rules)
 
     assert "NoGpuAccepted" == refusal.code
-    assert f"{told}: no card of the node may be chosen: {why}" == refusal.finding
+    assert f"{told}: no GPU of the node may be chosen: {why}" == refusal.finding
 
 
 def test_where_the_alignment_leaves_none_of_the_gpus_it_is_split() -> None:

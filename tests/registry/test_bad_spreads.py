@@ -47,7 +47,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     },
     "more GPUs than a node has": (
         pod(units("90", "90"), {CARDS: "9"}),
-        f"{ANNOTATION}: 9 cards are asked for, and 8 of the node may be chosen; ask for fewer cards, or choose a node "
+        f"{ANNOTATION}: 9 GPUs are asked for, and 8 of the node may be chosen; ask for fewer GPUs, or choose a node "
         "that has more",
     ),
     "computing time that does not divide": (
@@ -69,9 +69,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     },
     "memory of one of two": (
         pod(units("60", f"{2 * MOST + 2}"), {CARDS: "2"}),
-        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a card has "
+        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one GPU, and a GPU has "
         f"{MOST} blocks of memory; "
-        "ask for less memory, for memory of several cards, or choose a node with larger cards",
+        "ask for less memory, for memory of several GPUs, or choose a node with larger GPUs",
     ),
     "whole GPUs": (pod({"nvidia.com/gpu": "2"}, {CARDS: "2"}), NO_UNITS),
     "slots": (pod({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "9"}, {CARDS: "2"}), NO_UNITS),

@@ -40,7 +40,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     silent_on_unplaced_devices: bool
     """Of devices without NUMA nodes there is no opinion even where there are too few; otherwise they cannot be met."""
     counts_devices_as_listed: bool
-    """Devices count near the NUMA nodes that they are listed with to the kubelet; otherwise near those of their cards."""
+    """Devices count near the NUMA nodes that they are listed with to the kubelet; otherwise near those of their GPUs."""
     seeks_units_by_gpu: bool
     """
     Units and slots of GPUs are sought where GPUs have enough for the container; otherwise they are counted per NUMA node.

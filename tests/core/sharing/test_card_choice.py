@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seam_reference import naive_rank
 
-from topoalign.core.demand.share_annotations import ANY_CARD, GpuOrder, GpuRules, Selection, Weights
+from topoalign.core.demand.share_annotations import ANY_GPU, GpuOrder, GpuRules, Selection, Weights
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.seam import Scores, gpu_scores
@@ -171,7 +171,7 @@ def is_unused(each: SharedGpu) -> bool:
 
 
 def answer(
-    held: Sequence[SharedGpu], scores: Scores, request: ShareRequest, rules: GpuRules = ANY_CARD
+    held: Sequence[SharedGpu], scores: Scores, request: ShareRequest, rules: GpuRules = ANY_GPU
 ) -> Answer | None:
     """The indexes of the cards that are given; None if the request is refused."""
     try:

@@ -1,4 +1,4 @@
-"""The evaluators of the GPU tree against references that know only sets of cards, and accept every tied answer."""
+"""The evaluators of the GPU tree against references that know only sets of GPUs, and accept every tied answer."""
 
 import pytest
 from gaia_machines import BLOCK, LEVELS, Levels, card_lists, hierarchies
@@ -23,7 +23,7 @@ def trees(draw: st.DrawFn) -> tuple[Levels, GpuTree]:
 
 
 def nodes_of(levels: Levels) -> list[tuple[int, frozenset[int]]]:
-    """Level and cards of the inner nodes below the root: the neighbours of a card up to a level that one of them has."""
+    """Level and GPUs of the inner nodes below the root: the neighbours of a GPU up to a level that one of them has."""
     found = set()
     for card, row in enumerate(levels):
         for level in LEVELS:
@@ -67,7 +67,7 @@ def all_fragments(levels: Levels, cards: Cards, count: int) -> set[Answer]:
 
 
 def all_links(levels: Levels, cards: Cards, count: int) -> set[Answer]:
-    """All answers of `link` for two cards or more: of the nodes that are the lowest with enough for one of their cards."""
+    """All answers of `link` for two GPUs or more: of the nodes that are the lowest with enough for one of their GPUs."""
     nodes = nodes_of(levels)
     lowest = set()
     for card in range(len(cards)):
@@ -110,7 +110,7 @@ def test_share_gives_the_first_in_order_that_has_enough(
 
 @given(trees())
 def test_link_asked_for_one_card_may_give_one_in_use(machine: tuple[Levels, GpuTree]) -> None:
-    """An oddity of the original that `evaluate` never meets: a card is not asked whether it is in use."""
+    """An oddity of the original that `evaluate` never meets: a GPU is not asked whether it is in use."""
     _, tree = machine
     order = sorted(tree.cards, key=lambda c: (c.memory_left // BLOCK, c.processes, c.minor))
 
@@ -139,7 +139,7 @@ def test_equal_nodes_go_by_the_lowest_minor_below_them() -> None:
 
 
 def test_a_lower_level_counts_more_than_fewer_free_cards() -> None:
-    """Cards 2 and 3 behind several switches are just two; the three behind one switch are nearer to one another."""
+    """GPUs 2 and 3 behind several switches are just two; the three behind one switch are nearer to one another."""
     three, two = {0, 1, 4}, {2, 3}
     levels = [[10 if {a, b} <= three else 20 if {a, b} <= two else 50 for b in range(5)] for a in range(5)]
     cards = [SharedGpu(device=DeviceID(f"GPU-{i}"), index=i, minor=9 - i, memory=BLOCK) for i in range(5)]
@@ -155,7 +155,7 @@ def test_one_card_is_taken_beside_a_card_in_use() -> None:
 
 
 def test_memory_of_whole_cards_is_not_looked_at() -> None:
-    """An oddity of the original: a card of 4 blocks is given to who asks for 100."""
+    """An oddity of the original: a GPU of 4 blocks is given to who asks for 100."""
     assert [0] == chosen(two_pairs(), 100, 100 * BLOCK)
 
 
@@ -167,7 +167,7 @@ def test_memory_of_whole_cards_is_not_looked_at() -> None:
         (20, 0, AmountMissing, "memory: nothing is asked for beside cores"),
         (0, 1, AmountMissing, "cores: nothing is asked for beside memory"),
         (20, 4 * BLOCK + 1, MemoryAboveGpu, "memory: 1024.000001 MiB"),
-        (500, 0, evaluators.NoFreeGpu, "cores: the node has fewer than 5 cards"),
+        (500, 0, evaluators.NoFreeGpu, "cores: the node has fewer than 5 GPUs"),
     ],
 )
 def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[TopoalignError], finding: str) -> None:
@@ -176,7 +176,7 @@ def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[To
 
 
 def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
-    """An oddity of the original: a larger card may be given, and a smaller first card is what a refusal names."""
+    """An oddity of the original: a larger GPU may be given, and a smaller first GPU is what a refusal names."""
     tree = two_pairs()
     large = build_free_tree(
         tree.root, [*tree.cards[:3], SharedGpu(device=DeviceID("GPU-3"), index=3, minor=3, memory=9 * BLOCK)]

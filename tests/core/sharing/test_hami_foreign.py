@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from topoalign.core.sharing.hami.node_annotations import (
     LONGEST,
-    MOST_CARDS,
     MOST_CONTAINERS,
     MOST_HOLDERS,
+    MOST_REGISTERED_GPUS,
     MOST_SHARES,
     AnnotatedShare,
     ForeignPod,
@@ -23,7 +23,7 @@ from topoalign.core.sharing.hami.node_annotations import (
     encode_pod,
     foreign_gpus,
     liveness_of,
-    read_cards,
+    read_registered_gpus,
     read_shares,
 )
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu
@@ -50,11 +50,11 @@ def share(container: str, memory: int, *, init: bool = False, cores: int = 0, ca
 
 
 def test_cards_are_read_from_json_by_index() -> None:
-    assert (FIRST, H100) == read_cards(encode_register([H100, FIRST]))
+    assert (FIRST, H100) == read_registered_gpus(encode_register([H100, FIRST]))
 
 
 def test_cards_are_read_from_the_oldest_text() -> None:
-    (card,) = read_cards("GPU-9,10,16384,100,NVIDIA-V100,1,true:")
+    (card,) = read_registered_gpus("GPU-9,10,16384,100,NVIDIA-V100,1,true:")
 
     assert ("GPU-9", 10, 16384, 1, True, "hami-core") == (
         card.id, card.slots, card.memory, card.numa, card.healthy, card.mode,
@@ -70,7 +70,7 @@ def test_cards_are_read_from_the_oldest_text() -> None:
         "[1]",
         "x" * (LONGEST + 1),
         "[" + " " * 2_000_000 + "]",
-        encode_register([msgspec.structs.replace(H100, id=f"GPU-{n}") for n in range(MOST_CARDS + 1)]),
+        encode_register([msgspec.structs.replace(H100, id=f"GPU-{n}") for n in range(MOST_REGISTERED_GPUS + 1)]),
         encode_register([H100, H100]),
         encode_register([msgspec.structs.replace(H100, slots=10**9)]),
         encode_register([msgspec.structs.replace(H100, slots=-1)]),
@@ -87,14 +87,14 @@ def test_cards_are_read_from_the_oldest_text() -> None:
 )
 def test_what_no_node_has_is_refused(text: str) -> None:
     with pytest.raises(InvalidAnnotation) as raised:
-        read_cards(text)
+        read_registered_gpus(text)
 
     assert len(raised.value.finding) < 400
 
 
 @given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
 def test_any_text_is_cards_or_an_invalid_annotation(text: str) -> None:
-    for read in (lambda: read_cards(text), lambda: read_shares(text, ["i"], ["a"])):
+    for read in (lambda: read_registered_gpus(text), lambda: read_shares(text, ["i"], ["a"])):
         try:
             assert isinstance(read(), tuple)
         except InvalidAnnotation:

@@ -37,7 +37,7 @@ from topoalign.core.sharing.hami.node_annotations import (
     HamiLiveness,
     foreign_gpus,
     liveness_of,
-    read_cards,
+    read_registered_gpus,
     read_shares,
 )
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu
@@ -154,7 +154,7 @@ class ForeignNodes:
         before = self._nodes.get(node.name)
         finding = ""
         try:
-            cards = read_cards(hami.register)
+            cards = read_registered_gpus(hami.register)
         except InvalidAnnotation as error:
             cards = ()
             finding = error.finding

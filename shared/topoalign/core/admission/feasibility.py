@@ -299,8 +299,8 @@ def machine_key(topology: Topology) -> bytes:
         for name, listed in sorted(devices.items())
     ]
     sizes = offered_in_slots(topology)
-    cards = ((base, gpu_of(topology, base)) for base in offered_in_slots(topology))
-    in_slots = [(sizes[base].memory, gpu.name, gpu.numa_affinity) for base, gpu in cards]
+    gpus = ((base, gpu_of(topology, base)) for base in offered_in_slots(topology))
+    in_slots = [(sizes[base].memory, gpu.name, gpu.numa_affinity) for base, gpu in gpus]
     return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, in_slots))
 
 

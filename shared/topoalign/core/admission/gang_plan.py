@@ -18,7 +18,7 @@ import msgspec
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.demand.share_annotations import card_rules, said_of_cards
+from topoalign.core.demand.share_annotations import read_gpu_annotations, read_gpu_rules
 from topoalign.core.deviceshare.demand import needs_co_allocated
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
@@ -205,10 +205,13 @@ def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
 
 def limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
     """
-    Whether a pod limits its GPUs in slots. What pods without slots say about cards is not looked at. HAMi's rules and ours
+    Whether a pod limits its GPUs in slots. What pods without slots say about GPUs is not looked at. HAMi's rules and ours
     read the limits alike, and HAMi's know all policies.
     """
-    return any(each.slots for each in allocations) and card_rules(said_of_cards(pod.annotations), as_hami=True).limits
+    return (
+        any(each.slots for each in allocations)
+        and read_gpu_rules(read_gpu_annotations(pod.annotations), as_hami=True).limits
+    )
 
 
 def is_given_as_reserved(allocation: Allocation) -> bool:

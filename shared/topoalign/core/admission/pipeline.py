@@ -316,11 +316,11 @@ class AdmissionRun:
         )
 
     @property
-    def chooses_cards(self) -> bool:
+    def chooses_gpus(self) -> bool:
         """Whether annotations choose the GPUs of which it asks for slots, or spread its units."""
         hardware = self.state.hardware
         containers = self.demand.containers
-        asking = [each for each in containers if each.about_cards]
+        asking = [each for each in containers if each.gpu_annotations]
         spread = [each for each in containers if each.cards > 1]
         return any(slots_asked(hardware, each.devices) is not None for each in asking) or any(
             share_from_units(hardware, each.devices, each.cards) is not None for each in spread
@@ -335,7 +335,7 @@ class AdmissionRun:
 
     def notes(self) -> Iterator[str]:
         """What a prediction cannot say for certain, or people would not expect of the kubelet."""
-        if (self.demand.jointly or self.chooses_cards) and not self.profile.aligns_jointly:
+        if (self.demand.jointly or self.chooses_gpus) and not self.profile.aligns_jointly:
             yield BY_RESERVATION
         yield from self.by_chance
         if not self.profile.merges_combinations:

@@ -112,7 +112,7 @@ def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[A
 
 def share_in(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, SlotShare | Share] | None:
     """What a container asks for of parts of GPUs, with a resource that these are listed under. None: nothing."""
-    slots = slots_asked(topology, container.devices, container.about_cards, as_hami=container.as_hami)
+    slots = slots_asked(topology, container.devices, container.gpu_annotations, as_hami=container.as_hami)
     if slots is not None:
         return slots.resource, slots
     units = share_from_units(topology, container.devices, container.cards)
@@ -240,11 +240,11 @@ class AlignmentSearch:
     def can_be_reached(self, sets: Sets, number: int) -> bool:
         """Whether the kubelet may align to this set after the end of pods none of which makes room on its GPUs."""
         card_of = self._state.hardware.card_of
-        cards = {card_of(gpu) for gpu in self._gpus(number)}
+        gpus = {card_of(gpu) for gpu in self._gpus(number)}
         near = list[list[Allocation]]()
         far = list[Allocation]()
         for held in by_pod(self._state.allocations.values()):
-            if cards.isdisjoint(card_of(device) for each in held for device in each.device_ids):
+            if gpus.isdisjoint(card_of(device) for each in held for device in each.device_ids):
                 far += held
             else:
                 near.append(held)
@@ -254,7 +254,7 @@ class AlignmentSearch:
         return bool(idle) and self._has_room((*far, *chain.from_iterable(idle)), sets, number)
 
     def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> Left:
-        """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its cards."""
+        """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its GPUs."""
         hardware = self._state.hardware
         handed_out = self._state.ownership.handed_out
         usable = all(handed_out.health_of(gpu).usable for gpu in self._gpus(number))

@@ -20,15 +20,15 @@ from topoalign.core.model.topology.model import Topology
 
 def has_gpus(topology: Topology, resource: ResourceName) -> bool:
     """Whether a resource offers GPUs or parts of them."""
-    return not topology.gpu_by_id.keys().isdisjoint(cards_offered(topology, resource))
+    return not topology.gpu_by_id.keys().isdisjoint(iterate_offered_gpus(topology, resource))
 
 
 def has_nics(topology: Topology, resource: ResourceName) -> bool:
     """Whether a resource offers NICs or virtual functions of them."""
-    return not topology.nic_by_id.keys().isdisjoint(cards_offered(topology, resource))
+    return not topology.nic_by_id.keys().isdisjoint(iterate_offered_gpus(topology, resource))
 
 
-def cards_offered(topology: Topology, resource: ResourceName) -> Iterator[DeviceID]:
+def iterate_offered_gpus(topology: Topology, resource: ResourceName) -> Iterator[DeviceID]:
     """The GPUs and NICs that a resource offers, whole or in parts."""
     return (topology.card_of(base) for offer in topology.offers_of.get(resource, ()) for base in offer.devices)
 

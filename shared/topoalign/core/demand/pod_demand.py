@@ -20,8 +20,8 @@ from topoalign.core.demand.resource_quantities import (
     pod_memory,
     pod_wide,
 )
-from topoalign.core.demand.share_annotations import Published, said_of_cards
-from topoalign.core.demand.shares import cards_said
+from topoalign.core.demand.share_annotations import Published, read_gpu_annotations
+from topoalign.core.demand.shares import read_gpu_count
 from topoalign.core.deviceshare.demand import (
     RESOURCES,
     JointDemand,
@@ -73,7 +73,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs of its own; 0: it runs in the shared pool."""
     memory: Quantities = {}
     """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
-    about_cards: Published = ()
+    gpu_annotations: Published = ()
     """What its pod says about GPUs by amounts, unread: about other devices it may say what it likes."""
     as_hami: bool = False
     """Whether HAMi's rules choose its GPUs in slots."""
@@ -220,9 +220,9 @@ def read_container(
         joint=joint,
         cpus=exclusive_cpus(pod, container, profile) if rules.cpu_manager == "static" else 0,
         memory=sort_by_resource(memory_part(container, profile)) if manages_memory else {},
-        about_cards=said_of_cards(pod.annotations),
+        gpu_annotations=read_gpu_annotations(pod.annotations),
         as_hami=rules.compat == "hami",
-        cards=cards_said(pod.annotations) or 1,
+        cards=read_gpu_count(pod.annotations) or 1,
     )
 
 

@@ -16,7 +16,7 @@ from topoalign.core.profile import Profile
 
 Quantities = Mapping[ResourceName, int]
 Key = TypeVar("Key")
-"""What amounts are of: resources, or cards."""
+"""What amounts are of: resources, or GPUs."""
 
 
 def asked(container: ContainerRequest) -> dict[ResourceName, int]:
@@ -38,7 +38,7 @@ def largest_moment(init: Iterable[tuple[Mapping[Key, int], bool]], apps: Iterabl
 
     A plain init container needs its own part beside those of the sidecars met so far; the app containers run together
     with all sidecars. The larger of the two is needed: init containers of 4 and 1 GPUs and an app of 2 need 4. Counted by
-    card, 2100 MiB of one for an init container and 100 MiB of another for an app are both needed: 2200 together.
+    GPU, 2100 MiB of one for an init container and 100 MiB of another for an app are both needed: 2200 together.
     """
     sidecars: dict[Key, int] = {}
     starting: dict[Key, int] = {}

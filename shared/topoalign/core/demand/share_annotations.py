@@ -8,7 +8,7 @@ What a pod's annotations say about the shared GPUs that it may get, under HAMi's
     nvidia.com/vgpu-mode: mig                               GPUs whose containers are kept apart so: hami-core, mig, mps
     nvidia.com/numa-bind: "true"                            all GPUs of a container on one NUMA node
 
-`card_rules` is what topoalign reads in them, and refuses what would have no effect or another one than was meant: a word
+`read_gpu_rules` is what topoalign reads in them, and refuses what would have no effect or another one than was meant: a word
 that is no policy, a list with nothing in it, a uuid that is none. Where HAMi's rules choose the GPUs, several policies may
 stand with commas in between, `numa` among them. HAMi's own reading passes over these (`read_as_hami`);
 of what is not refused both make the same. They are about GPUs in slots alone, so a pod that asks for none may say there
@@ -35,7 +35,7 @@ from topoalign.core.model.ids import DeviceID
 
 
 VENDOR = "NVIDIA"
-"""The type of a request for NVIDIA's cards, and a part of the type of each such card."""
+"""The type of a request for NVIDIA's GPUs, and a part of the type of each such GPU."""
 
 USE_TYPE = "nvidia.com/use-gputype"
 NO_USE_TYPE = "nvidia.com/nouse-gputype"
@@ -44,7 +44,7 @@ NO_USE_UUID = "nvidia.com/nouse-gpuuuid"
 VGPU_MODE = "nvidia.com/vgpu-mode"
 MIG = "mig"
 MODES = ("hami-core", MIG, "mps")
-"""What keeps containers on a card apart: HAMi-core, MIG instances that are made for them, NVIDIA's MPS."""
+"""What keeps containers on a GPU apart: HAMi-core, MIG instances that are made for them, NVIDIA's MPS."""
 NUMA_BIND = "nvidia.com/numa-bind"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 NODE_POLICY = "hami.io/node-scheduler-policy"
@@ -60,18 +60,18 @@ OF_PODS = (
     NODE_POLICY,
     SCORING_WEIGHTS,
 )
-"""What the annotations of a pod say of its cards."""
+"""What the annotations of a pod say of its GPUs."""
 
 CORDON = "hami.io/device-cordon"
 REGISTER = "hami.io/node-nvidia-register"
 HANDSHAKE = "hami.io/node-handshake"
-"""Of a node: cards that are cordoned, the cards, and whether the device plugin is alive."""
+"""Of a node: GPUs that are cordoned, the GPUs, and whether the device plugin is alive."""
 
 DEVICES_ALLOCATED = "hami.io/vgpu-devices-allocated"
-"""Of a pod: its cards."""
+"""Of a pod: its GPUs."""
 
 
-# What limits and orders the choice of a card, whoever decides: lists of models and uuids, and how its parts are
+# What limits and orders the choice of a GPU, whoever decides: lists of models and uuids, and how its parts are
 # weighed.
 #
 # A model is matched as a part of the product's name, without regard to case: `h100` takes `NVIDIA H100 80GB HBM3`. A
@@ -79,7 +79,7 @@ DEVICES_ALLOCATED = "hami.io/vgpu-devices-allocated"
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """What slots, cores and memory count in a card's score."""
+    """What slots, cores and memory count in a GPU's score."""
 
     slot: int = 1
     core: int = 1
@@ -96,11 +96,11 @@ class Selection(msgspec.Struct, frozen=True):
     unwanted: tuple[str, ...] | None = None
 
     def takes_uuid(self, uuid: str) -> bool:
-        """Whether a card of this uuid is accepted."""
+        """Whether a GPU of this uuid is accepted."""
         return (self.wanted is None or uuid in self.wanted) and (self.unwanted is None or uuid not in self.unwanted)
 
     def takes_type(self, model: str) -> bool:
-        """Whether a card of this model is accepted."""
+        """Whether a GPU of this model is accepted."""
         name = model.upper()
         wanted = self.wanted
         unwanted = self.unwanted
@@ -114,10 +114,10 @@ ANY = Selection()
 
 
 class GpuOrder(StrEnum):
-    """Which of the cards that have enough come first."""
+    """Which of the GPUs that have enough come first."""
 
     BEST_FIT = "best-fit"
-    """The one that has the least left; several cards by their links, and by what they leave."""
+    """The one that has the least left; several GPUs by their links, and by what they leave."""
     BINPACK = "binpack"
     """The one that is fullest with the share on it."""
     SPREAD = "spread"
@@ -127,42 +127,42 @@ class GpuOrder(StrEnum):
 
 
 class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container, its node or the configuration say about the cards that it may get."""
+    """What a container, its node or the configuration say about the GPUs that it may get."""
 
     types: Selection = Selection()
     """Parts of the names of models."""
     uuids: Selection = Selection()
     cordoned: frozenset[DeviceID] = frozenset()
-    """Cards that nobody is to get."""
+    """GPUs that nobody is to get."""
     mode: str | None = None
-    """Modes that are accepted, of which a card's must be a part; None: all."""
+    """Modes that are accepted, of which a GPU's must be a part; None: all."""
     mutex: bool = False
-    """Only cards of which nobody holds anything."""
+    """Only GPUs of which nobody holds anything."""
     numa_bind: bool = False
-    """All cards of the container on one NUMA node."""
+    """All GPUs of the container on one NUMA node."""
     order: GpuOrder = GpuOrder.BEST_FIT
     weights: Weights = EQUAL_WEIGHTS
-    """What counts how much where it matters how full a card is: with `binpack` and `spread`."""
+    """What counts how much where it matters how full a GPU is: with `binpack` and `spread`."""
     hami: str = ""
     """
-    HAMi's policy, or several with commas in between, where its rules choose the cards instead of `order`; else empty.
+    HAMi's policy, or several with commas in between, where its rules choose the GPUs instead of `order`; else empty.
     """
 
     @property
     def limits(self) -> bool:
-        """Whether some cards would not do, whatever is left of them or wherever the others are."""
+        """Whether some GPUs would not do, whatever is left of them or wherever the others are."""
         return self.types != ANY or self.uuids != ANY or self.mutex or self.numa_bind
 
     def takes_mode(self, mode: str) -> bool:
-        """Whether a card is accepted whose parts are kept apart in this mode; empty: in none that has a name."""
+        """Whether a GPU is accepted whose parts are kept apart in this mode; empty: in none that has a name."""
         return self.mode is None or (mode != "" and mode in self.mode)
 
     def accepts(self, uuid: DeviceID, model: str) -> bool:
-        """Whether the lists accept a card."""
+        """Whether the lists accept a GPU."""
         return self.types.takes_type(model) and self.uuids.takes_uuid(uuid)
 
 
-ANY_CARD = GpuRules()
+ANY_GPU = GpuRules()
 """Says nothing."""
 
 
@@ -177,7 +177,7 @@ class InvalidShare(NoFit):
 
 
 CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, VGPU_MODE, NUMA_BIND)
-"""The annotations that `card_rules` reads."""
+"""The annotations that `read_gpu_rules` reads."""
 MOST_LISTED = 256
 """Entries of a list, which are compared with each GPU of each node."""
 LONGEST_ENTRY = 100
@@ -186,15 +186,15 @@ UUID = re.compile(r"GPU-[0-9A-Za-z-]+")
 MUTEX = "mutex"
 NUMA = "numa"
 ORDERS = (GpuOrder.BINPACK, GpuOrder.SPREAD)
-"""Those for which it matters how full a card is."""
+"""Those for which it matters how full a GPU is."""
 POLICIES = (*ORDERS, MUTEX, GpuOrder.TOPOLOGY_AWARE)
 
 Published = tuple[tuple[str, str], ...]
-"""The annotations of a pod that choose its cards, unread, in the order of `CHOOSING`."""
+"""The annotations of a pod that choose its GPUs, unread, in the order of `CHOOSING`."""
 
 
-def said_of_cards(annotations: Mapping[str, str]) -> Published:
-    """What a pod says about its cards."""
+def read_gpu_annotations(annotations: Mapping[str, str]) -> Published:
+    """What a pod says about its GPUs."""
     return tuple((key, annotations[key]) for key in CHOOSING if key in annotations)
 
 
@@ -204,9 +204,9 @@ def lists_said(said: Published, *keys: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def card_rules(said: Published, *, as_hami: bool = False) -> GpuRules:
+def read_gpu_rules(said: Published, *, as_hami: bool = False) -> GpuRules:
     """
-    The rules by which a pod gets its cards; without annotations ANY_CARD. `as_hami`: HAMi's rules choose them, which know
+    The rules by which a pod gets its GPUs; without annotations ANY_GPU. `as_hami`: HAMi's rules choose them, which know
     lists of policies as well, and spread where none is named. Raises InvalidShare for what cannot be meant, with the path of
     the annotation.
     """
@@ -261,7 +261,7 @@ def hami_policies(policy: str | None) -> tuple[str, ...]:
 
 
 def is_weighed(policies: tuple[str, ...]) -> bool:
-    """Whether HAMi looks at how full a card is: not where it goes by NUMA nodes, or by what is unused, alone."""
+    """Whether HAMi looks at how full a GPU is: not where it goes by NUMA nodes, or by what is unused, alone."""
     named = {*policies}
     return not named.isdisjoint(ORDERS) or (NUMA not in named and named != {MUTEX})
 

@@ -28,14 +28,14 @@ import msgspec
 from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.demand.resource_quantities import Quantities
 from topoalign.core.demand.share_annotations import (
-    ANY_CARD,
+    ANY_GPU,
     MIG,
     MODES,
     VENDOR,
     GpuRules,
     InvalidShare,
     Published,
-    card_rules,
+    read_gpu_rules,
 )
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, UnitKind
@@ -107,14 +107,14 @@ def unit_of(topology: Topology, resource: ResourceName) -> UnitKind | None:
     return resources_in_units(topology).get(resource)
 
 
-def share_from_units(topology: Topology, devices: Quantities, cards: int) -> Share | None:
+def share_from_units(topology: Topology, devices: Quantities, gpus: int) -> Share | None:
     """What is asked for in units on this machine, spread over so many GPUs; None: nothing is."""
     in_units = resources_in_units(topology)
     amounts: dict[UnitKind, int] = {}
     for resource, amount in devices.items() if in_units else ():
         if amount and (unit := in_units.get(resource)) is not None:
             amounts[unit] = amounts.get(unit, 0) + amount
-    return Share(amounts.get("cores", 0), amounts.get("memory", 0), cards) if amounts else None
+    return Share(amounts.get("cores", 0), amounts.get("memory", 0), gpus) if amounts else None
 
 
 def asks_for_both_halves(topology: Topology, devices: Quantities) -> bool:
@@ -218,7 +218,7 @@ def gpus_with_room(left: Left, share: Share) -> tuple[DeviceID, ...]:
 NUMBER = re.compile(r"[1-9][0-9]{0,2}")
 
 
-def cards_said(annotations: Mapping[str, str]) -> int | None:
+def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
     """Over how many GPUs, from 1 on; None: nothing is said. Raises InvalidField for what is no such number."""
     text = annotations.get(CARDS)
     if text is None:
@@ -232,7 +232,7 @@ def cards_said(annotations: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def check_cards(share: Share, fields: UnitFields) -> None:
+def check_equal_parts(share: Share, fields: UnitFields) -> None:
     """
     Raises InvalidShare for a share that is said to be spread over so many GPUs and cannot be: it is of whole ones, or does
     not divide evenly.
@@ -250,15 +250,15 @@ def check_cards(share: Share, fields: UnitFields) -> None:
             )
 
 
-# What a container asks for of cards in slots: how many cards, and memory and cores of each of them.
+# What a container asks for of GPUs in slots: how many GPUs, and memory and cores of each of them.
 #
 # A limit counts before a request. Memory in MiB wins over a percentage, of which 100 are all; with neither, it is the
-# default amount of memory, or else all of the card's. Cores that are not asked for are the default, which is none.
+# default amount of memory, or else all of the GPU's. Cores that are not asked for are the default, which is none.
 #
-#     nvidia.com/gpu: 2, gpumem: 4000                            4000 MiB of each of two cards
+#     nvidia.com/gpu: 2, gpumem: 4000                            4000 MiB of each of two GPUs
 #     nvidia.com/gpu: 1, gpumem: 4000, gpumem-percentage: 50     4000 MiB
-#     nvidia.com/gpu: 1, gpumem-percentage: 150, gpucores: 30    all memory of a card, and 30 of its cores
-#     nvidia.com/gpu: 1, gpumem-percentage: 0                    all memory of a card
+#     nvidia.com/gpu: 1, gpumem-percentage: 150, gpucores: 30    all memory of a GPU, and 30 of its cores
+#     nvidia.com/gpu: 1, gpumem-percentage: 0                    all memory of a GPU
 #
 # Which amounts cannot be meant is judged elsewhere (`slots.check_amounts`).
 #
@@ -266,7 +266,7 @@ def check_cards(share: Share, fields: UnitFields) -> None:
 
 
 ALL_MEMORY = 100
-"""Hundredths of a card's."""
+"""Hundredths of a GPU's."""
 UNSET = 101
 """The percentage of a request that has none."""
 NOTHING: Mapping[ResourceName, int] = MappingProxyType({})
@@ -278,14 +278,14 @@ class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     count: int = 0
     vendor: str = ""
     memory: int = 0
-    """MiB of each card. 0: by percentage."""
+    """MiB of each GPU. 0: by percentage."""
     percent: int = 0
-    """Memory as hundredths of each card's. `UNSET`, or 0: none."""
+    """Memory as hundredths of each GPU's. `UNSET`, or 0: none."""
     cores: int = 0
-    """Of each card."""
+    """Of each GPU."""
 
     def memory_of(self, total: int) -> int:
-        """MiB that it gets of a card with `total` MiB."""
+        """MiB that it gets of a GPU with `total` MiB."""
         if self.memory > 0 or self.percent == UNSET:
             return self.memory
         return total * self.percent // ALL_MEMORY
@@ -295,7 +295,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """What a container gets that does not say."""
 
     memory: int = 0
-    """MiB. 0: all of the card's."""
+    """MiB. 0: all of the GPU's."""
     cores: int = 0
     memory_factor: int = 1
     """MiB of one unit in which memory is asked for. Below 1 it is 1."""
@@ -304,14 +304,14 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 NO_DEFAULTS = Defaults()
 
 
-def card_request(
+def read_hami_request(
     resource: ResourceName,
     slots: Slots,
     limits: Quantities,
     requests: Quantities = NOTHING,
     defaults: Defaults = NO_DEFAULTS,
 ) -> HamiRequest:
-    """What a container asks for of cards of which `resource` is a slot; without any nothing, whatever amounts it names."""
+    """What a container asks for of GPUs of which `resource` is a slot; without any nothing, whatever amounts it names."""
     asked = {**requests, **limits} if requests else limits
     if resource not in asked:
         return HamiRequest()
@@ -350,7 +350,7 @@ class SlotShare(NamedTuple):
     """Memory as hundredths of what is offered of each. 0, or `card_requests.UNSET`: none."""
     parts: int = 0
     """Above 0 the amounts are not known, and each is one of so many equal parts."""
-    rules: GpuRules = ANY_CARD
+    rules: GpuRules = ANY_GPU
     """What the pod says about the GPUs."""
 
     @property
@@ -398,8 +398,8 @@ def slots_asked(
     """
     for resource, slots in resources_in_slots(topology).items():
         if devices.get(resource):
-            asked = card_request(resource, slots, devices)
-            rules = card_rules(said, as_hami=as_hami)
+            asked = read_hami_request(resource, slots, devices)
+            rules = read_gpu_rules(said, as_hami=as_hami)
             return SlotShare(resource, asked.count, asked.cores, asked.memory, asked.percent, rules=rules)
     return None
 

@@ -42,7 +42,7 @@ OWN_DOMAIN = "topoalign.io/"
 OF_USERS = (GANG, GANG_SIZE, CARDS)
 """The annotations in our domain that users write."""
 KNOWN = frozenset((*ANNOTATIONS, ALLOCATED_ANNOTATION, *OF_USERS))
-"""The annotations in the domains looked at; a gang is for the scheduler, and cards are for units of GPUs."""
+"""The annotations in the domains looked at; a gang is for the scheduler, and GPUs are for units of GPUs."""
 
 
 class JointDemand(msgspec.Struct, frozen=True, kw_only=True):

@@ -206,7 +206,7 @@ def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceNa
     free = state.ownership.free(resource)
     found = free.devices.nothing
     left = reusable_devices(held_by_pod(state, container), resource)
-    share = slots_asked(hardware, container.devices, container.about_cards, as_hami=container.as_hami)
+    share = slots_asked(hardware, container.devices, container.gpu_annotations, as_hami=container.as_hami)
     if share is None:
         return found
     taken = {*map(base_of, left)}

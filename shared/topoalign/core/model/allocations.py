@@ -84,9 +84,9 @@ class ResourceGrant(msgspec.Struct, frozen=True):
     """What was given of one resource."""
 
     unshared: Sequence[Holding]
-    """What is no share, on the cards that the record names (`Ownership` knows the node's as well)."""
+    """What is no share, on the GPUs that the record names (`Ownership` knows the node's as well)."""
     shares: Mapping[DeviceID, Sequence[str]]
-    """Card, MIG instance or virtual function -> the numbers of its shares."""
+    """GPU, MIG instance or virtual function -> the numbers of its shares."""
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
@@ -121,7 +121,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     cards: dict[DeviceID, DeviceID] = {}
     """
     MIG instance or virtual function among the devices -> the GPU or NIC that it was a part of when it was given. The
-    container keeps the card's device node, so this must be known when the part is gone.
+    container keeps the GPU's device node, so this must be known when the part is gone.
     """
     machine: str = ""
     """The described machine it was given on (`TopologyDiscovered.machine`); empty: real hardware, or not known."""

@@ -29,7 +29,7 @@ SHARE = "::"
 """Between a device and the number of its share, as NVIDIA's device plugin writes them (v0.20.0)."""
 
 INSTANCE = "MIG-"
-"""How NVML begins the uuid of a MIG instance. What else is a part of a card is a virtual function."""
+"""How NVML begins the uuid of a MIG instance. What else is a part of a GPU is a virtual function."""
 
 
 class Whole(msgspec.Struct, frozen=True, tag=True):
@@ -108,7 +108,7 @@ class Holding(msgspec.Struct, frozen=True):
 
     @property
     def base(self) -> DeviceID:
-        """The id of the card, MIG instance or virtual function that is held or shared."""
+        """The id of the GPU, MIG instance or virtual function that is held or shared."""
         if self.part is WHOLE:
             return self.device
         part = self.part.of if isinstance(self.part, TimeSlice) else self.part
@@ -118,24 +118,24 @@ class Holding(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> DeviceID:
-        """The id under which the holding is handed out. `holding_of` reads it; an amount has the id of its card."""
+        """The id under which the holding is handed out. `holding_of` reads it; an amount has the id of its GPU."""
         if isinstance(self.part, Unit):
             return DeviceID(f"{self.base}{SHARE}{self.part.label}")
         return DeviceID(f"{self.base}{SHARE}{self.part.replica}") if isinstance(self.part, TimeSlice) else self.base
 
 
-def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
+def holding_of(device: DeviceID, gpus: Mapping[DeviceID, DeviceID]) -> Holding:
     """Reads the id of a device as handed out. `cards`: instance or virtual function -> its GPU or NIC."""
     base, share, replica = device.partition(SHARE)
-    card = cards.get(DeviceID(base)) if cards else None
-    if card is None:
+    gpu = gpus.get(DeviceID(base)) if gpus else None
+    if gpu is None:
         return Holding(DeviceID(base), parse_share_label(replica) if share else WHOLE)
     part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else FunctionHolding(base)
-    return Holding(card, TimeSlice(replica, part) if share else part)
+    return Holding(gpu, TimeSlice(replica, part) if share else part)
 
 
 def parse_share_label(label: str) -> TimeSlice | Unit:
-    """Reads what follows `::` in the id of a share of a card."""
+    """Reads what follows `::` in the id of a share of a GPU."""
     kind = kind_of_share(label)
     return TimeSlice(label) if kind is None else Unit(kind, label[1:])
 
@@ -153,7 +153,7 @@ def unit_kind(device: DeviceID) -> UnitKind | None:
 
 
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
-    """What a holding is a part of, the nearest first: for a slice of an instance, the instance and the card."""
+    """What a holding is a part of, the nearest first: for a slice of an instance, the instance and the GPU."""
     part = holding.part
     if part is WHOLE or isinstance(part, Whole):
         return ()

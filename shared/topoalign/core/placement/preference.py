@@ -75,7 +75,7 @@ def prefer(
     The `size` devices of a resource that are best, in the hardware's order; the order of the input has no say.
 
     GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; shares, MIG instances and virtual
-    functions by how much of their cards is held (`prefer_parts`); others in the hardware's order.
+    functions by how much of their GPUs is held (`prefer_parts`); others in the hardware's order.
     `beside` is what else is free, for policy `topology`. () where there is no preference to give (`has_possible_set`),
     and for devices that the node does not have.
     """

@@ -44,7 +44,7 @@ from topoalign.core.scoring.taken_gpus import (
     WholeGpus,
     left_in_slots,
     left_in_units,
-    places_of_cards,
+    position_by_gpu,
 )
 from topoalign.core.sharing.choosers import link_scorer, shareable_devices
 from topoalign.core.state.fold import NodeState
@@ -137,7 +137,7 @@ def free_devices(state: NodeState) -> FreeDevices:
     """What is free on a node of each resource that is offered there. To be renewed when the node changes."""
     topology = state.hardware
     owned = state.ownership
-    positions = places_of_cards(topology)
+    positions = position_by_gpu(topology)
     kinds = {name: topology.kind_of(name) for name in topology.offers_of}
     masks = {
         name: len(owned.free(name)) if kind == "part" else node_mask(map(positions.__getitem__, owned.free(name)))

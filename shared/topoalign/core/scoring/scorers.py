@@ -34,7 +34,7 @@ from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, admission
 from topoalign.core.sharing.hami.gpu_scores import hami_gpus_score
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.shared_gpus import ShareRequest
-from topoalign.core.sharing.slots_as_hami import usage_of_cards
+from topoalign.core.sharing.slots_as_hami import usage_of_gpus
 from topoalign.core.state.fold import NodeState
 
 # The order in which gpu-admission prefers nodes: of those on which the pod fits, the one first that has the least left.
@@ -44,7 +44,7 @@ from topoalign.core.state.fold import NodeState
 #
 # gpu-admission leaves no other node than the first on which the pod fits; here the others come after it, and last those
 # on which it finds no room, in the same order: whether topoalign does, the filter has said. A pod without such a GPU,
-# or of memory alone, it lets go anywhere: to such a one all nodes are equal. The cards that it promises are not taken
+# or of memory alone, it lets go anywhere: to such a one all nodes are equal. The GPUs that it promises are not taken
 # over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
 
 
@@ -73,12 +73,12 @@ def admission_node(state: NodeState) -> AdmissionNode | None:
     if not units:
         return None
     whole = {gpu for each in state.allocations.values() for gpu, held in each.amounts.items() if held.cores >= CORES}
-    cards = [
+    gpus = [
         msgspec.structs.replace(card, exclusive=card.device in whole)
         for card in unit_candidates(state.hardware, units)
         if card.device in units
     ]
-    return AdmissionNode(name=state.node, cards=tuple(cards))
+    return AdmissionNode(name=state.node, cards=tuple(gpus))
 
 
 def gaia_order(containers: Containers, node: AdmissionNode | None) -> tuple[bool, Load] | tuple[()] | None:
@@ -262,7 +262,7 @@ def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
 def hami_node_score(state: NodeState) -> float:
     """HAMi's score of a node."""
     left = state.ownership.slots_left
-    return hami_gpus_score(usage_of_cards(slot_candidates(state.hardware, left), left)) if left else 0.0
+    return hami_gpus_score(usage_of_gpus(slot_candidates(state.hardware, left), left)) if left else 0.0
 
 
 def hami_order(policy: str | None, score: float) -> tuple[float, ...]:

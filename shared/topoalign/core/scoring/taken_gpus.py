@@ -196,15 +196,15 @@ def bandwidth(scorer: SetScorer, members: Members) -> float:
 
 
 @made_once
-def places_of_cards(topology: Topology) -> Mapping[DeviceID, int]:
+def position_by_gpu(topology: Topology) -> Mapping[DeviceID, int]:
     """GPU or NIC -> its position among the GPUs or NICs of the machine."""
-    return {card: place for cards in (topology.gpu_by_id, topology.nic_by_id) for place, card in enumerate(cards)}
+    return {gpu: place for gpus in (topology.gpu_by_id, topology.nic_by_id) for place, gpu in enumerate(gpus)}
 
 
 @made_once
 def gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
     """Resource -> position of a GPU -> the NUMA node that it is listed with, where that is known."""
-    places = places_of_cards(topology)
+    places = position_by_gpu(topology)
     return {
         name: {places[gpu]: nodes[0] for gpu, nodes in topology.devices[name].items() if nodes}
         for name in topology.offers_of

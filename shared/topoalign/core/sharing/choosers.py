@@ -66,7 +66,7 @@ from topoalign.core.placement.device_choice import DeviceChoice
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.choice import accepted_cards, choose_gpus
+from topoalign.core.sharing.choice import accepted_gpus, choose_gpus
 from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
 from topoalign.core.sharing.share_refusals import (
     UNALIGNED,
@@ -137,16 +137,16 @@ def choose_gpus_for_units(
         memory=part.blocks * MEMORY_BLOCK,
         cards=1 if share.whole else share.gpus,
     )
-    cards = unit_candidates(topology, left)
+    gpus = unit_candidates(topology, left)
     some = tuple(among)
     try:
         if compat == "gaia" and request.cards == 1:
-            chosen = choose_gpus_as_gaia(topology, cards, request, frozenset(some))
+            chosen = choose_gpus_as_gaia(topology, gpus, request, frozenset(some))
         else:
-            chosen = choose_gpus(cards, request, set_scorer(topology), GpuRules(uuids=Selection(wanted=some)))
+            chosen = choose_gpus(gpus, request, set_scorer(topology), GpuRules(uuids=Selection(wanted=some)))
     except (InvalidField, ShareDoesNotFit):
         return ()
-    return tuple(card.device for card in chosen)
+    return tuple(gpu.device for gpu in chosen)
 
 
 class UnitChooser:
@@ -265,7 +265,7 @@ def check_units(
     by then. `devices`: resource -> what it would get.
     """
     amounts = amounts_of(device for ids in devices.values() for device in ids)
-    check_gpus(amounts, cards=share.cards)
+    check_gpus(amounts, gpus=share.cards)
     own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
     live = [each for each in state.allocations.values() if each.id not in own]
     for each in unshareable(live, amounts):
@@ -284,7 +284,7 @@ def allocation_title(allocation: Allocation) -> str:
     return allocation.id if owner is None else f"{owner.namespace}/{owner.pod}"
 
 
-def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, cards: int | None = 1) -> None:
+def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int | None = 1) -> None:
     """
     Raises ShareSplit where the units that a container has are not equal parts of so many GPUs, or not of whole ones and
     memory of each or none of them: both halves tell the container which GPUs it has. `amounts`: GPU -> what it has of it;
@@ -293,18 +293,18 @@ def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, cards: in
     whole = all(each.cores == CORES for each in amounts.values())
     if not amounts or (whole and len({each.memory > 0 for each in amounts.values()}) == 1):
         return
-    if len({*amounts.values()}) == 1 and cards in (None, len(amounts)):
+    if len({*amounts.values()}) == 1 and gpus in (None, len(amounts)):
         return
     found = " and ".join(
         f"{each.cores} units of computing time and {each.memory // MEMORY_BLOCK} blocks of {quoted([gpu])}"
         for gpu, each in sorted(amounts.items())
     )
-    asked = "" if cards in (None, 1) else f", and not equal parts of {cards}"
+    asked = "" if gpus in (None, 1) else f", and not equal parts of {gpus}"
     is_large = sum(each.cores for each in amounts.values()) >= CORES
     raise ShareSplit(field, f"the units are of {len(amounts)} GPUs{asked}: {found}", WHOLE_REMEDY if is_large else WAIT)
 
 
-# The GPUs of a machine as cards that are shared, for whoever chooses the slots of a container: what each offers and
+# The GPUs of a machine as GPUs that are shared, for whoever chooses the slots of a container: what each offers and
 # what of it is held, and what sets of them are worth. In the place of a GPU are its MIG instances, if those are in
 # slots.
 
@@ -366,7 +366,7 @@ def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedGpu, .
 def share_fields(topology: Topology, resource: ResourceName, said: Published) -> ShareFields:
     """
     The limits of a container by which it asks for slots of this resource and for its amounts, and the annotations of its pod
-    that list GPUs. `said`: what that says about cards.
+    that list GPUs. `said`: what that says about GPUs.
     """
     slots = resources_in_slots(topology)[resource]
     return ShareFields(
@@ -387,7 +387,7 @@ def choose_gpus_for_slots(
     every = slot_candidates(topology, left)
     cards = [card for card in every if card.device in gpus]
     whole = [msgspec.structs.replace(card, device=topology.card_of(card.device)) for card in cards]
-    accepted = [cards[at].device for at in accepted_cards(whole, share.rules, fields)]
+    accepted = [cards[at].device for at in accepted_gpus(whole, share.rules, fields)]
     enough = [gpu for gpu in accepted if has_slot_for(left[gpu], share)]
     if share.rules.hami and len(on_one_node(topology, share, enough)) >= share.gpus:
         return choose_as_hami(topology, cards, left, share, enough, fields)
@@ -421,7 +421,7 @@ class SlotChooser:
         self.resource = share.resource
         self._affinity = affinity
         self._left = state.ownership.slots_left
-        self._fields = share_fields(state.hardware, share.resource, container.about_cards)
+        self._fields = share_fields(state.hardware, share.resource, container.gpu_annotations)
         held = held_by_pod(state, container)
         self._own = own_amounts(state.hardware, held, reusable_devices(held, share.resource))
 
@@ -606,7 +606,7 @@ def own_amounts(
 
 def slot_chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask | None = None) -> SlotChooser | None:
     """Chooses the container's slots, near this affinity if it can; None: it asks for none."""
-    share = slots_asked(state.hardware, container.devices, container.about_cards, as_hami=container.as_hami)
+    share = slots_asked(state.hardware, container.devices, container.gpu_annotations, as_hami=container.as_hami)
     return None if share is None else SlotChooser(state, container, share, affinity)
 
 

@@ -8,7 +8,7 @@ way in which some node offers these refuses it. The field is named as the pod's 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
 Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads them, computing time without memory, more
-memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi about cards, which
+memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi about GPUs, which
 have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
 (`joint_checks`). So is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not
 divide evenly, and beside whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores, amounts
@@ -31,9 +31,9 @@ from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.share_annotations import (
     InvalidShare,
-    card_rules,
     invalid,
-    said_of_cards,
+    read_gpu_annotations,
+    read_gpu_rules,
     uuid_selection,
     weights_meant,
 )
@@ -43,10 +43,10 @@ from topoalign.core.demand.shares import (
     Share,
     SlotResources,
     UnitResources,
-    cards_said,
     check_amounts,
-    check_cards,
+    check_equal_parts,
     check_share,
+    read_gpu_count,
     slot_resources,
     unit_resource_names,
     unit_resources,
@@ -138,7 +138,7 @@ def check_pod(
     """
     try:
         gang_of(pod)
-        cards_said(pod.annotations)
+        read_gpu_count(pod.annotations)
         valid = validate_pod(pod)
         if is_joint(pod.annotations):
             for mode in Mode:
@@ -222,7 +222,7 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
     if not asks_for(pod, offered):
         return
     for where, container in containers_with_paths(pod):
-        check_container(where, container.limits, offered, cards_said(pod.annotations))
+        check_container(where, container.limits, offered, read_gpu_count(pod.annotations))
     check_no_choice(pod.annotations)
     check_not_joint(pod)
 
@@ -263,7 +263,7 @@ def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
 
 
 def check_container(
-    where: str, limits: Mapping[ResourceName, int], offered: UnitResources, cards: int | None = None
+    where: str, limits: Mapping[ResourceName, int], offered: UnitResources, gpus: int | None = None
 ) -> None:
     """The same for one container, at the path `where`. `cards`: over how many GPUs its units are spread; None: not said."""
     amounts = {"cores": 0, "memory": 0}
@@ -280,11 +280,11 @@ def check_container(
     share = Share(amounts["cores"], amounts["memory"])
     fields = offered.fields(where)
     check_share(share, fields)
-    if cards is not None:
-        share = share._replace(cards=cards)
-        check_cards(share, fields)
-        if cards > offered.gpus:
-            raise NotEnoughShareGpus(ShareFields(cards=annotation_path(CARDS)), cards, offered.gpus)
+    if gpus is not None:
+        share = share._replace(cards=gpus)
+        check_equal_parts(share, fields)
+        if gpus > offered.gpus:
+            raise NotEnoughShareGpus(ShareFields(cards=annotation_path(CARDS)), gpus, offered.gpus)
     of_each = -(-share.blocks // share.gpus)
     if of_each > offered.most:
         raise MemoryAboveGpu(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
@@ -294,7 +294,7 @@ def check_container(
 
 
 NOT_OF_UNITS = tuple(key for key in names.OF_PODS if key != names.NODE_POLICY)
-"""Annotations that choose cards, which have no effect on units."""
+"""Annotations that choose GPUs, which have no effect on units."""
 
 
 def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> None:
@@ -308,7 +308,9 @@ def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> 
         if amounts:
             number = container.limits.get(USUAL_SLOTS.resource, 1)
             check_amounts(where, {USUAL_SLOTS.resource: number, **amounts}, USUAL_SLOTS)
-            card_rules(said_of_cards(pod.annotations), as_hami=True)  # takes all that topoalign's own reading takes
+            read_gpu_rules(
+                read_gpu_annotations(pod.annotations), as_hami=True
+            )  # takes all that topoalign's own reading takes
 
 
 def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = "") -> None:
@@ -319,7 +321,7 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = 
     if names_amounts(pod, offered):
         for where, container in containers_with_paths(pod):
             check_amounts(where, container.limits, offered)
-        card_rules(said_of_cards(pod.annotations), as_hami=compat == "hami")
+        read_gpu_rules(read_gpu_annotations(pod.annotations), as_hami=compat == "hami")
     elif asks_for_slots(pod, offered):
         check_says_nothing(pod.annotations, offered)
     else:
@@ -342,7 +344,7 @@ def check_gpu_count_of_slots(annotations: Mapping[str, str], offered: SlotResour
 
 def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -> None:
     """Raises InvalidShare for annotations that choose among the GPUs, of a pod that asks for slots and for no amount."""
-    for key, _ in said_of_cards(annotations):
+    for key, _ in read_gpu_annotations(annotations):
         raise InvalidShare(
             f"{annotation_path(key)}: chooses among GPUs in slots, of which no amount is asked for",
             f"name one, {offered.slots.cores}: {CORES} for whole GPUs, or leave it out",
@@ -381,7 +383,7 @@ def check_one_way(where: str, units: Collection[ResourceName], others: Collectio
 
 
 def check_no_choice(annotations: Mapping[str, str]) -> None:
-    """Raises InvalidShare for annotations that choose cards, of a pod with units, and first for weights that are none."""
+    """Raises InvalidShare for annotations that choose GPUs, of a pod with units, and first for weights that are none."""
     check_weights_meant(annotations)
     for key in NOT_OF_UNITS:
         if key in annotations:

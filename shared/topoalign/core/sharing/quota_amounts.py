@@ -9,8 +9,8 @@ and count as they are. A pod holds what its containers have together, or the mos
     init container   2 GPUs, 3000 of nvidia.com/gpumem    6000
     app containers   1 GPU, 4000 and 1 GPU, 1000          5000      the pod holds 6000
 
-This does not depend on the GPUs that containers get: two init containers with 1024 each hold 1024. HAMi counts card by card,
-so that they hold 2048 on two cards.
+This does not depend on the GPUs that containers get: two init containers with 1024 each hold 1024. HAMi counts GPU by GPU,
+so that they hold 2048 on two GPUs.
 
 A container may name no amount: it asks for hundredths of a GPU's memory, for whole GPUs, or for slots or units with all
 memory of a GPU. Then the size of the GPUs of its node counts (`GpuSizes`), the largest where they differ, and the cores of a
@@ -32,7 +32,7 @@ from topoalign.core.demand.shares import (
     ALL_MEMORY,
     SlotResources,
     UnitResources,
-    card_request,
+    read_hami_request,
     slot_resources,
     unit_resources,
 )
@@ -132,7 +132,7 @@ def container_amounts(
 def unnamed_amounts(limits: Quantities, per_gpu: PerGpu, sizes: GpuSizes) -> Iterator[tuple[ResourceName, int]]:
     """What a container with these limits holds of amounts that it does not name."""
     for resource, slots, most in sizes.gpus:
-        asked = card_request(resource, slots, limits)
+        asked = read_hami_request(resource, slots, limits)
         if not asked.count or resource not in per_gpu.get(slots.memory, ()):
             continue
         if not limits.get(slots.memory):

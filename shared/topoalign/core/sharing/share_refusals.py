@@ -33,7 +33,7 @@ class ShareFields(NamedTuple):
 OTHER_TYPE = "of another type"
 OTHER_UUID = "not among the uuids"
 OTHER_MODE = "in another mode"
-"""Why the lists do not accept a card."""
+"""Why the lists do not accept a GPU."""
 
 
 MODE_SETTINGS = (
@@ -52,14 +52,14 @@ class NothingAsked(InvalidField):
 
 
 class NotWholeGpus(InvalidField):
-    """Raised for more than 100 cores that are not so many whole cards."""
+    """Raised for more than 100 cores that are not so many whole GPUs."""
 
     def __init__(self, fields: ShareFields, cores: int) -> None:
         self.cores = cores
         super().__init__(
             fields.cores,
-            f"{cores} is neither a part of one card nor a number of whole cards",
-            "ask for 1 to 99 cores of a card, or for whole cards in multiples of 100",
+            f"{cores} is neither a part of one GPU nor a number of whole GPUs",
+            "ask for 1 to 99 cores of a GPU, or for whole GPUs in multiples of 100",
         )
 
 
@@ -71,7 +71,7 @@ class AmountMissing(InvalidField):
 
 
 class ShareDoesNotFit(NoFit):
-    """Base of refusals of a sound request by the cards of a node; `field` is the path of what they lack."""
+    """Base of refusals of a sound request by the GPUs of a node; `field` is the path of what they lack."""
 
     code = "ShareDoesNotFit"
 
@@ -81,7 +81,7 @@ class ShareDoesNotFit(NoFit):
 
 
 class MemoryAboveGpu(ShareDoesNotFit):
-    """Raised for more memory than a card has, even if nobody held anything of it. `text`: an amount, for people."""
+    """Raised for more memory than a GPU has, even if nobody held anything of it. `text`: an amount, for people."""
 
     code = "MemoryAboveGpu"
 
@@ -90,13 +90,13 @@ class MemoryAboveGpu(ShareDoesNotFit):
         self.largest = largest
         super().__init__(
             fields.memory,
-            f"{text(asked)} are asked for of one card, and a card has {text(largest)}",
-            "ask for less memory, for memory of several cards, or choose a node with larger cards",
+            f"{text(asked)} are asked for of one GPU, and a GPU has {text(largest)}",
+            "ask for less memory, for memory of several GPUs, or choose a node with larger GPUs",
         )
 
 
 class NoGpuAccepted(ShareDoesNotFit):
-    """Raised when no card of the node may be chosen, whatever is left of it; `field`: the lists that keep it off, if any."""
+    """Raised when no GPU of the node may be chosen, whatever is left of it; `field`: the lists that keep it off, if any."""
 
     code = "NoGpuAccepted"
 
@@ -105,71 +105,71 @@ class NoGpuAccepted(ShareDoesNotFit):
         lists = {OTHER_TYPE: fields.types, OTHER_UUID: fields.uuids, OTHER_MODE: fields.modes}
         super().__init__(
             " and ".join(field for reason, field in lists.items() if reason in reasons) or fields.cards,
-            f"no card of the node may be chosen: {told}",
+            f"no GPU of the node may be chosen: {told}",
             MODE_SETTINGS
             if OTHER_MODE in reasons
-            else "change the lists of types and uuids, or choose another node; `topoalign gpu list` shows how its cards are",
+            else "change the lists of types and uuids, or choose another node; `topoalign gpu list` shows how its GPUs are",
         )
 
 
 class NotEnoughShareGpus(ShareDoesNotFit):
-    """Raised when the node has fewer cards that may be chosen than are asked for."""
+    """Raised when the node has fewer GPUs that may be chosen than are asked for."""
 
     code = "NotEnoughShareGpus"
 
-    def __init__(self, fields: ShareFields, asked: int, cards: int) -> None:
+    def __init__(self, fields: ShareFields, asked: int, gpus: int) -> None:
         super().__init__(
             fields.cards,
-            f"{asked} cards are asked for, and {cards} of the node may be chosen",
-            "ask for fewer cards, or choose a node that has more",
+            f"{asked} GPUs are asked for, and {gpus} of the node may be chosen",
+            "ask for fewer GPUs, or choose a node that has more",
         )
 
 
 class NotEnoughUnusedGpus(ShareDoesNotFit):
-    """Raised when whole cards are asked for, or cards that nobody else uses, and too few are unused."""
+    """Raised when whole GPUs are asked for, or GPUs that nobody else uses, and too few are unused."""
 
     code = "NotEnoughUnusedGpus"
 
     def __init__(self, fields: ShareFields, asked: int, unused: int) -> None:
         super().__init__(
             fields.cards,
-            f"{asked} unused cards are asked for, and the node has {unused}: containers hold parts of the others",
+            f"{asked} unused GPUs are asked for, and the node has {unused}: containers hold parts of the others",
         )
 
 
 class NotEnoughShareCores(ShareDoesNotFit):
     """
-    Raised when too few cards have the cores left, and all together they have not, either. `left`: the cores of each card.
+    Raised when too few GPUs have the cores left, and all together they have not, either. `left`: the cores of each GPU.
     """
 
     code = "NotEnoughShareCores"
 
-    def __init__(self, fields: ShareFields, asked: int, cards: int, left: Sequence[int]) -> None:
-        super().__init__(fields.cores, describe_lacking_amount(asked, cards, left, "{} cores".format))
+    def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
+        super().__init__(fields.cores, describe_lacking_amount(asked, gpus, left, "{} cores".format))
 
 
 class NotEnoughShareMemory(ShareDoesNotFit):
     """
-    Raised when too few cards have the memory left, and all together they have not, either. `left`: the bytes of each card.
+    Raised when too few GPUs have the memory left, and all together they have not, either. `left`: the bytes of each GPU.
     """
 
     code = "NotEnoughShareMemory"
 
-    def __init__(self, fields: ShareFields, asked: int, cards: int, left: Sequence[int]) -> None:
-        super().__init__(fields.memory, describe_lacking_amount(asked, cards, left, format_mib))
+    def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
+        super().__init__(fields.memory, describe_lacking_amount(asked, gpus, left, format_mib))
 
 
 class NotEnoughShareSlots(ShareDoesNotFit):
-    """Raised when too few cards have a slot left. `left`: the slots of each card."""
+    """Raised when too few GPUs have a slot left. `left`: the slots of each GPU."""
 
     code = "NotEnoughShareSlots"
 
-    def __init__(self, fields: ShareFields, cards: int, left: Sequence[int]) -> None:
-        super().__init__(fields.cards, describe_lacking_amount(1, cards, left, "{} slots".format))
+    def __init__(self, fields: ShareFields, gpus: int, left: Sequence[int]) -> None:
+        super().__init__(fields.cards, describe_lacking_amount(1, gpus, left, "{} slots".format))
 
 
 class ShareSplit(ShareDoesNotFit):
-    """Raised when what is asked for is left on the node, but not in one place: on one card, or on one NUMA node."""
+    """Raised when what is asked for is left on the node, but not in one place: on one GPU, or on one NUMA node."""
 
     code = "ShareSplit"
 
@@ -192,7 +192,7 @@ class SlotsBeyondNumaNode(ShareDoesNotFit):
 
 
 class NoneByHami(ShareDoesNotFit):
-    """Raised where enough is left, and HAMi's rules choose no cards: `reason` counts why, in HAMi's words."""
+    """Raised where enough is left, and HAMi's rules choose no GPUs: `reason` counts why, in HAMi's words."""
 
     def __init__(self, fields: ShareFields, asked: int, reason: str) -> None:
         self.reason = reason
@@ -219,19 +219,19 @@ class WholeGpuInUse(ShareDoesNotFit):
         )
 
 
-def describe_lacking_amount(asked: int, cards: int, left: Sequence[int], text: Callable[[int], str]) -> str:
-    """The finding for an amount that too few cards have left; `text`: an amount, for people."""
+def describe_lacking_amount(asked: int, gpus: int, left: Sequence[int], text: Callable[[int], str]) -> str:
+    """The finding for an amount that too few GPUs have left; `text`: an amount, for people."""
     enough = sum(amount >= asked for amount in left)
-    has = "" if cards == 1 else f"{enough} of {len(left)} cards have that left, and "
-    return f"{text(asked)} of {each_of(cards)} asked for; {has}the most that a card has left is {text(max(left))}"
+    has = "" if gpus == 1 else f"{enough} of {len(left)} GPUs have that left, and "
+    return f"{text(asked)} of {each_of(gpus)} asked for; {has}the most that a GPU has left is {text(max(left))}"
 
 
-def describe_scattered_amounts(asked: str, cards: int, enough: int) -> str:
-    """The finding for amounts that the node has left, but not on so many cards; `enough`: how many cards have them."""
-    found = f"only {enough} cards have" if enough > 1 else "only one card has" if enough else "no card has"
-    return f"{asked} of {each_of(cards)} asked for; the node has that much left in total, but {found} it"
+def describe_scattered_amounts(asked: str, gpus: int, enough: int) -> str:
+    """The finding for amounts that the node has left, but not on so many GPUs; `enough`: how many GPUs have them."""
+    found = f"only {enough} GPUs have" if enough > 1 else "only one GPU has" if enough else "no GPU has"
+    return f"{asked} of {each_of(gpus)} asked for; the node has that much left in total, but {found} it"
 
 
-def each_of(cards: int) -> str:
-    """So many cards, in words."""
-    return "one card" if cards == 1 else f"each of {cards} cards"
+def each_of(gpus: int) -> str:
+    """So many GPUs, in words."""
+    return "one GPU" if gpus == 1 else f"each of {gpus} GPUs"

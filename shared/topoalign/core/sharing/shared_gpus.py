@@ -1,7 +1,7 @@
 """
-What a decision about shares knows of a card, and what is asked for.
+What a decision about shares knows of a GPU, and what is asked for.
 
-Cores are hundredths of a card, memory is in bytes. Whoever holds a card whole leaves nothing of it, whatever else is counted
+Cores are hundredths of a GPU, memory is in bytes. Whoever holds a GPU whole leaves nothing of it, whatever else is counted
 as held. Where more is held than is offered, as after a change of the configuration, nothing is left.
 """
 
@@ -9,8 +9,8 @@ import msgspec
 
 from topoalign.core.model.ids import DeviceID
 
-WHOLE_CARD = 100
-"""Cores of one whole card."""
+WHOLE_GPU_CORES = 100
+"""Cores of one whole GPU."""
 
 
 class SharedGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,20 +29,20 @@ class SharedGpu(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = ""
     """HAMi's name for what keeps its containers apart: `hami-core`, `mig` or `mps`. Empty: there is none."""
     healthy: bool = True
-    cores: int = WHOLE_CARD
+    cores: int = WHOLE_GPU_CORES
     """Cores offered: 100, or more where they are scaled."""
     memory: int
     """Bytes offered, scaled where that is configured."""
     slots: int = 0
-    """Slots offered. 0: the card is not offered in slots."""
+    """Slots offered. 0: the GPU is not offered in slots."""
     cores_held: int = 0
     memory_held: int = 0
     """Bytes."""
     slots_held: int = 0
     processes: int = 0
-    """Compute processes that NVML shows on the card."""
+    """Compute processes that NVML shows on the GPU."""
     exclusive: bool = False
-    """Whether somebody holds the card whole."""
+    """Whether somebody holds the GPU whole."""
 
     @property
     def cores_left(self) -> int:
@@ -65,18 +65,18 @@ class SharedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unused(self) -> bool:
-        """Whether nobody holds anything of the card."""
+        """Whether nobody holds anything of the GPU."""
         return not (self.exclusive or self.cores_held or self.memory_held or self.slots_held)
 
 
 class ShareRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container asks for: a share of each of some cards, or whole cards."""
+    """What one container asks for: a share of each of some GPUs, or whole GPUs."""
 
     cores: int
-    """Cores of each card. From 100 on they are whole cards: 300 are three of them."""
+    """Cores of each GPU. From 100 on they are whole GPUs: 300 are three of them."""
     memory: int
-    """Bytes of each card."""
+    """Bytes of each GPU."""
     percentage: int = 0
-    """Above 0: of each card it is so many hundredths of its memory, and `memory` is the least of these."""
+    """Above 0: of each GPU it is so many hundredths of its memory, and `memory` is the least of these."""
     cards: int = 1
-    """Over how many cards. Whole cards are told by this or by `cores`, not by both."""
+    """Over how many GPUs. Whole GPUs are told by this or by `cores`, not by both."""

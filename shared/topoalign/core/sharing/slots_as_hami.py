@@ -33,7 +33,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import kept_apart, pcie_class
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
-from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_cards
+from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_gpus
 from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.selection import pod_rules
@@ -44,7 +44,7 @@ from topoalign.core.state.share_amounts import NONE_HELD, SlotsLeft
 
 def choose_as_hami(
     topology: Topology,
-    cards: Sequence[SharedGpu],
+    gpus: Sequence[SharedGpu],
     left: SlotsOfGpus,
     share: SlotShare,
     able: Collection[DeviceID],
@@ -57,26 +57,26 @@ def choose_as_hami(
     asked = hami_request(share, [left[gpu] for gpu in able])
     rules = share.rules
     binds = rules.numa_bind and share.gpus > 1
-    uuids = Selection(unwanted=gpus_left_out(topology, cards, rules.uuids))
+    uuids = Selection(unwanted=gpus_left_out(topology, gpus, rules.uuids))
     around = Surroundings(
         rules=pod_rules(msgspec.structs.replace(rules, uuids=uuids)),
-        spent=frozenset(card.device for card in cards if card.device not in able or (binds and card.numa_node is None)),
+        spent=frozenset(card.device for card in gpus if card.device not in able or (binds and card.numa_node is None)),
         scores=scores_of_links(topology),
     )
-    found = choose_gpus_as_hami(score_cards(usage_of_cards(cards, left), (asked,), rules.weights), asked, around)
+    found = choose_gpus_as_hami(score_gpus(usage_of_gpus(gpus, left), (asked,), rules.weights), asked, around)
     if isinstance(found, Unfit):
         raise NoneByHami(fields, share.gpus, found.reason)
     return tuple(DeviceID(each.uuid) for each in found)
 
 
-def usage_of_cards(cards: Iterable[SharedGpu], left: SlotsOfGpus) -> tuple[HamiGpuUsage, ...]:
+def usage_of_gpus(gpus: Iterable[SharedGpu], left: SlotsOfGpus) -> tuple[HamiGpuUsage, ...]:
     """The same in HAMi's amounts; of GPUs whose slots become MIG instances with what these hold."""
     found = []
-    for card in cards:
-        here = left.get(card.device)
+    for gpu in gpus:
+        here = left.get(gpu.device)
         if here is not None and here.profiles:
-            card = msgspec.structs.replace(card, cores_held=here.held.cores, memory_held=here.held.memory)
-        found.append(to_hami_usage(card))
+            gpu = msgspec.structs.replace(gpu, cores_held=here.held.cores, memory_held=here.held.memory)
+        found.append(to_hami_usage(gpu))
     return tuple(found)
 
 
@@ -103,9 +103,9 @@ def hami_request(share: SlotShare, able: Sequence[SlotsLeft]) -> HamiRequest:
     )
 
 
-def gpus_left_out(topology: Topology, cards: Iterable[SharedGpu], uuids: Selection) -> tuple[DeviceID, ...]:
-    """Those of the cards that the lists of uuids leave out; a MIG instance is in them under its GPU."""
-    return tuple(card.device for card in cards if not uuids.takes_uuid(topology.card_of(card.device)))
+def gpus_left_out(topology: Topology, gpus: Iterable[SharedGpu], uuids: Selection) -> tuple[DeviceID, ...]:
+    """Those of the GPUs that the lists of uuids leave out; a MIG instance is in them under its GPU."""
+    return tuple(gpu.device for gpu in gpus if not uuids.takes_uuid(topology.card_of(gpu.device)))
 
 
 @made_once

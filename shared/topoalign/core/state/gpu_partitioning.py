@@ -103,15 +103,15 @@ def divisions(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
             parts = held.setdefault(card, {}).setdefault(holder, (allocation, {}))[1]
             parts[device] = larger_part(part, parts[device]) if device in parts else part
     once = counted_once(records)
-    by_card: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
+    by_gpu: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
     for offer in hardware.offered:
         for base in offer.devices:
-            by_card.setdefault(hardware.card_of(base), []).append((offer, base))
+            by_gpu.setdefault(hardware.card_of(base), []).append((offer, base))
     profiles = {each.uuid: each.profile for gpu in hardware.gpus for each in gpu.mig or ()}
     return {
         gpu: GpuPartitioning(
-            ways=ways_of(gpu, by_card.get(gpu, ())),
-            offered=offered_of(hardware, by_card.get(gpu, ()), profiles),
+            ways=ways_of(gpu, by_gpu.get(gpu, ())),
+            offered=offered_of(hardware, by_gpu.get(gpu, ()), profiles),
             held=tuple(
                 UsedParts(
                     first.owner,
@@ -123,8 +123,8 @@ def divisions(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
                 )
                 for holder, (first, parts) in held.get(gpu, {}).items()
             ),
-            left=remaining_parts(state, gpu, by_card.get(gpu, ()), profiles),
-            limiter=next((offer.limited_by for offer, _ in by_card.get(gpu, ()) if offer.by_amounts), None),
+            left=remaining_parts(state, gpu, by_gpu.get(gpu, ()), profiles),
+            limiter=next((offer.limited_by for offer, _ in by_gpu.get(gpu, ()) if offer.by_amounts), None),
         )
         for gpu in hardware.gpu_by_id
     }
@@ -185,10 +185,10 @@ def counted_once(records: Sequence[AllocationParts]) -> CountedOnce:
     shared = set[tuple[DeviceID, object]]()
     not_of_pod = set[tuple[DeviceID, object]]()
     for record in reversed(records) if several else ():
-        for device, card, part in record.parts:
+        for device, gpu, part in record.parts:
             if device not in several or newest.setdefault(device, (record, part))[0] is record:
                 continue
-            at = (card, record.holder)
+            at = (gpu, record.holder)
             size = largest.get(device, newest[device][1])
             shared.add(at)
             if isinstance(part, Amount) and isinstance(size, Amount):
@@ -208,11 +208,11 @@ def larger_part(part: Part, other: Part) -> Part:
 
 def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
     """Device, its GPU or NIC and which part of that it is, for all that an allocation holds; by a slot an amount of it."""
-    cards = {**hardware.cards, **allocation.cards}
+    gpus = {**hardware.cards, **allocation.cards}
     in_slots = offers_in_slots(hardware)
     for devices in allocation.devices.values():
         for device in devices:
-            holding = holding_of(device, cards)
+            holding = holding_of(device, gpus)
             if isinstance(holding.part, TimeSlice) and holding.base in in_slots:
                 yield device, holding.device, allocation.slots.get(device) or equal_part(hardware, holding.base)
             else:

@@ -5,7 +5,7 @@ It is made once of all allocations and then follows each grant and release, at a
 released and not on all that is held (`persistent_map`). Of shares it keeps a table for each device that is shared, because
 thousands of them may be held. It is immutable: the index of a former state stays what it was.
 
-It reads each id by the cards of all parts that the hardware shows or showed (`parent_devices`), so it follows only
+It reads each id by the GPUs of all parts that the hardware shows or showed (`parent_devices`), so it follows only
 allocations that do not change these; for the others a new one is made.
 """
 
@@ -40,9 +40,9 @@ Held = tuple[Sequence[Holding], Mapping[Holding, Sequence[str]]]
 class Holders:
     """Who holds what of one node, by holding."""
 
-    def __init__(self, cards: Mapping[DeviceID, DeviceID], allocations: Mapping[AllocationID, Allocation]) -> None:
+    def __init__(self, gpus: Mapping[DeviceID, DeviceID], allocations: Mapping[AllocationID, Allocation]) -> None:
         """`cards`: as of `parent_devices`. `allocations`: the live ones, oldest first."""
-        self._cards = cards
+        self._cards = gpus
         unshared: dict[Holding, Names] = {}
         shares: dict[Holding, dict[str, Names]] = {}
         for name, allocation in allocations.items():
@@ -163,7 +163,7 @@ def without_allocation(names: Names, gone: AllocationID) -> Names:
 
 
 def parent_devices(hardware: Topology, allocations: Mapping[AllocationID, Allocation]) -> Mapping[DeviceID, DeviceID]:
-    """Instance or virtual function -> its card, those that are gone but held included."""
+    """Instance or virtual function -> its GPU, those that are gone but held included."""
     former: dict[DeviceID, DeviceID] = {}
     for held in allocations.values():
         if held.cards:
@@ -172,10 +172,10 @@ def parent_devices(hardware: Topology, allocations: Mapping[AllocationID, Alloca
     return now if former.keys() <= now.keys() else former | {**now}
 
 
-def placed_on(cards: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
-    """The same on the card that the hardware shows: not every record has it."""
-    card = cards.get(holding.base)
-    return holding if card is None or card == holding.device else holding_of(holding.id, cards)
+def placed_on(gpus: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
+    """The same on the GPU that the hardware shows: not every record has it."""
+    gpu = gpus.get(holding.base)
+    return holding if gpu is None or gpu == holding.device else holding_of(holding.id, gpus)
 
 
 # Which of the devices that a node lists are held, under the ids under which they are handed out.
@@ -249,12 +249,12 @@ class FormerOffers:
     def __init__(
         self,
         hardware: Topology,
-        cards: Mapping[DeviceID, DeviceID],
+        gpus: Mapping[DeviceID, DeviceID],
         allocations: Mapping[AllocationID, Allocation],
     ) -> None:
         """`cards`: as of `holders.cards_of`."""
         self._hardware = hardware
-        self._cards = cards
+        self._cards = gpus
         holdings: dict[AllocationID, Sequence[Holding]] = {}
         unlisted: dict[AllocationID, Sequence[Place]] = {}
         for name, held in allocations.items():

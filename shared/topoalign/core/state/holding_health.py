@@ -1,9 +1,9 @@
 """
-The health of anything that is handed out: whole cards, shares in time, MIG instances and virtual functions.
+The health of anything that is handed out: whole GPUs, shares in time, MIG instances and virtual functions.
 
-`HandedOut.health_of` is the only place that derives it. Facts are about cards and about single unhealthy instances; a
+`HandedOut.health_of` is the only place that derives it. Facts are about GPUs and about single unhealthy instances; a
 kubelet's files are about single shares, too. The rule: a device is as bad as the worst health reported for itself, for
-the base without the number of a share, and for the card that it is a part of; a card is as bad as the worst of its
+the base without the number of a share, and for the GPU that it is a part of; a GPU is as bad as the worst of its
 instances too, unless these are handed out by themselves. A device without a report is unknown, and not usable.
 
     told {GPU-0: healthy, MIG-1 (of GPU-0): unhealthy}; offered MIG-0 and MIG-1: MIG-0::2 healthy, MIG-1::0 unhealthy, GPU-0
@@ -55,15 +55,15 @@ class HandedOut:
         self._spent = spent
         self._instances: dict[DeviceID, list[DeviceHealth]] = {}
         for device, health in told.items():
-            card = topology.cards.get(device)
+            gpu = topology.cards.get(device)
             alone = device in topology.offers_by_base and device not in blocked
-            if card is not None and not alone:  # blocked: somebody may hold the whole card still
-                self._instances.setdefault(card, []).append(health)
+            if gpu is not None and not alone:  # blocked: somebody may hold the whole GPU still
+                self._instances.setdefault(gpu, []).append(health)
         self._bases: dict[DeviceID, DeviceHealth] = {}
         self._usable: dict[ResourceName, DeviceSet] = {}
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """The health of a card, share, MIG instance or function: the worst that is reported for it and for its card."""
+        """The health of a GPU, share, MIG instance or function: the worst that is reported for it and for its GPU."""
         base = base_of(device)
         if base in self._blocked:
             return BLOCKED
@@ -101,14 +101,14 @@ class HandedOut:
     def _worst_told(self, *names: DeviceID) -> DeviceHealth:
         """`names`: a device and what it is a share of."""
         base = names[-1]
-        card = self._topology.cards.get(base, base)
-        ways = names if card in names else (*names, card)
+        gpu = self._topology.cards.get(base, base)
+        ways = names if gpu in names else (*names, gpu)
         told = [self._reported[name] for name in ways if name in self._reported]
         return worst([*told, *self._instances.get(base, ())]) if told else UNKNOWN
 
 
 def worst(healths: Sequence[DeviceHealth]) -> DeviceHealth:
-    """The worst of several healths of one device and its card, with its reason; cordoned if any of them is."""
+    """The worst of several healths of one device and its GPU, with its reason; cordoned if any of them is."""
     if len(healths) == 1:
         return healths[0]
     found = max(reversed(healths), key=lambda health: (BADNESS.index(health.state), bool(health.reason)))

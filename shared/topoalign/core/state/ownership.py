@@ -2,7 +2,7 @@
 Who holds what of a node, what is left of it, and what overlaps.
 
 `Ownership` is read from a `NodeState` (`state.ownership`) and is the only one that answers these questions; the state itself
-only folds. That of the next state shares with this one what a fact does not change (`holders`). No card is given twice,
+only folds. That of the next state shares with this one what a fact does not change (`holders`). No GPU is given twice,
 however it is divided: a GPU that is held whole keeps back its shares and its instances, and one of them keeps back the whole
 GPU.
 
@@ -130,7 +130,7 @@ class Ownership:
         return {device: name for name, allocation in self._allocations.items() for device in allocation.device_ids}
 
     def holding(self, device: DeviceID) -> Holding:
-        """The holding that an id stands for, by the hardware; a part that is gone, by its card when it was given."""
+        """The holding that an id stands for, by the hardware; a part that is gone, by its GPU when it was given."""
         return holding_of(device, self._cards)
 
     def overlapping(self, holdings: Iterable[Holding]) -> list[AllocationID]:
@@ -158,21 +158,21 @@ class Ownership:
         """The holdings that these ids stand for, as a set that tells what overlaps it."""
         return HoldingSet(map(self.holding, devices))
 
-    def left(self, card: DeviceID) -> tuple[Holding, ...]:
+    def left(self, gpu: DeviceID) -> tuple[Holding, ...]:
         """What is offered of a GPU or NIC and overlaps nothing held, healthy or not, in the order of the offers."""
         offered = (
             self.holding(device)
             for offer in self._hardware.offered
             for base in offer.devices
-            if self._hardware.card_of(base) == card
+            if self._hardware.card_of(base) == gpu
             for device in offer.handed_out(base)
         )
         return tuple(holding for holding in offered if not self.overlapping([holding]))
 
     def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
-        """Part -> its card, for those of the devices that are parts; without the numbers of shares."""
-        cards = self._hardware.cards
-        return {base: cards[base] for base in map(base_of, devices) if base in cards} if cards else {}
+        """Part -> its GPU, for those of the devices that are parts; without the numbers of shares."""
+        gpus = self._hardware.cards
+        return {base: gpus[base] for base in map(base_of, devices) if base in gpus} if gpus else {}
 
     @cached_property
     def _cards(self) -> Mapping[DeviceID, DeviceID]:
@@ -194,14 +194,14 @@ class Ownership:
     def blocked(self) -> frozenset[DeviceID]:
         """
         Devices that are offered, but held as a part or a whole under a former offer of another resource: they wait
-        until that is released. Of a card of which somebody has a share, no MIG instance is to be had, either.
+        until that is released. Of a GPU of which somebody has a share, no MIG instance is to be had, either.
 
-        Numbers of shares that are no longer offered block nothing: their card is shared as before.
+        Numbers of shares that are no longer offered block nothing: their GPU is shared as before.
         """
         if not self._former.holdings:
             return frozenset()
         former: Iterable[Holding] = chain.from_iterable(self._former.holdings.values())
-        if self._hardware.cards:  # MIG instances, of which such a card has none to be had
+        if self._hardware.cards:  # MIG instances, of which such a GPU has none to be had
             former = (shared[0] if (shared := shared_by(each)) is not None else each for each in former)
         held = HoldingSet(former)
         return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))

@@ -179,7 +179,7 @@ def owners_by_pod(allocations: Iterable[Allocation]) -> dict[str, Owner]:
 
 def device_shares(
     use: DeviceUse,
-    card: DeviceID,
+    gpu: DeviceID,
     memory: int | None,
     held: Sequence[HeldShare],
     owners: Mapping[str, Owner],
@@ -210,7 +210,7 @@ def device_shares(
 
     return DeviceShares(
         device=use.device,
-        card=card,
+        card=gpu,
         memory=memory,
         memory_used=use.memory_used,
         utilization=use.utilization,

@@ -8,11 +8,11 @@ The tree is that of Gaia's evaluators (`core.sharing.gaia.pcie_tree`). A line fo
     |   |---GPU0 (pids: [71 72], usedMemory: 1073741824, totalMemory: 85899345920, allocatableCores: 0, allocatableMemory: 0)
     |   |---GPU1 (pids: [], usedMemory: 0, totalMemory: 85899345920, allocatableCores: 100, allocatableMemory: 85899345920)
 
-`aval` counts the cards below a node that nobody holds anything of. Memory is in bytes, and what is used is that of the
-processes. What is left of a card in units or slots may be more than the card has, where it is scaled; nothing is left of
-one that may not be given. Nodes stand before others of a higher level, then by `aval`, then by their first card.
+`aval` counts the GPUs below a node that nobody holds anything of. Memory is in bytes, and what is used is that of the
+processes. What is left of a GPU in units or slots may be more than the GPU has, where it is scaled; nothing is left of
+one that may not be given. Nodes stand before others of a higher level, then by `aval`, then by their first GPU.
 
-What is not known is 0, because the form has no other word for it. A card in MIG mode is divided by its instances and not by
+What is not known is 0, because the form has no other word for it. A GPU in MIG mode is divided by its instances and not by
 cores, so nothing of it can be allocated here. Source: gpu-manager 8cd842ed, device/nvidia (tree, node), display.
 """
 
@@ -25,7 +25,7 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.gaia.evaluators import tree_root
 from topoalign.core.sharing.gaia.pcie_tree import GaiaTreeNode, GpuTree, build_free_tree
-from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, divisions
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
@@ -36,7 +36,7 @@ LABELS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "CPU", 50: "SYS"}
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container uses of one card; the fields are those of Gaia's message."""
+    """What a container uses of one GPU; the fields are those of Gaia's message."""
 
     id: str = ""
     """PCI bus id as NVML writes it: `00000000:07:00.0`."""
@@ -48,11 +48,11 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """MiB in use."""
     pids: tuple[int, ...] = ()
     device_mem: float = 0.0
-    """MiB of the card."""
+    """MiB of the GPU."""
 
 
 class ContainerGpus(msgspec.Struct, frozen=True):
-    """The cards of a container."""
+    """The GPUs of a container."""
 
     dev: tuple[DeviceInfo, ...]
 
@@ -88,12 +88,12 @@ class Usages(msgspec.Struct, frozen=True):
 def graph_of(state: NodeState, shares: NodeShares) -> str:
     """The tree of a node's GPUs as text, each line with its end."""
     gpus = state.hardware.gpus
-    rows = rows_by_card(shares)
-    cards = [shared_card(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
+    rows = rows_by_gpu(shares)
+    cards = [to_shared_gpu(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
     tree = build_free_tree(tree_root(state.hardware), cards)
     divided = divisions(state)
     texts = [
-        card_text(gpu, remaining_amount(gpu, card, divided[gpu.id]), rows.get(gpu.id, ()))
+        gpu_text(gpu, remaining_amount(gpu, card, divided[gpu.id]), rows.get(gpu.id, ()))
         for gpu, card in zip(gpus, cards, strict=True)
     ]
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
@@ -106,7 +106,7 @@ def walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterat
     order = sorted(
         node.children,
         key=lambda child: (
-            child.level,  # cards first, then what is nearest,
+            child.level,  # GPUs first, then what is nearest,
             tree.available(child),  # the fullest,
             child.members,  # the lowest index
         ),
@@ -117,7 +117,7 @@ def walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterat
 
 
 def render_line(tree: GpuTree, node: GaiaTreeNode, depth: int, texts: Sequence[str]) -> str:
-    """The line of one node. `texts`: of the cards."""
+    """The line of one node. `texts`: of the GPUs."""
     indent = "|   " * depth + "|---"
     if node.children:
         amounts = "pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0"
@@ -126,8 +126,8 @@ def render_line(tree: GpuTree, node: GaiaTreeNode, depth: int, texts: Sequence[s
     return f"{indent}{texts[at]}\n"
 
 
-def card_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
-    """A card, its processes and what is left of it."""
+def gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
+    """A GPU, its processes and what is left of it."""
     processes = [process for row in rows for use in uses(row) for process in use.processes]
     pids = " ".join(str(pid) for pid in sorted({process.pid for process in processes}))
     used = sum(process.memory or 0 for process in processes)
@@ -138,7 +138,7 @@ def card_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
 
 
 def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning) -> Amount:
-    """What of a card may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
+    """What of a GPU may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
     if gpu.mig is not None or not card.healthy:
         return Amount(cores=0, memory=0)
     if division.left.whole or division.offered.slices:
@@ -152,8 +152,8 @@ def uses(row: DeviceShares) -> Iterator[Use]:
     yield from (other.use for other in row.others)
 
 
-def shared_card(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
-    """A card with what is held of it."""
+def to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
+    """A GPU with what is held of it."""
     holders = [holder for row in rows for holder in row.holders]
     health = state.health_of(gpu.id)
     return SharedGpu(
@@ -166,12 +166,12 @@ def shared_card(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> Sha
         cores_held=sum(holder.cores or 0 for holder in holders),
         memory_held=sum(holder.memory or 0 for holder in holders),
         slots_held=len(holders),
-        exclusive=bool(gpu.mig) or any(holder.cores == WHOLE_CARD for holder in holders),
+        exclusive=bool(gpu.mig) or any(holder.cores == WHOLE_GPU_CORES for holder in holders),
     )
 
 
 def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
-    """Which pod uses how much of which card. A pod of which the UID or a container is not known yet is left out."""
+    """Which pod uses how much of which GPU. A pod of which the UID or a container is not known yet is left out."""
     found: dict[str, tuple[str, dict[str, list[tuple[DeviceInfo, HolderUse]]]]] = {}
     for row in shares.devices:
         for holder in row.holders:
@@ -192,7 +192,7 @@ def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
 
 
 def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
-    """What a container uses of a card, or of an instance on it."""
+    """What a container uses of a GPU, or of an instance on it."""
     return DeviceInfo(
         id=bus_id(gpu.pci),
         card_idx=str(gpu.index),
@@ -206,7 +206,7 @@ def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
 def spec_of(held: Sequence[HolderUse]) -> DisplayedContainer:
     """What a container was given, in all."""
     return DisplayedContainer(
-        gpu=sum(holder.cores or 0 for holder in held) / WHOLE_CARD,
+        gpu=sum(holder.cores or 0 for holder in held) / WHOLE_GPU_CORES,
         mem=float(sum(holder.memory or 0 for holder in held) // MIB),
     )
 
@@ -219,8 +219,8 @@ def bus_id(pci: str | None) -> str:
     return f"{domain:0>8}:{rest}".upper()
 
 
-def rows_by_card(shares: NodeShares) -> dict[str, list[DeviceShares]]:
-    """Card -> its row, and those of its instances."""
+def rows_by_gpu(shares: NodeShares) -> dict[str, list[DeviceShares]]:
+    """GPU -> its row, and those of its instances."""
     rows: dict[str, list[DeviceShares]] = {}
     for row in shares.devices:
         rows.setdefault(row.card, []).append(row)

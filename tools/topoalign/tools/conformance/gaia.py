@@ -18,7 +18,7 @@ from topoalign.core.sharing.gaia.pcie_tree import (
     release_amounts,
 )
 from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
-from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
 from topoalign.tools.conformance import gaia_admission
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.gaia_admission import Amounts, request_of
@@ -148,7 +148,7 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
 
 def answer(case: EvaluatorCase, tree: GpuTree, request: ShareRequest) -> evaluators.Chosen:
     """The cards by the evaluator that the request asks for, or by the one that the case names. Raises NoFreeGpu."""
-    count = request.cores // WHOLE_CARD
+    count = request.cores // WHOLE_GPU_CORES
     if case.via == "dispatch":
         return evaluators.evaluate(tree, request)
     if case.evaluator == "share":

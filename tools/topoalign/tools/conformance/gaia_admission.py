@@ -20,7 +20,7 @@ from topoalign.core.sharing.gaia.admission import (
     hold_container_amounts,
     place_containers,
 )
-from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -118,7 +118,7 @@ def node_of(node: AdmissionNodeCase) -> AdmissionNode | None:
     Memory is divided by the number of cards in whole blocks. A promise counts nothing on a card that the node does not have,
     or that has not as much left.
     """
-    count = node.capacity_cores // WHOLE_CARD
+    count = node.capacity_cores // WHOLE_GPU_CORES
     if count <= 0:
         return None
     each = node.capacity_memory_blocks // count * BLOCK

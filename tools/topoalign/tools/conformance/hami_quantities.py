@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.demand.shares import NO_DEFAULTS, Defaults, HamiRequest, card_request
+from topoalign.core.demand.shares import NO_DEFAULTS, Defaults, HamiRequest, read_hami_request
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.device_offers import Slots
 
@@ -47,7 +47,7 @@ def read_request(limits: Amounts, requests: Amounts, defaults: Defaults = NO_DEF
     said, asked = (
         {name: value for name, value in each.items() if value is not None and first[name] is not None} for each in read
     )
-    found = card_request(GPU, NAMES, said, asked, defaults)
+    found = read_hami_request(GPU, NAMES, said, asked, defaults)
     return msgspec.structs.replace(found, count=as_int32(found.count), cores=as_int32(found.cores))
 
 

@@ -358,7 +358,7 @@ class ShareStarts:
         cores = sum(each.cores for each in own.values())
         memory = sum(each.memory for each in own.values())
         check_share(Share(cores, memory // MEMORY_BLOCK), fields)
-        check_gpus(own, fields.memory, cards=None)
+        check_gpus(own, fields.memory, gpus=None)
         for name, theirs in self._others(mine, parts, poll):
             if gpus := excluded(own, theirs):
                 raise WholeGpuInUse(gpus, name, fields.cores)
@@ -409,7 +409,7 @@ def can_start(holder: Holder, parts: Collection[Part]) -> bool:
     """Whether a container may run, by what these entries say: one with halves of different GPUs never did."""
     own = amounts_of(unit for part in of(holder, parts) for unit in part.devices)
     try:
-        check_gpus(own, cards=None)
+        check_gpus(own, gpus=None)
     except NoFit:
         return False
     return True

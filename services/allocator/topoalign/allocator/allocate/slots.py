@@ -19,7 +19,7 @@ from typing import NamedTuple
 from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.reconciliation.displacement import kept_of
 from topoalign.allocator.reconciliation.liveness import Liveness
-from topoalign.core.demand.share_annotations import InvalidShare, card_rules
+from topoalign.core.demand.share_annotations import InvalidShare, read_gpu_rules
 from topoalign.core.demand.shares import (
     gpus_of_numa_nodes,
     gpus_with_slots,
@@ -95,7 +95,7 @@ class SlotGrants:
         self._clock = clock
         self._reserved = reserved
         self._liveness = liveness
-        self._rules = card_rules((), as_hami=compat == "hami")
+        self._rules = read_gpu_rules((), as_hami=compat == "hami")
         self.moved: dict[PartName, Moved] = {}
         """Container -> what it was told instead of what is reserved for it."""
         self._ended = frozenset[AllocationID]()

@@ -2,8 +2,8 @@
 A device as people know it: its index, its id and its PCI address together.
 
 An index alone is ambiguous (it changes when another GPU is lost), a uuid alone is of no use to a person in front of the
-machine, so output and HTTP answers carry all three. A part of a card (a share, a MIG instance, a virtual function) is
-called after the card.
+machine, so output and HTTP answers carry all three. A part of a GPU (a share, a MIG instance, a virtual function) is
+called after the GPU.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,9 +22,9 @@ class NamedDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     id: DeviceID
     """A GPU's uuid, a NIC's RDMA device name, or the id of a part as it was handed out."""
     index: int | None
-    """As `nvidia-smi` counts GPUs and numbers NICs; of a part that of its card. None: not in the topology (any more)."""
+    """As `nvidia-smi` counts GPUs and numbers NICs; of a part that of its GPU. None: not in the topology (any more)."""
     pci: str | None
-    """Of a part that of its card."""
+    """Of a part that of its GPU."""
     numa_affinity: tuple[int, ...]
     """Empty: unknown."""
     short: str
@@ -38,13 +38,13 @@ def named_devices(topology: Topology, devices: Mapping[ResourceName, Iterable[De
 
 def name_device(topology: Topology, resource: ResourceName, device: DeviceID) -> NamedDevice:
     """Returns the names of a device of this node. Never fails: a device that the topology lacks has only its id."""
-    card = topology.card_of(device)
-    found = topology.gpu_by_id.get(card) or topology.nic_by_id.get(card)
+    gpu = topology.card_of(device)
+    found = topology.gpu_by_id.get(gpu) or topology.nic_by_id.get(gpu)
     if found is None:
         nodes = next((other.nodes for other in topology.others if other.id == device), None)
         return NamedDevice(resource=resource, id=device, index=None, pci=None, numa_affinity=nodes or (), short=device)
     short = f"{'NIC' if isinstance(found, Nic) else 'GPU'}{found.index}"
-    part = device.removeprefix(card)
+    part = device.removeprefix(gpu)
     return NamedDevice(
         resource=resource,
         id=device,

@@ -91,7 +91,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     most: int | None = None
     """The largest number that a container may ask for. None: as many as there are."""
     packing: Literal["distributed", "packed"] = "distributed"
-    """Of shares and MIG instances: from the cards of which the fewest, or the most, are held already."""
+    """Of shares and MIG instances: from the GPUs of which the fewest, or the most, are held already."""
 
     @property
     def shared(self) -> bool:

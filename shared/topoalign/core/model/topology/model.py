@@ -194,8 +194,8 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         for offer in self.offered:
             listed = devices.setdefault(offer.resource, OfferedDevices())
             for base in offer.devices:
-                card = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
-                nodes = self.listed_nodes(card.numa_affinity) if card is not None else None
+                gpu = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
+                nodes = self.listed_nodes(gpu.numa_affinity) if gpu is not None else None
                 listed.update(dict.fromkeys(offer.handed_out(base), nodes if offer.has_numa_topology else None))
                 if nodes is not None and not offer.has_numa_topology:
                     listed.unlisted_nodes[base] = nodes

@@ -1,8 +1,8 @@
 """
-Which cards GaiaGPU would choose: what `compat` asks for where a cluster comes from it, its oddities included.
+Which GPUs GaiaGPU would choose: what `compat` asks for where a cluster comes from it, its oddities included.
 
 `tree` and `evaluators` are those of its device plugin, gpu-manager; `admission` is what its scheduler extender,
-gpu-admission, does on its own. Where the original answers by chance, the card with the lowest minor number decides.
+gpu-admission, does on its own. Where the original answers by chance, the GPU with the lowest minor number decides.
 """
 
 BLOCK = 256 * 1024 * 1024

@@ -1,14 +1,14 @@
 """
-Which cards of the tree a container gets: part of one card, one card, or several that are near one another.
+Which GPUs of the tree a container gets: part of one GPU, one GPU, or several that are near one another.
 
-- `share` (below 100 cores): the first of all cards, by what they have left, that has enough of both. Best fit on cores;
+- `share` (below 100 cores): the first of all GPUs, by what they have left, that has enough of both. Best fit on cores;
   the tree has no say.
-- `fragment` (100 cores): from the root down, always into the node with the fewest free cards that has enough.
-- `choose_linked_gpus` (more): of the nearest nodes above each card that have enough, the one of the lowest level with
+- `fragment` (100 cores): from the root down, always into the node with the fewest free GPUs that has enough.
+- `choose_linked_gpus` (more): of the nearest nodes above each GPU that have enough, the one of the lowest level with
 the fewest.
 
-Both take the first free cards of the node in NVML's order, however these are connected within it, and look neither at NVLink
-nor at memory. Memory is compared in whole blocks of 256 MiB, of cards alone: an inner node counts as having none.
+Both take the first free GPUs of the node in NVML's order, however these are connected within it, and look neither at NVLink
+nor at memory. Memory is compared in whole blocks of 256 MiB, of GPUs alone: an inner node counts as having none.
 
 Source: gpu-manager 8cd842ed, algorithm/nvidia, and allocateOne for `evaluate`.
 """
@@ -38,43 +38,43 @@ from topoalign.core.sharing.share_refusals import (
     ShareDoesNotFit,
     ShareFields,
 )
-from topoalign.core.sharing.shared_gpus import WHOLE_CARD, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
 
 Chosen = tuple[SharedGpu, ...]
-"""The cards in the order in which the container gets them; () if there are not enough."""
+"""The GPUs in the order in which the container gets them; () if there are not enough."""
 
 FIELDS = ShareFields()
 
 
 class NoFreeGpu(ShareDoesNotFit):
-    """Raised when no card, or not enough cards, have what is asked for."""
+    """Raised when no GPU, or not enough GPUs, have what is asked for."""
 
     code = "NoFreeGpu"
 
     def __init__(self, request: ShareRequest, fields: ShareFields = FIELDS) -> None:
         super().__init__(
             fields.cores,
-            f"no card of the node has {request.cores} cores and {request.memory} bytes of memory left"
-            if request.cores < WHOLE_CARD
-            else f"the node has fewer than {request.cores // WHOLE_CARD} cards of which nobody holds anything",
+            f"no GPU of the node has {request.cores} cores and {request.memory} bytes of memory left"
+            if request.cores < WHOLE_GPU_CORES
+            else f"the node has fewer than {request.cores // WHOLE_GPU_CORES} GPUs of which nobody holds anything",
         )
 
 
 def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS) -> Chosen:
     """
-    The cards that a container gets. Above 100, cores count whole cards: 300 are three cards, whatever memory is asked for.
+    The GPUs that a container gets. Above 100, cores count whole GPUs: 300 are three GPUs, whatever memory is asked for.
 
     Raises NothingAsked, NotWholeGpus, AmountMissing, MemoryAboveGpu and NoFreeGpu. Memory is compared with that of the
-    first card alone, and only after no card had enough, so on a machine of unequal cards a larger amount may be given.
+    first GPU alone, and only after no GPU had enough, so on a machine of unequal GPUs a larger amount may be given.
     """
     cores = request.cores
     memory = request.memory
     if not cores and not memory:
         raise NothingAsked(fields)
-    if cores > WHOLE_CARD and cores % WHOLE_CARD:
+    if cores > WHOLE_GPU_CORES and cores % WHOLE_GPU_CORES:
         raise NotWholeGpus(fields, cores)
-    if cores >= WHOLE_CARD:
-        chosen = (choose_linked_gpus if cores > WHOLE_CARD else fragment)(tree, cores // WHOLE_CARD)
+    if cores >= WHOLE_GPU_CORES:
+        chosen = (choose_linked_gpus if cores > WHOLE_GPU_CORES else fragment)(tree, cores // WHOLE_GPU_CORES)
     elif cores and memory:
         chosen = share(tree, cores, memory)
         if not chosen and tree.cards and memory > tree.cards[0].memory:
@@ -87,22 +87,22 @@ def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS)
 
 
 def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
-    """The card of which this many cores and bytes are given."""
+    """The GPU of which this many cores and bytes are given."""
 
-    def key(card: SharedGpu) -> tuple[int, int, int, int]:
+    def key(gpu: SharedGpu) -> tuple[int, int, int, int]:
         return (
-            card.cores_left,  # the one with the fewest cores left,
-            card.memory_left // BLOCK,  # then the least memory,
-            card.processes,  # then the fewest processes,
-            card.minor,
+            gpu.cores_left,  # the one with the fewest cores left,
+            gpu.memory_left // BLOCK,  # then the least memory,
+            gpu.processes,  # then the fewest processes,
+            gpu.minor,
         )
 
-    fitting = [card for card in tree.cards if card.has_left(cores, memory)]
+    fitting = [gpu for gpu in tree.cards if gpu.has_left(cores, memory)]
     return (min(fitting, key=key),) if fitting else ()
 
 
 def fragment(tree: GpuTree, count: int) -> Chosen:
-    """So many whole cards, out of the part of the machine that is used most and has enough."""
+    """So many whole GPUs, out of the part of the machine that is used most and has enough."""
     node: GaiaTreeNode | None = tree.root
     narrowest = tree.root
     while node is not None:
@@ -114,9 +114,9 @@ def fragment(tree: GpuTree, count: int) -> Chosen:
 
 def choose_linked_gpus(tree: GpuTree, count: int) -> Chosen:
     """
-    So many whole cards that are near one another.
+    So many whole GPUs that are near one another.
 
-    Asked for a single card it returns the one with the least memory left, even if that is in use: `evaluate` never asks so.
+    Asked for a single GPU it returns the one with the least memory left, even if that is in use: `evaluate` never asks so.
     """
     nearest = {node for child in tree.root.children for node in nearest_with(tree, child, count)}
     best = min(nearest or {tree.root}, key=lambda node: (node.level, *usage(tree, node)))
@@ -126,7 +126,7 @@ def choose_linked_gpus(tree: GpuTree, count: int) -> Chosen:
 def nearest_with(
     tree: GpuTree, node: GaiaTreeNode, count: int, best: GaiaTreeNode | None = None
 ) -> Iterator[GaiaTreeNode]:
-    """For each card below a node the nearest node above it, itself included, with enough free cards."""
+    """For each GPU below a node the nearest node above it, itself included, with enough free GPUs."""
     best = node if tree.available(node) >= count else best
     if node.children:
         for child in node.children:
@@ -137,17 +137,17 @@ def nearest_with(
 
 def usage(tree: GpuTree, node: GaiaTreeNode) -> tuple[int, int, int, int]:
     """The key that sorts nodes of one level, the best first."""
-    cards = [tree.cards[member] for member in node.members]
+    gpus = [tree.cards[member] for member in node.members]
     return (
-        tree.available(node),  # the fewest free cards,
-        cards[0].memory_left // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of cards,
-        sum(card.processes for card in cards),  # then the fewest processes,
-        min((card.minor for card in cards), default=0),  # then the lowest minor; the original leaves it to chance
+        tree.available(node),  # the fewest free GPUs,
+        gpus[0].memory_left // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,
+        sum(gpu.processes for gpu in gpus),  # then the fewest processes,
+        min((gpu.minor for gpu in gpus), default=0),  # then the lowest minor; the original leaves it to chance
     )
 
 
 def first(tree: GpuTree, node: GaiaTreeNode, count: int) -> Chosen:
-    """The first free cards below a node, in NVML's order."""
+    """The first free GPUs below a node, in NVML's order."""
     leaves = tree.leaves(node)
     return tuple(leaves[:count]) if len(leaves) >= count else ()
 
@@ -157,10 +157,10 @@ def first(tree: GpuTree, node: GaiaTreeNode, count: int) -> Chosen:
 #
 # The tree is made of the PCIe paths that are known between them. What may not be chosen counts as held whole: GPUs that
 # the caller leaves out, as a kubelet's alignment does, and those with less memory than is asked for of each, at which
-# gpu-manager does not look for whole cards. Memory without cores, which it starts without any GPU, is put where a share
-# of one core would be. What it counts as processes of a card are here the allocations that hold something of it.
+# gpu-manager does not look for whole GPUs. Memory without cores, which it starts without any GPU, is put where a share
+# of one core would be. What it counts as processes of a GPU are here the allocations that hold something of it.
 #
-#     pairs 0-1, 2-3 and 4-5 behind a switch each, all below one host bridge; 30 cores of card 1 are held
+#     pairs 0-1, 2-3 and 4-5 behind a switch each, all below one host bridge; 30 cores of GPU 1 are held
 #     20 cores: 1; 100 cores: 0; 200 cores: 2 and 3; 400 cores: 0, 2, 3 and 4, although 2 to 5 are two pairs
 
 
@@ -182,15 +182,15 @@ def level_of(topology: Topology, a: DeviceID, b: DeviceID) -> int:
 
 
 def choose_gpus_as_gaia(
-    topology: Topology, cards: Sequence[SharedGpu], request: ShareRequest, among: Collection[DeviceID]
+    topology: Topology, gpus: Sequence[SharedGpu], request: ShareRequest, among: Collection[DeviceID]
 ) -> Chosen:
     """
-    The cards, of these GPUs, that a container gets. `cards`: all of the machine's, in its order.
+    The GPUs, of these GPUs, that a container gets. `cards`: all of the machine's, in its order.
 
-    Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the cards do not have it.
+    Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the GPUs do not have it.
     """
-    tree = build_free_tree(tree_root(topology), cards)
-    for at, card in enumerate(cards):
-        if card.device not in among or card.memory < request.memory:
-            tree = occupy(tree, at, WHOLE_CARD, card.memory)
+    tree = build_free_tree(tree_root(topology), gpus)
+    for at, gpu in enumerate(gpus):
+        if gpu.device not in among or gpu.memory < request.memory:
+            tree = occupy(tree, at, WHOLE_GPU_CORES, gpu.memory)
     return evaluate(tree, msgspec.structs.replace(request, cores=max(1, request.cores)))

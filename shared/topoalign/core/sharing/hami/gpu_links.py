@@ -1,9 +1,9 @@
 """
-Which of the cards that fit are connected best, and what the links between two cards are worth.
+Which of the GPUs that fit are connected best, and what the links between two GPUs are worth.
 
-Of several cards, the set with the highest sum of pair scores; of equal ones the first in the order in which cards are
-tried. For one card it is the other way round: the one with the lowest sum of scores to the others that fit, so that
-well connected cards stay together. Three cards with scores 0-1: 100, 0-2: 200, 1-2: 150 give card 1 to whoever wants
+Of several GPUs, the set with the highest sum of pair scores; of equal ones the first in the order in which GPUs are
+tried. For one GPU it is the other way round: the one with the lowest sum of scores to the others that fit, so that
+well connected GPUs stay together. Three GPUs with scores 0-1: 100, 0-2: 200, 1-2: 150 give GPU 1 to whoever wants
 one, and 0 and 2 to whoever wants two.
 
 A score that nobody has published is 0 (upstream publishes them only where the policy of the whole cluster is
@@ -21,52 +21,52 @@ from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE,
 from topoalign.core.sharing.hami.registration import LinkScores, PairScores
 
 MOST_NVLINKS = 18
-"""Of a pair of cards. More have no name upstream, and count nothing."""
+"""Of a pair of GPUs. More have no name upstream, and count nothing."""
 MOST_STEPS = 200_000
-"""Sets looked at until the search ends with TooMuchWork; 8 of 16 cards need at most 13,000."""
+"""Sets looked at until the search ends with TooMuchWork; 8 of 16 GPUs need at most 13,000."""
 
 GpuLink = PcieClass | int
 """The path over PCIe, or a number of NVLinks."""
 
 
 class GpuLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """A card with its links to others."""
+    """A GPU with its links to others."""
 
     uuid: str
     index: int
     links: Mapping[int, tuple[GpuLink, ...]] = {}
-    """By the index of the other card."""
+    """By the index of the other GPU."""
 
     def to(self, other: "GpuLinks") -> tuple[GpuLink, ...]:
-        """The links to another card."""
+        """The links to another GPU."""
         return self.links.get(other.index, ())
 
 
-def pick_best_connected(cards: Sequence[str], count: int, scores: PairScores) -> tuple[int, ...]:
+def pick_best_connected(gpus: Sequence[str], count: int, scores: PairScores) -> tuple[int, ...]:
     """
-    Positions of `count` of these cards, given by uuid in the order in which they are tried; ascending.
+    Positions of `count` of these GPUs, given by uuid in the order in which they are tried; ascending.
 
     Raises TooMuchWork.
     """
-    if count >= len(cards):
-        return tuple(range(len(cards)))
+    if count >= len(gpus):
+        return tuple(range(len(gpus)))
     if count == 1:
-        return (_loosest(cards, scores),)
-    return _Search(cards, count, scores).best
+        return (_loosest(gpus, scores),)
+    return _Search(gpus, count, scores).best
 
 
 def link_scores(gpus: Sequence[GpuLinks]) -> tuple[LinkScores, ...]:
-    """The annotation's scores of each card to each other one."""
+    """The annotation's scores of each GPU to each other one."""
     return tuple(LinkScores(a.uuid, {b.uuid: hami_link_score(a, b) for b in gpus if b is not a}) for a in gpus)
 
 
 def hami_link_score(a: GpuLinks, b: GpuLinks) -> int:
-    """What the links from one card to another are worth; 0 where the other shows more links or fewer."""
+    """What the links from one GPU to another are worth; 0 where the other shows more links or fewer."""
     return 0 if asymmetric(a, b) else sum(link_score(each) for each in a.to(b))
 
 
 def asymmetric(a: GpuLinks, b: GpuLinks) -> bool:
-    """Whether two cards show different numbers of links to one another, as with a broken NVLink: a Warning of the node."""
+    """Whether two GPUs show different numbers of links to one another, as with a broken NVLink: a Warning of the node."""
     return len(a.to(b)) != len(b.to(a))
 
 
@@ -78,31 +78,31 @@ def link_score(link: GpuLink) -> int:
 
 
 def nvlinks_between(direct: int, to_switch: tuple[int, int]) -> int:
-    """NVLinks between two cards: the direct ones, or where there are none the fewer of both cards' links to NVSwitches."""
+    """NVLinks between two GPUs: the direct ones, or where there are none the fewer of both GPUs' links to NVSwitches."""
     return direct or min(to_switch)
 
 
-def _loosest(cards: Sequence[str], scores: PairScores) -> int:
-    """Position of the card with the lowest sum of scores to the others."""
+def _loosest(gpus: Sequence[str], scores: PairScores) -> int:
+    """Position of the GPU with the lowest sum of scores to the others."""
 
     def total(position: int) -> int:
-        row = scores.get(cards[position], {})
-        return sum(row.get(other, 0) for other in cards if other != cards[position])
+        row = scores.get(gpus[position], {})
+        return sum(row.get(other, 0) for other in gpus if other != gpus[position])
 
-    return min(range(len(cards)), key=lambda position: (total(position), position))
+    return min(range(len(gpus)), key=lambda position: (total(position), position))
 
 
 class _Search:
     """
-    Sets of `count` cards in the order of their positions, the first of the best kept.
+    Sets of `count` GPUs in the order of their positions, the first of the best kept.
 
     A branch ends where even the best scores that are left cannot exceed what was found.
     """
 
-    def __init__(self, cards: Sequence[str], count: int, scores: PairScores) -> None:
-        rows = [scores.get(card, {}) for card in cards]
-        self.size = len(cards)
-        self.scores = [[row.get(card, 0) for card in cards] for row in rows]
+    def __init__(self, gpus: Sequence[str], count: int, scores: PairScores) -> None:
+        rows = [scores.get(gpu, {}) for gpu in gpus]
+        self.size = len(gpus)
+        self.scores = [[row.get(gpu, 0) for gpu in gpus] for row in rows]
         self.highest = [0] * self.size
         """By position: the highest score of a pair from there on."""
         for start in range(self.size - 2, -1, -1):
@@ -130,7 +130,7 @@ class _Search:
             self._extend((*chosen, position), score + gains[position], more - 1, taken)
 
     def _bound(self, start: int, more: int, gains: list[int]) -> int:
-        """What `more` cards from `start` on add at most."""
+        """What `more` GPUs from `start` on add at most."""
         pairs = more * (more - 1) // 2
         return sum(sorted(gains[start:])[-more:]) + (pairs * self.highest[start] if pairs else 0)
 
@@ -138,6 +138,6 @@ class _Search:
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise TooMuchWork(
-                "which of the cards that fit are connected best was not found within the limit on work",
-                "ask for fewer cards, or without the policy topology-aware",
+                "which of the GPUs that fit are connected best was not found within the limit on work",
+                "ask for fewer GPUs, or without the policy topology-aware",
             )

@@ -1,15 +1,15 @@
 """
-How full cards and nodes are: slots, cores and memory as parts of what there is, each weighted, times ten.
+How full GPUs and nodes are: slots, cores and memory as parts of what there is, each weighted, times ten.
 
-A card of 10 slots, 4 cores and 8192 MiB of which 2, 1 and 2048 are used scores 10 x (0.2 + 0.25 + 0.25) = 7. With a
-request for one core and 1024 MiB on top, 10 x (0.3 + 0.5 + 0.375) = 11.75, however many cards it asks for.
+A GPU of 10 slots, 4 cores and 8192 MiB of which 2, 1 and 2048 are used scores 10 x (0.2 + 0.25 + 0.25) = 7. With a
+request for one core and 1024 MiB on top, 10 x (0.3 + 0.5 + 0.375) = 11.75, however many GPUs it asks for.
 
-Two traps are upstream's, and kept, since they change which card is tried first. The request counts only on cards
-whose type is exactly its vendor: with the models of real cards it never does. And a percentage wins over memory here,
+Two traps are upstream's, and kept, since they change which GPU is tried first. The request counts only on GPUs
+whose type is exactly its vendor: with the models of real GPUs it never does. And a percentage wins over memory here,
 while `fit` has it the other way round. The node's score is of what is used before the pod, although upstream's
 documentation adds the request.
 
-All arithmetic is in single precision, so that two cards are as full as one another when they are so upstream.
+All arithmetic is in single precision, so that two GPUs are as full as one another when they are so upstream.
 
 Source: HAMi 4707fb02, scheduling policies.
 """
@@ -29,35 +29,35 @@ SCALE = 10.0
 _SINGLE = struct.Struct("<f")
 
 
-def hami_gpu_score(card: HamiGpuUsage, requests: Iterable[HamiRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
-    """How full a card would be, 0 if it has no slots, no cores or no memory. `requests` are those of one container."""
-    if not (card.slots and card.cores and card.memory):
+def hami_gpu_score(gpu: HamiGpuUsage, requests: Iterable[HamiRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
+    """How full a GPU would be, 0 if it has no slots, no cores or no memory. `requests` are those of one container."""
+    if not (gpu.slots and gpu.cores and gpu.memory):
         return 0.0
-    slots = card.used_slots
-    cores = card.used_cores
-    memory = card.used_memory
+    slots = gpu.used_slots
+    cores = gpu.used_cores
+    memory = gpu.used_memory
     for request in requests:
-        if request.vendor == card.type:
+        if request.vendor == gpu.type:
             slots += 1
             cores += request.cores
             by_percent = request.percent not in (0, UNSET)
-            memory += card.memory * request.percent // 100 if by_percent else request.memory
+            memory += gpu.memory * request.percent // 100 if by_percent else request.memory
     return _weighted(
-        (weights.slot, slots, card.slots), (weights.core, cores, card.cores), (weights.memory, memory, card.memory)
+        (weights.slot, slots, gpu.slots), (weights.core, cores, gpu.cores), (weights.memory, memory, gpu.memory)
     )
 
 
-def hami_gpus_score(cards: Sequence[HamiGpuUsage]) -> float:
-    """How full a node is, 0 if its cards together have no slots, no cores or no memory."""
-    slots = sum(card.slots for card in cards)
-    cores = sum(card.cores for card in cards)
-    memory = sum(card.memory for card in cards)
+def hami_gpus_score(gpus: Sequence[HamiGpuUsage]) -> float:
+    """How full a node is, 0 if its GPUs together have no slots, no cores or no memory."""
+    slots = sum(gpu.slots for gpu in gpus)
+    cores = sum(gpu.cores for gpu in gpus)
+    memory = sum(gpu.memory for gpu in gpus)
     if not (slots and cores and memory):
         return 0.0
     return _weighted(
-        (1, sum(card.used_slots for card in cards), slots),
-        (1, sum(card.used_cores for card in cards), cores),
-        (1, sum(card.used_memory for card in cards), memory),
+        (1, sum(gpu.used_slots for gpu in gpus), slots),
+        (1, sum(gpu.used_cores for gpu in gpus), cores),
+        (1, sum(gpu.used_memory for gpu in gpus), memory),
     )
 
 
@@ -75,15 +75,15 @@ def _single(number: float) -> float:
     return rounded
 
 
-# In which order the cards of a node are tried.
+# In which order the GPUs of a node are tried.
 #
 # Upstream sorts its list and walks it from the end; here the order is the walk. The policies:
 #
-# - `binpack`: the fullest card first. `spread`, the default and what every unknown word means: the emptiest first.
-# - `mutex`: unused cards first; `fit` refuses the others.
+# - `binpack`: the fullest GPU first. `spread`, the default and what every unknown word means: the emptiest first.
+# - `mutex`: unused GPUs first; `fit` refuses the others.
 # - A list (`numa,binpack`), or `numa` alone: its keys one after another, others in it (`mutex`, `topology-aware`) are
 #   none; without any key it is `spread`. Key `numa` is the highest NUMA node first.
-# - Where the pod binds to one NUMA node, cards of one node are next to one another: the lowest node first for
+# - Where the pod binds to one NUMA node, GPUs of one node are next to one another: the lowest node first for
 #   `binpack`, the highest for `spread`, and for lists, whose first key then is `numa`.
 #
 # Ties go to the highest NUMA node, then to the highest index, then to the highest uuid (upstream: often to chance).
@@ -95,32 +95,32 @@ SortKey = tuple[float | str, ...]
 
 
 class ScoredGpu(msgspec.Struct, frozen=True):
-    """A card and how full it is."""
+    """A GPU and how full it is."""
 
     card: HamiGpuUsage
     score: float
 
 
-def order_of_trial(cards: Iterable[ScoredGpu], policy: str, numa_bind: bool = False) -> tuple[HamiGpuUsage, ...]:
-    """The cards in the order in which they are tried."""
-    ordered = sorted(cards, key=lambda each: sort_key(each, policy, numa_bind), reverse=True)
+def order_of_trial(gpus: Iterable[ScoredGpu], policy: str, numa_bind: bool = False) -> tuple[HamiGpuUsage, ...]:
+    """The GPUs in the order in which they are tried."""
+    ordered = sorted(gpus, key=lambda each: sort_key(each, policy, numa_bind), reverse=True)
     return tuple(each.card for each in ordered)
 
 
 def sort_key(scored: ScoredGpu, policy: str, numa_bind: bool = False) -> SortKey:
-    """Sorts cards as upstream's list: the one that is tried first comes last."""
-    card = scored.card
+    """Sorts GPUs as upstream's list: the one that is tried first comes last."""
+    gpu = scored.card
     score = scored.score
-    tie = (card.index, card.uuid)
+    tie = (gpu.index, gpu.uuid)
     if "," in policy or policy == NUMA:
-        of_key = {BINPACK: score, SPREAD: -score, NUMA: card.numa}
+        of_key = {BINPACK: score, SPREAD: -score, NUMA: gpu.numa}
         return (*(of_key[key] for key in _policy_keys(policy, numa_bind)), *tie)
     if policy == MUTEX:
-        return (-card.used_slots, card.numa, *tie)
+        return (-gpu.used_slots, gpu.numa, *tie)
     fullest_last = score if policy == BINPACK else -score
     if not numa_bind:
-        return (fullest_last, card.numa, *tie)
-    return (-card.numa if policy == BINPACK else card.numa, fullest_last, *tie)
+        return (fullest_last, gpu.numa, *tie)
+    return (-gpu.numa if policy == BINPACK else gpu.numa, fullest_last, *tie)
 
 
 def _policy_keys(policy: str, numa_bind: bool) -> tuple[str, ...]:
@@ -129,25 +129,25 @@ def _policy_keys(policy: str, numa_bind: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys((NUMA, *keys))) if numa_bind else keys
 
 
-# Which cards one container gets: they are scored, put in HAMi's order and tried one after another.
+# Which GPUs one container gets: they are scored, put in HAMi's order and tried one after another.
 #
 # Nodes on which HAMi's rules choose take this way (`slots_as_hami`), and so does `place`, container by container. A
-# card's score counts all that the container asks for, and stays as it is while its cards are chosen.
+# GPU's score counts all that the container asks for, and stays as it is while its GPUs are chosen.
 #
 # Source: HAMi 4707fb02, scoreNode.
 
 
-def score_cards(
-    cards: Iterable[HamiGpuUsage], requests: Sequence[HamiRequest], weights: Weights
+def score_gpus(
+    gpus: Iterable[HamiGpuUsage], requests: Sequence[HamiRequest], weights: Weights
 ) -> tuple[ScoredGpu, ...]:
-    """The cards, each with how full it would be. `requests`: all of one container."""
-    return tuple(ScoredGpu(card, hami_gpu_score(card, requests, weights)) for card in cards)
+    """The GPUs, each with how full it would be. `requests`: all of one container."""
+    return tuple(ScoredGpu(gpu, hami_gpu_score(gpu, requests, weights)) for gpu in gpus)
 
 
 def choose_gpus_as_hami(scored: Iterable[ScoredGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
     """
-    The cards for one request, in the order in which they are taken, or why there are too few.
+    The GPUs for one request, in the order in which they are taken, or why there are too few.
 
-    Raises TooMuchWork where the best connected cards are not found within the limit on work.
+    Raises TooMuchWork where the best connected GPUs are not found within the limit on work.
     """
     return fit(order_of_trial(scored, around.rules.policy, around.rules.numa_bind), request, around)

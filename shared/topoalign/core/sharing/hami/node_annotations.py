@@ -1,15 +1,15 @@
 """
 A node that HAMi runs, as its annotations and those of its pods tell of it.
 
-HAMi writes the cards of a node into an annotation of the Node, and what a pod has of them into one of the Pod; its
-scheduler's handshake tells whether its device plugin is alive. From these three follows what each card has, who holds
-how much of it, and whether HAMi still gives out the cards (`HamiLiveness`).
+HAMi writes the GPUs of a node into an annotation of the Node, and what a pod has of them into one of the Pod; its
+scheduler's handshake tells whether its device plugin is alive. From these three follows what each GPU has, who holds
+how much of it, and whether HAMi still gives out the GPUs (`HamiLiveness`).
 
-The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each card counts as HAMi counts it: the
-most that an init container has, or the sum over its other containers if that is more; a slot is one share of a card.
+The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each GPU counts as HAMi counts it: the
+most that an init container has, or the sum over its other containers if that is more; a slot is one share of a GPU.
 
 Anybody who may write annotations wrote them, so nothing is taken that no machine has: a text above `LONGEST`
-characters, more than `MOST_CARDS` cards, numbers out of bounds, or a name that cannot be printed is an
+characters, more than `MOST_REGISTERED_GPUS` GPUs, numbers out of bounds, or a name that cannot be printed is an
 InvalidAnnotation. Source: HAMi 4707fb02; hami.md 5.
 """
 
@@ -30,19 +30,19 @@ LONGEST = 256 * 1024
 """Characters of an annotation; an API server takes no more bytes in all annotations of an object."""
 LONGEST_NAME = 200
 """Characters of a uuid, a model or a mode."""
-MOST_CARDS = 64
+MOST_REGISTERED_GPUS = 64
 """Of a node."""
 MOST_SHARES = 1024
-"""Of a pod: cards of its containers, and the containers."""
+"""Of a pod: GPUs of its containers, and the containers."""
 MOST_HOLDERS = 100
-"""Of a card, that are shown."""
+"""Of a GPU, that are shown."""
 MOST_CONTAINERS = 16
 """Of a holder, that are shown."""
 MOST_SLOTS = 10_000
 MOST_MEMORY = 1 << 26
 MOST_CORES = 100_000
 MOST_INDEX = 4_096
-"""Of a card; memory in MiB. More than any machine has, with any scaling."""
+"""Of a GPU; memory in MiB. More than any machine has, with any scaling."""
 UNKNOWN_NUMA = -1
 DELETED = "Deleted"
 """How the handshake begins where an older scheduler has given up the node."""
@@ -55,7 +55,7 @@ class HamiLiveness(StrEnum):
     DELETED = "deleted"
     """HAMi's scheduler has given up the node."""
     TIMED_OUT = "timed-out"
-    """Its request is a minute old, and the kubelet has no card to allocate."""
+    """Its request is a minute old, and the kubelet has no GPU to allocate."""
 
 
 class NodeAnnotations(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class NodeAnnotations(msgspec.Struct, frozen=True):
 
 
 class AnnotatedShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one container has of one card."""
+    """What one container has of one GPU."""
 
     card: str
     """Its uuid."""
@@ -89,7 +89,7 @@ class ForeignPod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pod has of a card."""
+    """What one pod has of a GPU."""
 
     namespace: str
     pod: str
@@ -103,7 +103,7 @@ class GpuHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForeignGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One card of a node that HAMi runs."""
+    """One GPU of a node that HAMi runs."""
 
     uuid: str
     index: int
@@ -127,7 +127,7 @@ class ForeignGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> HamiLiveness:
     """
-    What the handshake says (None: there is none). `allocatable`: cards that the kubelet can allocate. `now`: in the zone of
+    What the handshake says (None: there is none). `allocatable`: GPUs that the kubelet can allocate. `now`: in the zone of
     HAMi's scheduler, which writes its local time.
     """
     if handshake is not None and handshake.startswith(DELETED):
@@ -135,18 +135,18 @@ def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> HamiL
     return HamiLiveness.LIVE if check_handshake(handshake, allocatable, now).healthy else HamiLiveness.TIMED_OUT
 
 
-def read_cards(text: str) -> tuple[RegisteredGpu, ...]:
-    """The cards of a node, by index, without their MIG profiles. Raises InvalidAnnotation."""
+def read_registered_gpus(text: str) -> tuple[RegisteredGpu, ...]:
+    """The GPUs of a node, by index, without their MIG profiles. Raises InvalidAnnotation."""
     check_annotation_length(REGISTER, text)
-    cards = decode_register(text)
-    if len(cards) > MOST_CARDS:
-        raise InvalidAnnotation(REGISTER, f"{len(cards)} cards, more than {MOST_CARDS}")
-    if len({card.id for card in cards}) < len(cards):
-        raise InvalidAnnotation(REGISTER, "a card stands twice")
-    for card in cards:
-        check_card(card)
-    known = (msgspec.structs.replace(card, profiles=()) for card in cards)
-    return tuple(sorted(known, key=lambda card: (card.index, card.id)))
+    gpus = decode_register(text)
+    if len(gpus) > MOST_REGISTERED_GPUS:
+        raise InvalidAnnotation(REGISTER, f"{len(gpus)} GPUs, more than {MOST_REGISTERED_GPUS}")
+    if len({gpu.id for gpu in gpus}) < len(gpus):
+        raise InvalidAnnotation(REGISTER, "a GPU stands twice")
+    for gpu in gpus:
+        check_registered_gpu(gpu)
+    known = (msgspec.structs.replace(gpu, profiles=()) for gpu in gpus)
+    return tuple(sorted(known, key=lambda gpu: (gpu.index, gpu.id)))
 
 
 def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tuple[AnnotatedShare, ...]:
@@ -156,7 +156,7 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
     """
     check_annotation_length(DEVICES_ALLOCATED, text)
     if text.count(":") + text.count(";") > MOST_SHARES:  # as it takes long to read, and a pod may be annotated often
-        raise InvalidAnnotation(DEVICES_ALLOCATED, f"more than {MOST_SHARES} cards and containers")
+        raise InvalidAnnotation(DEVICES_ALLOCATED, f"more than {MOST_SHARES} GPUs and containers")
     groups = decode_pod(text)
     if not groups[-1]:  # there is one more after the last `;`
         groups = groups[:-1]
@@ -167,50 +167,50 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
     else:
         places = [("", False)] * len(groups)
     shares = []
-    for (name, is_init), cards in zip(places, groups, strict=True):
-        for card in cards:
-            check_printable_name(DEVICES_ALLOCATED, card.uuid)
-            check_annotation_number(DEVICES_ALLOCATED, "memory", card.memory, MOST_MEMORY)
-            check_annotation_number(DEVICES_ALLOCATED, "cores", card.cores, MOST_CORES)
+    for (name, is_init), gpus in zip(places, groups, strict=True):
+        for gpu in gpus:
+            check_printable_name(DEVICES_ALLOCATED, gpu.uuid)
+            check_annotation_number(DEVICES_ALLOCATED, "memory", gpu.memory, MOST_MEMORY)
+            check_annotation_number(DEVICES_ALLOCATED, "cores", gpu.cores, MOST_CORES)
             share = AnnotatedShare(
-                card=gpu_of_device(card.uuid), container=name, is_init=is_init, memory=card.memory, cores=card.cores
+                card=gpu_of_device(gpu.uuid), container=name, is_init=is_init, memory=gpu.memory, cores=gpu.cores
             )
             shares.append(share)
     return tuple(shares)
 
 
 def gpu_of_device(device: str) -> str:
-    """The uuid of the card that a device is, or is an instance of: of an older version's `GPU-x[template-slot]`, `GPU-x`."""
+    """The uuid of the GPU that a device is, or is an instance of: of an older version's `GPU-x[template-slot]`, `GPU-x`."""
     return device.partition("[")[0]
 
 
 def foreign_gpus(
-    cards: Iterable[RegisteredGpu], cordon: str | None, pods: Iterable[ForeignPod]
+    gpus: Iterable[RegisteredGpu], cordon: str | None, pods: Iterable[ForeignPod]
 ) -> tuple[ForeignGpu, ...]:
-    """The cards of a node with what its pods hold of them. `cordon`: the annotation with its cordoned cards."""
-    known = tuple(cards)
+    """The GPUs of a node with what its pods hold of them. `cordon`: the annotation with its cordoned GPUs."""
+    known = tuple(gpus)
     kept_back = read_cordoned_gpus({CORDON: cordon or ""})
-    holders: dict[str, list[GpuHolder]] = {card.id: [] for card in known}
+    holders: dict[str, list[GpuHolder]] = {gpu.id: [] for gpu in known}
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
-        for uuid, shares in shares_by_card(pod.shares, holders).items():
+        for uuid, shares in shares_by_gpu(pod.shares, holders).items():
             holders[uuid].append(holder_of_shares(pod, shares))
-    return tuple(foreign_card(card, card.id in kept_back, holders[card.id]) for card in known)
+    return tuple(to_foreign_gpu(gpu, gpu.id in kept_back, holders[gpu.id]) for gpu in known)
 
 
-def shares_by_card(shares: Iterable[AnnotatedShare], cards: Container[str]) -> dict[str, list[AnnotatedShare]]:
+def shares_by_gpu(shares: Iterable[AnnotatedShare], gpus: Container[str]) -> dict[str, list[AnnotatedShare]]:
     """
-    Of these cards those of which there is a share, with their shares. One pass: a user can write a thousand shares of as
-    many cards, and a registry reads them for every pod of a node.
+    Of these GPUs those of which there is a share, with their shares. One pass: a user can write a thousand shares of as
+    many GPUs, and a registry reads them for every pod of a node.
     """
     found: dict[str, list[AnnotatedShare]] = {}
     for share in shares:
-        if share.card in cards:
+        if share.card in gpus:
             found.setdefault(share.card, []).append(share)
     return found
 
 
 def holder_of_shares(pod: ForeignPod, shares: Sequence[AnnotatedShare]) -> GpuHolder:
-    """What a pod has of a card. `shares`: all that it has of this card."""
+    """What a pod has of a GPU. `shares`: all that it has of this GPU."""
     init: dict[str, list[AnnotatedShare]] = {}
     for share in shares:
         if share.is_init:
@@ -228,19 +228,19 @@ def holder_of_shares(pod: ForeignPod, shares: Sequence[AnnotatedShare]) -> GpuHo
     )
 
 
-def foreign_card(card: RegisteredGpu, is_cordoned: bool, holders: Sequence[GpuHolder]) -> ForeignGpu:
-    """A card with its holders, of which at most `MOST_HOLDERS` are shown. What is used counts all of them."""
+def to_foreign_gpu(gpu: RegisteredGpu, is_cordoned: bool, holders: Sequence[GpuHolder]) -> ForeignGpu:
+    """A GPU with its holders, of which at most `MOST_HOLDERS` are shown. What is used counts all of them."""
     return ForeignGpu(
-        uuid=card.id,
-        index=card.index,
-        type=card.type,
-        numa=card.numa,
-        healthy=card.healthy,
+        uuid=gpu.id,
+        index=gpu.index,
+        type=gpu.type,
+        numa=gpu.numa,
+        healthy=gpu.healthy,
         cordoned=is_cordoned,
-        mode=card.mode,
-        slots=card.slots,
-        memory=card.memory,
-        cores=card.cores,
+        mode=gpu.mode,
+        slots=gpu.slots,
+        memory=gpu.memory,
+        cores=gpu.cores,
         used_slots=sum(each.slots for each in holders),
         used_memory=sum(each.memory for each in holders),
         used_cores=sum(each.cores for each in holders),
@@ -248,18 +248,18 @@ def foreign_card(card: RegisteredGpu, is_cordoned: bool, holders: Sequence[GpuHo
     )
 
 
-def check_card(card: RegisteredGpu) -> None:
-    """Raises InvalidAnnotation for what no card has. NUMA node -1 is an unknown one."""
-    for text in (card.id, card.type, card.mode):
+def check_registered_gpu(gpu: RegisteredGpu) -> None:
+    """Raises InvalidAnnotation for what no GPU has. NUMA node -1 is an unknown one."""
+    for text in (gpu.id, gpu.type, gpu.mode):
         check_printable_name(REGISTER, text)
-    if not card.id:
-        raise InvalidAnnotation(REGISTER, "a card without a uuid")
+    if not gpu.id:
+        raise InvalidAnnotation(REGISTER, "a GPU without a uuid")
     for name, number, most in (
-        ("index", card.index, MOST_INDEX),
-        ("numa", card.numa + 1, MOST_INDEX),
-        ("count", card.slots, MOST_SLOTS),
-        ("devmem", card.memory, MOST_MEMORY),
-        ("devcore", card.cores, MOST_CORES),
+        ("index", gpu.index, MOST_INDEX),
+        ("numa", gpu.numa + 1, MOST_INDEX),
+        ("count", gpu.slots, MOST_SLOTS),
+        ("devmem", gpu.memory, MOST_MEMORY),
+        ("devcore", gpu.cores, MOST_CORES),
     ):
         check_annotation_number(REGISTER, name, number, most)
 
@@ -284,9 +284,9 @@ def check_annotation_number(key: str, name: str, number: int, most: int) -> None
 
 # Whether HAMi's device plugin on a node is alive: the handshake annotation, and what the kubelet says can be allocated.
 #
-# The scheduler writes `Requesting_<time>` whenever the annotation says anything else, and then reads the node's cards
-# anew. Nobody answers any more: what counts is that the kubelet still has cards to allocate, which ends with the
-# plugin's stream. Only where it has none, and the request is a minute old, is the node unhealthy; its cards are then
+# The scheduler writes `Requesting_<time>` whenever the annotation says anything else, and then reads the node's GPUs
+# anew. Nobody answers any more: what counts is that the kubelet still has GPUs to allocate, which ends with the
+# plugin's stream. Only where it has none, and the request is a minute old, is the node unhealthy; its GPUs are then
 # removed, and the annotation with them.
 #
 # Times are local times of the scheduler, without a zone, to the second. Source: HAMi 4707fb02, CheckHealth.
@@ -303,7 +303,7 @@ class NodeHealth(msgspec.Struct, frozen=True):
 
     healthy: bool
     refresh: bool
-    """Whether its cards are to be read anew."""
+    """Whether its GPUs are to be read anew."""
 
 
 def check_handshake(handshake: str | None, allocatable: int, now: datetime) -> NodeHealth:
@@ -325,9 +325,9 @@ def _time_of(handshake: str) -> datetime | None:
         return None
 
 
-# The cards of a pod in HAMi's annotations: what the scheduler decides, and what its device plugin then allocates.
+# The GPUs of a pod in HAMi's annotations: what the scheduler decides, and what its device plugin then allocates.
 #
-# A card is `uuid,type,memory,cores:`, a container its cards and `;`, init containers first; a container without cards
+# A GPU is `uuid,type,memory,cores:`, a container its GPUs and `;`, init containers first; a container without GPUs
 # is only its `;`. So the text that is read back has one container more, after the last `;`, and it is empty.
 #
 # Source: HAMi 4707fb02.
@@ -337,7 +337,7 @@ _FIELDS = 4
 
 
 class PodGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One card of a container, as in the annotation."""
+    """One GPU of a container, as in the annotation."""
 
     uuid: str
     type: str
@@ -347,29 +347,29 @@ class PodGpu(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
 
 
-PodCards = tuple[tuple[PodGpu, ...], ...]
-"""The cards of each container, init containers first."""
+PodGpus = tuple[tuple[PodGpu, ...], ...]
+"""The GPUs of each container, init containers first."""
 
 
 def encode_pod(containers: Sequence[Sequence[PodGpu]]) -> str:
-    """The annotation for the cards of these containers, for the suite `hami/pod_annotation_codec` and tests alone."""
+    """The annotation for the GPUs of these containers, for the suite `hami/pod_annotation_codec` and tests alone."""
     return "".join(
-        "".join(f"{card.uuid},{card.type},{card.memory},{card.cores}:" for card in cards) + ";" for cards in containers
+        "".join(f"{gpu.uuid},{gpu.type},{gpu.memory},{gpu.cores}:" for gpu in gpus) + ";" for gpus in containers
     )
 
 
-def decode_pod(text: str, key: str = DEVICES_ALLOCATED) -> PodCards:
-    """The cards of each container, and of one more after the last `;`. Raises InvalidAnnotation."""
+def decode_pod(text: str, key: str = DEVICES_ALLOCATED) -> PodGpus:
+    """The GPUs of each container, and of one more after the last `;`. Raises InvalidAnnotation."""
     try:
         return tuple(
-            tuple(_card(part.split(",")) for part in container.split(":") if "," in part)
+            tuple(_read_pod_gpu(part.split(",")) for part in container.split(":") if "," in part)
             for container in text.split(";")
         )
     except ValueError as error:
         raise InvalidAnnotation(key, str(error)) from error
 
 
-def _card(fields: list[str]) -> PodGpu:
+def _read_pod_gpu(fields: list[str]) -> PodGpu:
     if len(fields) < _FIELDS:
         raise ValueError("pod annotation format error, missing fields, do not use nodeName in task spec")
     numbers = []

@@ -1,14 +1,14 @@
 """
-Where a pod goes on one node: the cards of each of its containers.
+Where a pod goes on one node: the GPUs of each of its containers.
 
-Each container starts with the cards as those before it leave them, but each init container with the cards as they are
-before the pod: they run one after another, and end before the others start. Of each container's cards the scores are
-taken anew, so that two containers spread over two cards. A node's score is of what is used before the pod, and does
+Each container starts with the GPUs as those before it leave them, but each init container with the GPUs as they are
+before the pod: they run one after another, and end before the others start. Of each container's GPUs the scores are
+taken anew, so that two containers spread over two GPUs. A node's score is of what is used before the pod, and does
 not look at links (upstream: neither).
 
 This sequence is HAMi's alone, and only the published cases (suites `hami/place` and `hami/mig_place`) take it. A node of
 topoalign follows the kubelet, by which a container takes over the devices of its init containers; what both have in common
-is `choice`, by which each container gets its cards.
+is `choice`, by which each container gets its GPUs.
 
 Source: HAMi 4707fb02, scoreNode.
 """
@@ -21,19 +21,19 @@ from topoalign.core.demand.share_annotations import VENDOR
 from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.topology.mig import find_place
 from topoalign.core.sharing.hami.fit import MIG_MODE, Shares, Surroundings, Unfit
-from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, choose_gpus_as_hami, hami_gpus_score, score_cards
+from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, choose_gpus_as_hami, hami_gpus_score, score_gpus
 from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare, with_share
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.selection import PodRules
 
 INSUFFICIENT = "NodeInsufficientDevice"
-"""The reason of a node with fewer cards than one container asks for."""
+"""The reason of a node with fewer GPUs than one container asks for."""
 UNKNOWN_VENDOR = "Device type not found"
-"""The reason for cards of a vendor that nobody has registered."""
+"""The reason for GPUs of a vendor that nobody has registered."""
 
 
 class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's cards."""
+    """A node's GPUs."""
 
     cards: tuple[HamiGpuUsage, ...]
     scores: PairScores = {}
@@ -46,7 +46,7 @@ class PodShares(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod asks for."""
 
     containers: tuple[tuple[HamiRequest, ...], ...]
-    """By container, init containers first; none for one without cards."""
+    """By container, init containers first; none for one without GPUs."""
     init_containers: int = 0
     rules: PodRules = PodRules()
 
@@ -56,30 +56,30 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
     score: float
     containers: tuple[Shares, ...]
-    """By container, init containers first; cards in the order in which they were taken."""
+    """By container, init containers first; GPUs in the order in which they were taken."""
 
 
 def place_pod_as_hami(node: NodeGpus, pod: PodShares) -> Placed | Unfit:
-    """The cards of a pod on one node, or the reason of the first container that does not fit. Raises TooMuchWork."""
+    """The GPUs of a pod on one node, or the reason of the first container that does not fit. Raises TooMuchWork."""
     given: list[Shares] = []
-    cards = node.cards
+    gpus = node.cards
     for number, requests in enumerate(pod.containers):
-        found = _serve(node, cards, requests, pod.rules)
+        found = _serve(node, gpus, requests, pod.rules)
         if isinstance(found, Unfit):
             return found
         shares, left = found
         given.append(shares)
         if number >= pod.init_containers:
-            cards = left
+            gpus = left
     return Placed(score=hami_gpus_score(node.cards), containers=tuple(given))
 
 
 def _serve(
-    node: NodeGpus, cards: tuple[HamiGpuUsage, ...], requests: Sequence[HamiRequest], rules: PodRules
+    node: NodeGpus, gpus: tuple[HamiGpuUsage, ...], requests: Sequence[HamiRequest], rules: PodRules
 ) -> tuple[Shares, tuple[HamiGpuUsage, ...]] | Unfit:
-    """The shares of one container, and the cards as it leaves them."""
+    """The shares of one container, and the GPUs as it leaves them."""
     given: list[HamiShare] = []
-    scored = score_cards(cards, requests, rules.weights)
+    scored = score_gpus(gpus, requests, rules.weights)
     around = Surroundings(rules=rules, cordoned=node.cordoned, scores=node.scores)
     for request in requests:
         if request.count <= 0:
@@ -99,15 +99,15 @@ def _serve(
 
 
 def _takes_instances(scored: Sequence[ScoredGpu], rules: PodRules) -> bool:
-    """Whether one card can serve a container more than once."""
+    """Whether one GPU can serve a container more than once."""
     return rules.takes_mode(MIG_MODE) and any(each.card.mode == MIG_MODE for each in scored)
 
 
-def _take(cards: tuple[ScoredGpu, ...], share: HamiShare) -> tuple[tuple[ScoredGpu, ...], HamiShare]:
-    """The cards with this share held, and the share, which of a card in mode `mig` is a whole instance."""
-    position = next(i for i, each in enumerate(cards) if each.card.uuid == share.uuid)
-    card = cards[position].card
-    instance = find_place(card.profiles, card.instances, share.memory * MIB) if card.mode == MIG_MODE else None
+def _take(gpus: tuple[ScoredGpu, ...], share: HamiShare) -> tuple[tuple[ScoredGpu, ...], HamiShare]:
+    """The GPUs with this share held, and the share, which of a GPU in mode `mig` is a whole instance."""
+    position = next(i for i, each in enumerate(gpus) if each.card.uuid == share.uuid)
+    gpu = gpus[position].card
+    instance = find_place(gpu.profiles, gpu.instances, share.memory * MIB) if gpu.mode == MIG_MODE else None
     if instance is not None:
         profile, placement = instance
         share = HamiShare(
@@ -117,5 +117,5 @@ def _take(cards: tuple[ScoredGpu, ...], share: HamiShare) -> tuple[tuple[ScoredG
             profile=profile.name,
             placement=placement,
         )
-    left = ScoredGpu(with_share(card, share), cards[position].score)
-    return (*cards[:position], left, *cards[position + 1 :]), share
+    left = ScoredGpu(with_share(gpu, share), gpus[position].score)
+    return (*gpus[:position], left, *gpus[position + 1 :]), share

@@ -115,7 +115,9 @@ def shares_of(topology: Topology, pod: PendingPod) -> set[Share]:
 
 def slots_of(topology: Topology, pod: PendingPod) -> set[SlotShare]:
     """What the containers of a pod ask for of GPUs in slots."""
-    asked = (slots_asked(topology, one.devices, one.about_cards, as_hami=one.as_hami) for one in pod.demand.containers)
+    asked = (
+        slots_asked(topology, one.devices, one.gpu_annotations, as_hami=one.as_hami) for one in pod.demand.containers
+    )
     return {share for share in asked if share is not None}
 
 
