@@ -421,7 +421,7 @@ LINES = [*encode_lines(some_cluster())]
         ([b"[" * 100_000 + b"\n"], "line 1"),
         ([LINES[0].replace(b"topoalign.cluster", b"other")], "line 1: 'other' of version 1"),
         ([LINES[0].replace(b'"version":1', b'"version":2')], "of version 2"),
-        (LINES[:-1], "2 nodes, and the first line tells of 3"),
+        (LINES[:-1], "2 nodes, and the first line announces 3"),
         ([*LINES, LINES[-1]], "line 5: node 'half' stands twice"),
         ([*LINES[:2], LINES[2].replace(b'"node":"full"', b'"node":"else"', 1), LINES[3]], "line 3"),
         ([*LINES[:3], LINES[3][:-20] + b"\n"], "line 4"),

@@ -188,7 +188,7 @@ def test_explain_names_the_sets_and_why_they_were_not_given() -> None:
     sets = decision.explanation.considered
     assert [GPU, NIC] == [each.resource for each in sets if each.chosen]
     reasons = {each.why for each in sets if not each.chosen}
-    assert {"beside 1 of the GPUs, not 2", "as near; NICs beside it, indexes or the device policy decided"} <= reasons
+    assert {"near 1 of the GPUs, not 2", "as near; its NICs, indexes or the device policy decided"} <= reasons
     assert "as Koordinator chooses" in {
         each.why
         for each in admit(

@@ -181,10 +181,10 @@ def test_devices_of_other_plugins_come_in_the_order_of_names() -> None:
     ]
     assert all(got.health_of(DeviceID(name)).usable for name in ("f-0", "f-1", "f-2"))
     assert state.hardware.devices[GPU] == got.hardware.devices[GPU]
-    ill = msgspec.structs.replace(got.told[DeviceID("GPU-0")], state=HealthState.UNHEALTHY)
+    ill = msgspec.structs.replace(got.reported_health[DeviceID("GPU-0")], state=HealthState.UNHEALTHY)
     assert state.health is not None
     known = msgspec.structs.replace(
-        state, health=msgspec.structs.replace(state.health, devices={**state.told, DeviceID("f-1"): ill})
+        state, health=msgspec.structs.replace(state.health, devices={**state.reported_health, DeviceID("f-1"): ill})
     )
     assert not with_others(known, listed).health_of(DeviceID("f-1")).usable, "what discovery says goes first"
 
@@ -194,8 +194,14 @@ def test_what_cannot_be_placed_changes_nothing() -> None:
     empty = NodeState(node=STATE.node)
     unjudged = msgspec.structs.replace(STATE, health=None)
 
-    for state, told in ((STATE, None), (STATE, {}), (STATE, {GPU: listed[FPGA]}), (empty, listed), (unjudged, listed)):
-        assert state == with_others(state, told)
+    for state, reported_health in (
+        (STATE, None),
+        (STATE, {}),
+        (STATE, {GPU: listed[FPGA]}),
+        (empty, listed),
+        (unjudged, listed),
+    ):
+        assert state == with_others(state, reported_health)
 
 
 def test_a_resource_whose_devices_have_ids_of_another_is_noted() -> None:

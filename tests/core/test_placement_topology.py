@@ -37,8 +37,8 @@ def gpus(*indexes: int) -> tuple[DeviceID, ...]:
 
 
 def chosen(topology: Topology, free: tuple[DeviceID, ...], size: int, nics: int = 0) -> tuple[DeviceID, ...]:
-    beside = PlacementContext(free=free, nics=tuple(topology.devices.get(NIC, ())), nics_wanted=nics)
-    return prefer(topology, GPU, free, (), size, Placement.TOPOLOGY, beside=beside)
+    context = PlacementContext(free=free, nics=tuple(topology.devices.get(NIC, ())), nics_wanted=nics)
+    return prefer(topology, GPU, free, (), size, Placement.TOPOLOGY, context=context)
 
 
 @settings(max_examples=300, deadline=None)
@@ -116,11 +116,11 @@ def test_of_equal_seams_the_set_that_cuts_the_fewest_links_is_taken() -> None:
 
 def test_free_gpus_that_are_not_offered_count_for_what_is_left() -> None:
     """GPU 0 can be had with its partner 1, which is free but not offered, so it is spared."""
-    beside = PlacementContext(free=gpus(0, 1, 2))
+    context = PlacementContext(free=gpus(0, 1, 2))
 
-    assert gpus(2) == prefer(PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, beside=beside)
+    assert gpus(2) == prefer(PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, context=context)
     assert gpus(0) == prefer(
-        PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, beside=PlacementContext(free=gpus(0, 2, 3))
+        PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, context=PlacementContext(free=gpus(0, 2, 3))
     )
 
 
@@ -137,11 +137,11 @@ def test_nics_that_are_asked_for_are_weighed() -> None:
         (),
         1,
         Placement.TOPOLOGY,
-        beside=PlacementContext(free=every, nics=free_nic, nics_wanted=1),
+        context=PlacementContext(free=every, nics=free_nic, nics_wanted=1),
     )
 
     assert (every[3],) == asked
-    assert (every[0],) == prefer(machine, GPU, every, (), 1, Placement.TOPOLOGY, beside=PlacementContext(free=every))
+    assert (every[0],) == prefer(machine, GPU, every, (), 1, Placement.TOPOLOGY, context=PlacementContext(free=every))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 16])
@@ -247,9 +247,9 @@ def test_explain_says_where_not_all_sets_were_compared(name: str, size: int, sai
         must_include=(),
         size=size,
         container=ContainerName("c"),
-        beside=PlacementContext(free=every),
+        context=PlacementContext(free=every),
     )
-    got = prefer(topology, GPU, every, (), size, Placement.TOPOLOGY, beside=asked.beside)
+    got = prefer(topology, GPU, every, (), size, Placement.TOPOLOGY, context=asked.context)
 
     won, *others = rank_alternatives(topology, GPU, every, asked, got, (), Placement.TOPOLOGY)
 

@@ -79,7 +79,7 @@ def by_rule(state: NodeState, size: int, nics: int, packing: NodePacking) -> Nod
         return None
     lowest = min(least_nodes(topology, free, size), key=lambda nodes: sum(2**node for node in nodes))
     inside = [gpu for gpu in free if {*(topology.devices[GPU][gpu] or ())} <= {*lowest}]
-    given = prefer(topology, GPU, inside, (), size, RULES.placement, beside=PlacementContext(free=tuple(free)))
+    given = prefer(topology, GPU, inside, (), size, RULES.placement, context=PlacementContext(free=tuple(free)))
     width = len({topology.devices[GPU][gpu] for gpu in given})
     table = [[0 if a == b else connection_score(topology, a, b) for b in every] for a in every]
     members, all_free = [every.index(gpu) for gpu in given], [every.index(gpu) for gpu in free]

@@ -144,7 +144,7 @@ async def test_only_the_shares_of_a_card_whose_health_changed_are_encoded_anew(m
     lists, state = Listing(SHARED), healthy(offered(replicas=2_500))
     first = await lists.of(state)
     granted = state.holding(Allocation(id=AllocationID("a"), devices={SHARED: (DeviceID("GPU-2::7"),)}))
-    ill = state_of(Topology(), {**state.told, DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+    ill = state_of(Topology(), {**state.reported_health, DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
     after = msgspec.structs.replace(granted, health=ill.health)
 
     assert [gpu.id for gpu in two_nodes().gpus] == made

@@ -66,8 +66,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "memory of 0": (pod(units("20", "0"), {}), f"{SECOND}[{MEMORY}]: 0 units; leave it out, or ask for 1 or more"),
     "no memory": (
         pod(units("20"), {}),
-        f"{SECOND}[{MEMORY}]: no memory of the GPU beside 20 units of its computing time; "
-        "say how many blocks of memory are needed, or ask for the whole GPU",
+        f"{SECOND}[{MEMORY}]: no memory of the GPU is asked for with 20 units of its computing time; "
+        "write how many blocks of memory are needed, or ask for the whole GPU",
     ),
     "below 0": (pod(units("-1", "16"), {}), f"{SECOND}[{CORES}]: '-1' is no amount; write a whole number, 0 or more"),
     "with a unit": (
@@ -161,9 +161,9 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
     "101 cores": (pod({GPUS: "1", COMPUTE: "101"}, {}), f"{SECOND}[{COMPUTE}]: 101 is above 100"),
     "150 cores": (pod({GPUS: "1", COMPUTE: "150"}, {}), f"{SECOND}[{COMPUTE}]: 150 is above 100"),
     **{
-        f"0 cores beside {', '.join(others) or 'nothing'}": (
+        f"0 cores with {', '.join(others) or 'nothing'}": (
             pod({**others, COMPUTE: "0"}, {}),
-            f"{SECOND}[{COMPUTE}]: 0 cores; leave it out beside an amount of memory ({MIB}): the container then has no",
+            f"{SECOND}[{COMPUTE}]: 0 cores; leave it out where an amount of memory is given ({MIB}): the",
         )
         for others in ({GPUS: "1"}, {GPUS: "1", MIB: "9"}, {GPUS: "1", PERCENT: "50"}, {})
     },

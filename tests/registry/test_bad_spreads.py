@@ -38,7 +38,7 @@ NO_NUMBER = "is not a number of GPUs; write over how many GPUs the units of each
 WHOLE = "leave it out, or ask for less than 100 of computing time, which is spread"
 NO_UNITS = (
     f"{ANNOTATION}: spreads units of GPUs, and no container asks for any; leave it out, or ask for {CORES} and {MEMORY}; "
-    "how many GPUs a container has whole or has slots of, it says by their number"
+    "the number of whole GPUs or of slots is already the number of GPUs"
 )
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     **{
@@ -58,7 +58,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "memory that does not divide": (
         pod(units("60", "40"), {CARDS: "3"}, "initContainers"),
         f"spec.initContainers[0].resources.limits[{MEMORY}]: 40 units do not divide into 3 equal parts, as {ANNOTATION} "
-        "says; ask for a multiple of 3, or for another number of GPUs",
+        "asks; ask for a multiple of 3, or for another number of GPUs",
     ),
     **{
         f"{cores} cores over {cards}": (
@@ -115,5 +115,5 @@ def test_a_number_of_gpus_is_refused_beside_slots() -> None:
     refusal = refused(node(hardware), spread(both, 2), RULES)
 
     assert f"{ANNOTATION}: has no effect on slots of GPUs, which the pod asks for" == refusal.finding
-    assert f"leave it out; {GPU} says of how many GPUs a container has slots" == refusal.remedy
+    assert f"leave it out; the number of {GPU} is already the number of GPUs" == refusal.remedy
     admitted(node(hardware), both, RULES)

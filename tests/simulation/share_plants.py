@@ -97,7 +97,7 @@ class PresentState(NodeState, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ownership(self) -> Ownership:
-        return PresentOwnership(self.hardware, self.allocations, self.told, self.ended)
+        return PresentOwnership(self.hardware, self.allocations, self.reported_health, self.ended)
 
 
 class PresentLedger(Ledger):

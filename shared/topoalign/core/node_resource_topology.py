@@ -3,7 +3,7 @@ The NodeResourceTopology of a node (topology.node.k8s.io/v1alpha2): scheduler pl
 
 A zone of type `Node` stands for a NUMA node. It has the distances to all of them as costs, and of each resource the
 capacity, what containers may have of it, and what is left, as quantities of Kubernetes: CPUs, bytes, devices. The
-attributes tell the rules of the kubelet's Topology Manager. `topologyPolicies`, which is deprecated, is left out.
+attributes contain the rules of the kubelet's Topology Manager. `topologyPolicies`, which is deprecated, is left out.
 
     zones: [{name: node-0, type: Node, costs: [{name: node-0, value: 10}, {name: node-1, value: 21}],
              resources: [{name: cpu, capacity: "8", allocatable: "7", available: "5"}]}]

@@ -97,13 +97,13 @@ class Bus(Protocol):
         Stores messages of one stream in this order, many of them under way at once, and returns the position of each.
 
         None, from the first message on of which it is not known whether it was stored, or which `publish` would have
-        refused; whatever comes after it may be stored all the same. Raises nothing: `publish` tells why one is not stored.
+        refused; whatever comes after it may be stored all the same. Raises nothing: `publish` returns why one is not stored.
         """
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
         """
         Stores messages of one stream, at most `MOST_IN_BATCH` and each of another subject, all of them or none, and returns
-        their positions. The number beside each is the position expected as that of its subject's newest message.
+        their positions. The number with each is the position expected as that of its subject's newest message.
 
         Raises BusConflict, with nothing stored, if one of them is not, unless the batch is a repetition of one that was
         stored. Raises BusUnavailable and BusRefused as `publish` does.

@@ -51,7 +51,7 @@ LARGEST_BODY = 1_000_000
 """Bytes; NATS refuses more than 1 MiB by default."""
 
 PLAIN = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""Characters that a header has unescaped, beside letters and digits; `%` is not one, because it begins an escape."""
+"""Characters that a header has unescaped, in addition to letters and digits; `%` is not one, because it begins an escape."""
 
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 BATCH_ID = "Nats-Batch-Id"

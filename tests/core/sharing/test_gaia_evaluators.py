@@ -164,8 +164,8 @@ def test_memory_of_whole_cards_is_not_looked_at() -> None:
     [
         (0, 0, NothingAsked, "cores: 0, and so is memory"),
         (150, 1, NotWholeGpus, "cores: 150 is neither"),
-        (20, 0, AmountMissing, "memory: nothing is asked for beside cores"),
-        (0, 1, AmountMissing, "cores: nothing is asked for beside memory"),
+        (20, 0, AmountMissing, "memory: nothing is asked for, although cores is"),
+        (0, 1, AmountMissing, "cores: nothing is asked for, although memory is"),
         (20, 4 * BLOCK + 1, MemoryAboveGpu, "memory: 1024.000001 MiB"),
         (500, 0, evaluators.NoFreeGpu, "cores: the node has fewer than 5 GPUs"),
     ],

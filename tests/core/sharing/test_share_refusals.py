@@ -35,10 +35,10 @@ def used(cores: int, gib: int = 0, slots: int = 0, held: int = 0) -> SharedGpu:
         (20, -1, 1, "limits[x/memory]: -1 is below 0"),
         (20, 1, 0, "annotations[x/cards]: 0 is below 1"),
         (0, 0, 1, "limits[x/cores]: 0, and so is limits[x/memory]"),
-        (20, 0, 1, "limits[x/memory]: nothing is asked for beside limits[x/cores]"),
+        (20, 0, 1, "limits[x/memory]: nothing is asked for, although limits[x/cores] is"),
         (101, 1, 1, "limits[x/cores]: 101 is neither a part of one GPU nor a number of whole GPUs"),
         (150, 1, 1, "limits[x/cores]: 150 is neither a part of one GPU nor a number of whole GPUs"),
-        (200, 0, 2, "annotations[x/cards]: 2 beside 200 cores, which are 2 GPUs already"),
+        (200, 0, 2, "annotations[x/cards]: 2 is given with 200 cores, which are 2 GPUs already"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_path(cores: int, memory: int, cards: int, finding: str) -> None:
@@ -90,7 +90,7 @@ def test_cards_that_lack_something_refuse_with_a_code(
 
     assert isinstance(error, NoFit)
     assert code == error.code
-    with pytest.raises(NoFit, match=rf"(limits|annotations)\[x/(cores|memory|GPUs)\]: .*{finding}"):
+    with pytest.raises(NoFit, match=rf"(limits|annotations)\[x/(cores|memory|cards)\]: .*{finding}"):
         raise error
 
 

@@ -79,8 +79,8 @@ async def drive_async(steps: Generator[Q, R, T], answer: Callable[[Q], Awaitable
 
 def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: bool = False) -> Decision:
     """
-    Decides with the hints and preferences of this process. `explain`: the answer says which other sets of devices could have
-    been chosen, which takes a quarter of the time of a decision.
+    Decides with the hints and preferences of this process. `explain`: the answer lists which other sets of devices could
+    have been chosen, which takes a quarter of the time of a decision.
 
     Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
     """
@@ -104,7 +104,7 @@ def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps
 
 
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
-    """What this process knows; in mode `kubelet` a device plugin is told no more than a kubelet tells it."""
+    """What this process knows; in mode `kubelet` a device plugin gets no more than a kubelet sends to it."""
     if isinstance(asked, HintRequest):
         return answer_hint_request(asked)
     asked = asked if profile_of(rules.mode).tells_plugins_context else asked.without_context()
@@ -116,7 +116,7 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
         asked.size,
         rules.placement,
         asked.near,
-        asked.beside,
+        asked.context,
     )
 
 

@@ -108,7 +108,7 @@ def goes_on(rules: AdmissionRules) -> bool:
 
 
 def distances_for(topology: Topology, rules: AdmissionRules) -> Distances | None:
-    """The distances where they count: where the option says so, and in mode `best` where they are known."""
+    """The distances where they count: where the option is set, and in mode `best` where they are known."""
     wanted = rules.prefer_closest_numa_nodes or profile_of(rules.mode).always_compares_distances
     if topology.distances is None or not wanted:
         return None

@@ -73,7 +73,7 @@ def considered_gpus(
     order = SetOrder(scorer, could_have)
     if asked is not None:
         policy = PLACEMENTS[placement]
-        choice = build_gpu_choice(topology, asked.available, asked.must_include, asked.size, asked.beside)
+        choice = build_gpu_choice(topology, asked.available, asked.must_include, asked.size, asked.context)
         won += policy.uncompared(choice) if has_possible_set(choice) else ""
         difference = policy.weigh(choice, taken)
         order = SetOrder(scorer, choice.free.union(could_have), choice.nics)

@@ -50,7 +50,7 @@ from topoalign.core.state.share_amounts import offered_in_slots
 
 
 NOT_COUNTED = {CpuOption.FULL_PCPUS_ONLY}
-"""Options of the CPU manager with which a number of CPUs does not tell which cores are left whole."""
+"""Options of the CPU manager with which a number of CPUs does not determine which cores stay whole."""
 NOT_NEAR = {CpuOption.FULL_PCPUS_ONLY, CpuOption.ALIGN_BY_SOCKET}
 """Those with which besides the CPUs may be of other NUMA nodes than the container is aligned to."""
 
@@ -106,7 +106,7 @@ def disjoint(*some: Collection[DeviceID]) -> bool:
 
 # What one container is given once it is aligned, and what of it a node has too little of in all.
 #
-# Where a container is aligned says nothing about this: devices and CPUs of other NUMA nodes make up for what is not
+# The alignment of a container does not matter here: devices and CPUs of other NUMA nodes make up for what is not
 # there (kubelet v1.36.3, device manager and CPU manager).
 
 
@@ -151,7 +151,7 @@ def is_too_large(topology: Topology, resource: ResourceName, amount: int) -> boo
 
 
 def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole_cores: int) -> str | None:
-    """The code of what a container lacks where so much is free; empty: nothing. None: amounts do not tell."""
+    """The code of what a container lacks where so much is free; empty: nothing. None: amounts alone do not decide."""
     for name, amount, too_large in step.devices:
         if too_large:
             return TooLarge.code
@@ -402,7 +402,10 @@ def lacking_in_total(need: PodNeed, free: Free) -> str:
 
 
 def find_total_shortage(need: PodNeed, free: Free) -> str | None:
-    """The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not tell."""
+    """
+    The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts alone do not
+    decide.
+    """
     if len(need.steps) == 1:
         return lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
     devices = dict(free.devices)

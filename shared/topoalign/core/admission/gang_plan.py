@@ -216,8 +216,8 @@ def limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
 
 def is_given_as_reserved(allocation: Allocation) -> bool:
     """
-    Whether a container has parts of several GPUs in units, or whole ones and memory: a reservation alone tells whoever gives
-    them that they are of one container.
+    Whether a container has parts of several GPUs in units, or whole ones and memory: only a reservation shows to the
+    code that gives them that they are of one container.
     """
     amounts = allocation.amounts.values()
     return any(each.memory if each.cores >= CORES else len(amounts) > 1 for each in amounts)

@@ -72,8 +72,8 @@ def by_policy(state: NodeState, placement: str, gpus: Sequence[DeviceCandidate],
     by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
     left = [device for device, gpu in by_id.items() if gpu.device.left]
     if by_id.keys() <= state.hardware.devices.get(GPU, NO_DEVICES).keys():
-        beside = PlacementContext(free=state.ownership.free(GPU))
-        chosen = prefer(state.hardware, GPU, tuple(by_id), left[:count], count, placement, beside=beside)
+        context = PlacementContext(free=state.ownership.free(GPU))
+        chosen = prefer(state.hardware, GPU, tuple(by_id), left[:count], count, placement, context=context)
     else:  # they are offered in units
         unused = tuple(gpu for gpu, units in state.ownership.units_left.items() if units.unused)
         chosen = prefer_gpus(
@@ -107,17 +107,15 @@ def explain_rejected_set(
     near: Sequence[DeviceID],
     affinity: Mask | None,
 ) -> str:
-    """Why a set was not given, as far as places say."""
+    """Why a set was not given, judged by locations only."""
     nodes = None if affinity is None else {*nodes_of(affinity)}
     where = topology.devices[resource]
     if nodes is not None and any(nodes.isdisjoint(where[device] or nodes) for device in devices):
         return "not all on the NUMA nodes it is aligned to"
     if near:
-        mine = beside(topology, chosen, near)
-        other = beside(topology, devices, near)
-        return (
-            f"beside {other} of the GPUs, not {mine}" if other < mine else "as near; indexes or what was asked decided"
-        )
+        mine = count_gpus_with_near_nic(topology, chosen, near)
+        other = count_gpus_with_near_nic(topology, devices, near)
+        return f"near {other} of the GPUs, not {mine}" if other < mine else "as near; indexes or what was asked decided"
     for what, mine, other in zip(
         SPREAD, measure_spread(topology, chosen), measure_spread(topology, devices), strict=True
     ):
@@ -125,7 +123,7 @@ def explain_rejected_set(
             return (
                 f"on {other} {what}, not {mine}" if other > mine else "nearer together, but not as the annotations ask"
             )
-    return "as near; NICs beside it, indexes or the device policy decided"
+    return "as near; its NICs, indexes or the device policy decided"
 
 
 SPREAD = ("NUMA nodes", "root complexes", "switches")
@@ -141,7 +139,7 @@ def measure_spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int
     )
 
 
-def beside(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID]) -> int:
+def count_gpus_with_near_nic(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID]) -> int:
     """How many of the GPUs have one of the NICs below the same switch, or in the same root complex where there is none."""
     places = locate_devices(topology)
     spots = {places[nic].switch or places[nic].pcie for nic in nics if nic in places} - {""}
@@ -152,7 +150,7 @@ def beside(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID
 #
 # A kubelet aligns each resource by itself, by amounts alone, and then asks the resource's plugin which of several
 # devices to take. So GPUs and NICs are chosen together among those that it would take, and its plugins answer that
-# choice (`placement.reserved`). NICs beyond the limits are companions: they come with the GPUs, from the NUMA nodes of
+# choice (`placement.reserved`). NICs beyond the limits are co-allocated: they come with the GPUs, from the NUMA nodes of
 # the alignment, and from others only where the policy admits without one.
 #
 #     4 GPUs and 1 NIC in the limits, SamePCIe, aligned to NUMA node 0 with four switches, each with 2 GPUs and 2 NICs
@@ -298,8 +296,8 @@ def divided(
     state: NodeState, bounds: Mapping[ResourceName, Bounds], found: ContainerDevices
 ) -> ContainerDevices | None:
     """
-    What was found, with what comes beyond the limits as companions, the last ones of their resource. None: the kubelet would
-    take other devices.
+    Splits what was found: devices beyond the limits are co-allocated, and are the last ones of their resource. None:
+    the kubelet would take other devices.
     """
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     co_allocated: list[DeviceID] = []
@@ -310,9 +308,9 @@ def divided(
         taken = tuple(listed.some(limit.taken(chosen))) if limit is not None else ()
         if limit is not None and not taken:
             return None
-        beside = tuple(device for device in chosen if device not in taken) if GPU in bounds else ()
-        if taken or beside:
-            devices[resource] = (*taken, *beside)
-        co_allocated += beside
+        added = tuple(device for device in chosen if device not in taken) if GPU in bounds else ()
+        if taken or added:
+            devices[resource] = (*taken, *added)
+        co_allocated += added
     functions = {nic: some for nic, some in found.functions.items() if nic in co_allocated}
     return ContainerDevices(devices, functions, tuple(co_allocated))

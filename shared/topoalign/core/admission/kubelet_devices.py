@@ -2,7 +2,7 @@
 The devices of a node as its kubelet will have them at its next admission, for predictions.
 
 The record lags behind the kubelet: it keeps what a container had until the container was missing for some seconds. The
-kubelet's checkpoint lags, too, but names pods by their UIDs, and their directories tell which are gone. So
+kubelet's checkpoint lags, too, but names pods by their UIDs, and their directories show which are gone. So
 
 - what is known to have ended is free;
 - what the record has for a container that was seen to run is free if the checkpoint lists it for pods that are gone alone:
@@ -112,7 +112,7 @@ def without_dropped(state: NodeState, dropped: Mapping[AllocationID, Devices]) -
 
 
 def remaining(held: Allocation, dropped: Devices) -> Allocation | None:
-    """An allocation without these devices. None: nothing is left but companions, which end with them."""
+    """An allocation without these devices. None: only co-allocated devices are left, and those end with them."""
     devices = {
         resource: left
         for resource, ids in held.devices.items()
@@ -163,12 +163,12 @@ def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
     A note that names what was granted and the checkpoint lists for no pod that runs: the pod may be refused yet, or was.
     Nothing where the checkpoint cannot be read.
     """
-    told = {device for entry in kubelet.entries for ids in entry.devices.values() for device in ids}
+    in_checkpoint = {device for entry in kubelet.entries for ids in entry.devices.values() for device in ids}
     waiting = sorted(
         device
         for held in state.allocations.values()
         if held.owner is None
-        for device in held.device_ids - told - {*held.co_allocated}
+        for device in held.device_ids - in_checkpoint - {*held.co_allocated}
     )
     if not waiting or kubelet.checkpoint_unknown:
         return ()
@@ -177,7 +177,7 @@ def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
 
 def as_others(state: NodeState, demand: PodDemand) -> NodeState:
     """
-    The state in which what a pod of this name has is somebody else's: the kubelet tells pods apart by their UIDs, and the
+    The state in which what a pod of this name has is somebody else's: the kubelet distinguishes pods by their UIDs, and the
     pod that comes next has a new one.
     """
     name = (demand.namespace, demand.pod)

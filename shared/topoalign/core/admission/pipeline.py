@@ -165,7 +165,7 @@ class AdmissionRun:
     def devices(self, container: ContainerDemand, aligned: Aligned) -> Steps[ContainerDevices]:
         """
         What is decided together; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A
-        kubelet asks its plugins about one resource at a time, and tells them of no other that the container has.
+        kubelet asks its plugins about one resource at a time, and sends them no other resource of the container.
         """
         joint = ContainerDevices()
         hardware = self.state.hardware
@@ -220,7 +220,7 @@ class AdmissionRun:
                 size=choice.size,
                 container=container.container,
                 near=near,
-                beside=self.beside(resource, container),
+                context=self.context(resource, container),
             )
             if chooser is None:
                 choice_of.send((yield from self.preferred(asking)))
@@ -253,8 +253,8 @@ class AdmissionRun:
         self.picks.append(picks_of(devices, reusable, amount))
         return self.picks[-1][place].devices
 
-    def beside(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
-        """What else is free, and how many NICs the container wants beside GPUs."""
+    def context(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
+        """What else is free, and how many NICs the container wants in addition to GPUs."""
         nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
         return PlacementContext(
             free=self.state.ownership.free(resource),
@@ -353,9 +353,9 @@ def reason_of(misfit: NoFit) -> str:
 # What a node has too little of in total for a container, or for a pod that is aligned as a whole.
 #
 # A policy that aligns refuses a pod in the same way whether the node is full or what is free is on the wrong NUMA nodes
-# (kubelet v1.36.3, TopologyAffinityError). The code of our refusal tells these apart: a node with too few free devices,
-# CPUs or bytes in total has too few of them, and `NotAligned` means that it has enough. Devices come first, by name,
-# then CPUs, then memory.
+# (kubelet v1.36.3, TopologyAffinityError). The code of our refusal distinguishes these cases: a node with too few free
+# devices, CPUs or bytes in total has too few of them, and `NotAligned` means that it has enough. Devices come first, by
+# name, then CPUs, then memory.
 #
 #     3 GPUs asked, policy restricted: 2 free: NotEnoughDevices; 4 free, two on each NUMA node: NotAligned
 

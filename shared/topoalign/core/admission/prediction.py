@@ -7,8 +7,8 @@ What would the kubelet of a node decide about a pod? Answered from the facts of 
     decide(basis.state, the pod's demand by basis.rules)
 
 The node's allocator predicts by `predict`, and so may any listener that folds the same events: both get the same answer.
-What could not be read on the node is said in the notes, and its place is taken by what PodResources showed last, or by
-nothing; never by a guess. docs/predictions.md tells what is read, and what each note means.
+What could not be read on the node is reported in the notes. What PodResources reported last replaces it, or nothing
+does; it is never guessed. docs/predictions.md describes what is read, and what each note means.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,7 +90,7 @@ def predict(
     What the node's kubelet would decide about this pod at wall second `now`. `changes`: rules that differ from the
     kubelet's, by field name; `explain` as `explained` does; `reserved` for other pods counts as held.
 
-    Raises KubeletUnknown where the node has not said what its kubelet decides by, or knows neither what its kubelet holds
+    Raises KubeletUnknown where the node has not published the rules of its kubelet, or knows neither what its kubelet holds
     nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
     knows and nothing else does, and InvalidShare for amounts that no GPU in slots has, where the node has no slots.
     """
@@ -136,12 +136,12 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
 
 def kubelet_of(state: NodeState) -> KubeletObserved:
     """
-    What the node has said of its kubelet; where nothing of it is known, nothing of its parts is. Raises KubeletUnknown
-    where the node has not said it, or where nothing is known that could count instead.
+    What the node has published of its kubelet. Raises KubeletUnknown where the node has not published it, and where
+    nothing else is known that could replace it.
     """
     usage = state.usage
     if usage is None or usage.kubelet is None:
-        raise KubeletUnknown(state.node, "the node has not said it")
+        raise KubeletUnknown(state.node, "the node has not published it")
     why = usage.kubelet.unknown
     if not why:
         return usage.kubelet
@@ -163,7 +163,7 @@ def admission_rules(rules: KubeletRules, node: NodeName) -> AdmissionRules:
 
 
 def to_kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
-    """The same rules as they are said on the bus; `unknown` as in `KubeletRules`."""
+    """Converts the rules to the message that is published on the bus; `unknown` as in `KubeletRules`."""
     return KubeletRules(
         policy=rules.policy,
         scope=rules.scope,
@@ -186,7 +186,7 @@ def held_by_kubelet(
 ) -> tuple[list[CheckpointEntry], Mapping[int, MemoryUse], list[str]]:
     """
     What containers have beyond the record, the account of the memory, and what of it could not be read, in words. What a
-    checkpoint does not tell is what PodResources showed last.
+    checkpoint does not contain is what PodResources reported last.
     """
     usage = state.usage
     shown = usage.containers if usage is not None and usage.containers_known else None
@@ -262,7 +262,7 @@ def spread_memory_blocks(
 ) -> Iterator[MemoryBlock]:
     """
     The same blocks, each on the nodes of its group from the lowest on, as far as those have memory left; which is how the
-    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not tell. `kept` is what the system
+    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not report it. `kept` is what the system
     keeps of each NUMA node, where that is known.
     """
     left = {
@@ -299,7 +299,7 @@ def starting(age: float) -> str:
 
 
 def doubted(doubt: str) -> str:
-    """What an answer says while the record is in doubt for this reason."""
+    """The note of an answer while the record is unconfirmed for this reason."""
     return f"the journal was damaged ({doubt}): something may be held that is not in the record"
 
 

@@ -61,8 +61,8 @@ def fit_whatever_ends(
 ) -> bool:
     """
     Whether those of the pods that must fit are admitted where at least this is free, in whatever order all of them come and
-    wherever each is aligned; then those that come `later`, one after the other. False also where amounts do not tell, or it
-    takes more steps than are left.
+    wherever each is aligned; then those that come `later`, one after the other. False also where amounts alone do not
+    decide, or it takes more steps than are left.
     """
     tried = set()
     if not pods:
@@ -86,7 +86,7 @@ def fit_whatever_ends(
 def fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
     """
     Whether a pod is admitted where at least this is free, wherever its containers are aligned one after the other. False
-    also where amounts do not tell, or it takes more steps than are left.
+    also where amounts alone do not decide, or it takes more steps than are left.
     """
     rest = need.rest
     steps.left -= rest is not None
@@ -98,7 +98,7 @@ def fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
 
 def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget | None = None) -> bool:
     """
-    Whether a pod that is admitted where this is free is admitted whatever ends, as far as amounts tell: once more is free,
+    Whether a pod that is admitted where this is free is admitted whatever ends, judged by amounts only: once more is free,
     its first containers may be aligned to where they take what the others were to get. `most`: what is free when all has
     ended. False also where it takes more than `MOST_CONTAINER_STEPS`. Example under restricted, for a pod with 1 GPU and
     4 CPUs in one container and 2 GPUs in the next:
@@ -137,7 +137,7 @@ def realigned(state: NodeState, rules: AdmissionRules, need: PodNeed) -> Iterato
 
 def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     """
-    Whether the pods are admitted one after the other where just this is free, as far as amounts tell: each to one NUMA node,
+    Whether the pods are admitted one after the other where just this is free, judged by amounts only: each to one NUMA node,
     of which it is known what is left. False also where they do not.
     """
     for pod in pods:

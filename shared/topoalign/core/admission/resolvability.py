@@ -119,10 +119,10 @@ def restored(state: NodeState) -> NodeState:
         return state
     hardware = state.hardware
     known = {
-        *state.told,
+        *state.reported_health,
         *(hardware.card_of(device) for listed in hardware.devices.values() for device in listed.by_base),
     }
-    if all(device in state.told and state.told[device].usable for device in known):
+    if all(device in state.reported_health and state.reported_health[device].usable for device in known):
         return state
     health = msgspec.structs.replace(state.health, devices=dict.fromkeys(sorted(known), HEALTHY))
     return msgspec.structs.replace(state, health=health)

@@ -10,7 +10,7 @@ later (kubernetes issue 141237), and where only fragments of groups are left the
 
 NUMA nodes side by side in the order that have equally many free CPUs are interchangeable, and the kubelet keeps the first
 of equals; so only those choices are looked at which take them from the first on. An idle machine then has a handful of
-choices whatever its size. Where most nodes differ, work is limited, and the answer says so.
+choices whatever its size. Where most nodes differ, work is limited, and the answer is marked.
 """
 
 from collections import deque

@@ -47,7 +47,10 @@ def lists_asked(topology: Topology, container: ContainerRequest) -> tuple[Resour
 
 
 def list_notes(topology: Topology, pod: PodRequest) -> Iterator[str]:
-    """What a prediction says of containers that ask for several, where NVIDIA_VISIBLE_DEVICES is the only list."""
+    """
+    The note of a prediction for containers that ask for several resources, where NVIDIA_VISIBLE_DEVICES is the only
+    list.
+    """
     for container in (*pod.init_containers, *pod.containers):
         if resources := lists_asked(topology, container):
             yield (

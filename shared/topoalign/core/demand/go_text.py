@@ -34,7 +34,7 @@ def parse_bool(text: str) -> bool:
 
 
 def is_true(text: str | None) -> bool:
-    """Whether a text is there and says yes; one that cannot be read does not."""
+    """Whether a text is present and means true; a text that cannot be parsed counts as false."""
     return text is not None and _BOOLS.get(text, False)
 
 

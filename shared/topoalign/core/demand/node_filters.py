@@ -76,7 +76,7 @@ class Affinity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Constraints(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a pod says of the nodes that it may go to."""
+    """A pod's rules about the nodes that it may be scheduled to."""
 
     labels: Mapping[str, str] = {}
     """`nodeSelector`."""

@@ -74,7 +74,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     memory: Quantities = {}
     """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
     gpu_annotations: Published = ()
-    """What its pod says about GPUs by amounts, unread: about other devices it may say what it likes."""
+    """The pod's annotations about GPUs in amounts, not yet read: for other devices they have no meaning."""
     as_hami: bool = False
     """Whether HAMi's rules choose its GPUs in slots."""
     cards: int = 1
@@ -194,7 +194,10 @@ def read_container(
     jointly: bool,
     manages_memory: bool,
 ) -> ContainerDemand:
-    """The demand of a container of this pod. Raises InvalidField for annotations and what it asks beside them."""
+    """
+    The demand of a container of this pod. Raises InvalidField for annotations that do not go with what the container
+    asks for.
+    """
     devices = wanted_devices(device_limits(container), profile)
     together = RESOURCES.intersection(devices) if jointly and profile.aligns_jointly else NO_RESOURCES
     joint = None

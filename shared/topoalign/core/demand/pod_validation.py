@@ -144,7 +144,7 @@ def check_limits(path: str, container: ContainerRequest) -> None:
 # Pod-level resources (`spec.resources`): what the API server takes, and what it fills in.
 #
 # They are CPUs, memory and hugepages, never devices, and containers may ask for parts of them. A pod-level request that
-# is left out beside a limit is what the containers request together, or the limit if they request nothing. Example:
+# is left out next to a limit is what the containers request together, or the limit if they request nothing. Example:
 # with limits of 8 CPUs and 16 GiB, and containers that request 2 and 3 CPUs, the pod requests 5 CPUs and 16 GiB.
 #
 # Source: Kubernetes v1.36, defaultPodRequests (pkg/apis/core/v1/defaults.go) and validatePodResourceConsistency

@@ -3,7 +3,7 @@ What a container or a whole pod asks of each resource manager.
 
 Every manager looks at other numbers: devices at limits, the CPU manager at whole CPUs of containers that may have CPUs to
 themselves, the memory manager at memory and hugepages. For a whole pod each applies the same formula (`largest_moment`),
-because init containers run one after another, but beside the sidecars started before them (kubelet v1.36.3; effective
+because init containers run one after another, but together with the sidecars started before them (kubelet v1.36.3; effective
 request). Quotas count by it, too.
 """
 
@@ -25,7 +25,7 @@ def asked(container: ContainerRequest) -> dict[ResourceName, int]:
 
 
 def pod_wide(pod: PodRequest, part: Callable[[ContainerRequest], Quantities]) -> dict[ResourceName, int]:
-    """The effective request of a pod, where `part` says what each container contributes."""
+    """The effective request of a pod, where `part` gives what each container contributes."""
     return largest_moment(
         [(part(each), each.sidecar) for each in pod.init_containers], [part(each) for each in pod.containers]
     )
@@ -36,9 +36,10 @@ def largest_moment(init: Iterable[tuple[Mapping[Key, int], bool]], apps: Iterabl
     The most that a pod needs of each thing at any moment. `init`: what each of its init containers needs, in their order,
     and whether it is a sidecar; `apps`: what each of its app containers needs.
 
-    A plain init container needs its own part beside those of the sidecars met so far; the app containers run together
-    with all sidecars. The larger of the two is needed: init containers of 4 and 1 GPUs and an app of 2 need 4. Counted by
-    GPU, 2100 MiB of one for an init container and 100 MiB of another for an app are both needed: 2200 together.
+    A plain init container needs its own amount in addition to those of the sidecars before it; the app containers run
+    together with all sidecars. The larger of the two is needed: init containers of 4 and 1 GPUs and an app of 2 need 4.
+    Counted by GPU, 2100 MiB of one for an init container and 100 MiB of another for an app are both needed: 2200
+    together.
     """
     sidecars: dict[Key, int] = {}
     starting: dict[Key, int] = {}

@@ -194,23 +194,23 @@ Published = tuple[tuple[str, str], ...]
 
 
 def read_gpu_annotations(annotations: Mapping[str, str]) -> Published:
-    """What a pod says about its GPUs."""
+    """Returns those of a pod's annotations that are about GPUs."""
     return tuple((key, annotations[key]) for key in CHOOSING if key in annotations)
 
 
-def lists_said(said: Published, *keys: str) -> str:
+def list_annotation_paths(published: Published, *keys: str) -> str:
     """The paths of those of these annotations that a pod has."""
-    return " and ".join(annotation_path(key) for key, _ in said if key in keys)
+    return " and ".join(annotation_path(key) for key, _ in published if key in keys)
 
 
 @lru_cache(maxsize=256)
-def read_gpu_rules(said: Published, *, as_hami: bool = False) -> GpuRules:
+def read_gpu_rules(published: Published, *, as_hami: bool = False) -> GpuRules:
     """
     The rules by which a pod gets its GPUs; without annotations ANY_GPU. `as_hami`: HAMi's rules choose them, which know
     lists of policies as well, and spread where none is named. Raises InvalidShare for what cannot be meant, with the path of
     the annotation.
     """
-    found = dict(said)
+    found = dict(published)
     policy = found.get(GPU_POLICY)
     several = hami_policies(policy) if as_hami else lone_policy(policy)
     order = GpuOrder.BEST_FIT
@@ -303,8 +303,8 @@ def weights_meant(text: str) -> Weights:
     try:
         return read_weights(text)
     except InvalidField as error:
-        told = in_manifest(error)
-        raise InvalidShare(told.finding, told.remedy) from error
+        named = in_manifest(error)
+        raise InvalidShare(named.finding, named.remedy) from error
 
 
 def check_lists(found: Mapping[str, str]) -> None:

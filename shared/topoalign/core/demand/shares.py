@@ -49,7 +49,7 @@ from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, divide
 
 # What a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.
 #
-# A share is of one GPU, so both are; or of several in equal parts, where the pod says so (`spread`). From 100 on
+# A share is of one GPU, so both are; or of several in equal parts, where the pod asks for that (`spread`). From 100 on
 # computing time is that of whole GPUs, and their memory comes with them.
 #
 #     20 of computing time, 16 blocks       a fifth of a GPU, and 4 GiB of it
@@ -78,7 +78,7 @@ class Share(NamedTuple):
     blocks: int
     """Of memory, of all GPUs together."""
     cards: int = 1
-    """Over how many GPUs it is spread in equal parts. Whole ones are told by computing time alone."""
+    """Over how many GPUs it is spread in equal parts. Whole GPUs follow from computing time alone."""
 
     @property
     def gpus(self) -> int:
@@ -124,7 +124,7 @@ def asks_for_both_halves(topology: Topology, devices: Quantities) -> bool:
 
 
 class UnitFields(NamedTuple):
-    """The paths of the fields that ask for units, for people who are told that one of them is wrong."""
+    """The paths of the fields that ask for units, for error messages."""
 
     cores: str = "computing time"
     memory: str = "memory"
@@ -185,8 +185,8 @@ def check_share(share: Share, fields: UnitFields) -> None:
         )
     if 0 < share.cores < CORES and not share.blocks:
         raise InvalidShare(
-            f"{fields.memory}: no memory of the GPU beside {share.cores} units of its computing time",
-            "say how many blocks of memory are needed, or ask for the whole GPU",
+            f"{fields.memory}: no memory of the GPU is asked for with {share.cores} units of its computing time",
+            "write how many blocks of memory are needed, or ask for the whole GPU",
         )
 
 
@@ -211,15 +211,18 @@ def gpus_with_room(left: Left, share: Share) -> tuple[DeviceID, ...]:
 #     topoalign.io/cards: "2"
 #
 # It holds for every container of the pod that asks for units: 60 of computing time and 40 blocks are then 30 and 20 of
-# each of two GPUs. It is about units alone. How many GPUs a container has slots of, it says by their number, and whole
-# GPUs by 100 of computing time each. Amounts that are no equal parts are refused, and not rounded.
+# each of two GPUs. It is about units alone. How many GPUs a container has slots of follows from the number of slots, and
+# whole GPUs by 100 of computing time each. Amounts that are no equal parts are refused, and not rounded.
 
 
 NUMBER = re.compile(r"[1-9][0-9]{0,2}")
 
 
 def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
-    """Over how many GPUs, from 1 on; None: nothing is said. Raises InvalidField for what is no such number."""
+    """
+    Reads the annotation with the number of GPUs, 1 or more; None if it is absent. Raises InvalidField if it is not such
+    a number.
+    """
     text = annotations.get(CARDS)
     if text is None:
         return None
@@ -234,8 +237,8 @@ def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
 
 def check_equal_parts(share: Share, fields: UnitFields) -> None:
     """
-    Raises InvalidShare for a share that is said to be spread over so many GPUs and cannot be: it is of whole ones, or does
-    not divide evenly.
+    Raises InvalidShare for a share that cannot be spread over the number of GPUs that the pod asks for: it is of whole
+    ones, or does not divide evenly.
     """
     if share.whole:
         raise InvalidShare(
@@ -351,7 +354,7 @@ class SlotShare(NamedTuple):
     parts: int = 0
     """Above 0 the amounts are not known, and each is one of so many equal parts."""
     rules: GpuRules = ANY_GPU
-    """What the pod says about the GPUs."""
+    """The pod's annotations about the GPUs."""
 
     @property
     def whole(self) -> bool:
@@ -390,7 +393,7 @@ def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]
 
 
 def slots_asked(
-    topology: Topology, devices: Quantities, said: Published = (), *, as_hami: bool = False
+    topology: Topology, devices: Quantities, published: Published = (), *, as_hami: bool = False
 ) -> SlotShare | None:
     """
     What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose the GPUs. Raises
@@ -399,7 +402,7 @@ def slots_asked(
     for resource, slots in resources_in_slots(topology).items():
         if devices.get(resource):
             asked = read_hami_request(resource, slots, devices)
-            rules = read_gpu_rules(said, as_hami=as_hami)
+            rules = read_gpu_rules(published, as_hami=as_hami)
             return SlotShare(resource, asked.count, asked.cores, asked.memory, asked.percent, rules=rules)
     return None
 
@@ -451,8 +454,8 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
     if limits.get(slots.cores) == 0:  # no limiter keeps a container from computing at all
         raise InvalidShare(
             f"{where}.resources.limits[{slots.cores}]: 0 cores",
-            f"leave it out beside an amount of memory ({slots.memory}): the container then has no limit of its own, and "
-            "shares computing time",
+            f"leave it out where an amount of memory is given ({slots.memory}): the container then has no "
+            "limit of its own, and shares computing time",
         )
     most = (
         (slots.percentage, ALL_MEMORY, "all of a GPU's memory", "write a number from 1 to 100"),
@@ -535,8 +538,9 @@ def on_one_node(
     topology: Topology, share: SlotShare, gpus: Collection[DeviceID], own: Collection[DeviceID] = ()
 ) -> tuple[DeviceID, ...]:
     """
-    Those of the GPUs that can be on one NUMA node with as many others of them as a share needs beside its `own`; all of them
-    where it need not be on one. Example: of GPUs 0 and 1 on node 0 and GPU 2 on node 1 for two the first two.
+    Those of the GPUs that can be on one NUMA node with as many others of them as a share needs in addition to its `own`;
+    all of them where it need not be on one. Example: of GPUs 0 and 1 on node 0 and GPU 2 on node 1 for two the first
+    two.
     """
     if not share.rules.numa_bind or share.gpus < 2:  # one GPU is on one node
         return tuple(gpus)

@@ -3,7 +3,7 @@ Which devices may be considered at all, and how many are wanted of each type (ko
 
 A device may be considered if it is near the NUMA nodes asked for (or of no known node) and its labels match the selector.
 With `exclusivePolicy` the default looks at what others have, too: `DeviceLevel` takes untouched devices only, `PCIeLevel`
-only devices beside which no other of their type is in use. Koordinator works the latter out and throws it away.
+only devices with no other device of their type in use next to them. Koordinator computes the latter and discards it.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -131,7 +131,7 @@ def capped(free: Quantities, cap: Quantities) -> dict[str, int]:
 def not_disturbed(
     devices: Sequence[InventoryDevice], all_of_type: Sequence[InventoryDevice], hint: Hint
 ) -> tuple[InventoryDevice, ...]:
-    """The devices that `exclusivePolicy` allows: unused ones, or those beside which none of their type is in use."""
+    """The devices that `exclusivePolicy` allows: unused ones, or those with none of their type in use next to them."""
     if hint.exclusive_policy == Exclusive.DEVICE:
         return tuple(device for device in devices if not device.busy)
     if hint.exclusive_policy == Exclusive.PCIE:

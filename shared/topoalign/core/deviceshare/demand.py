@@ -103,19 +103,19 @@ def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat:
     asked = by_type(requests)
     if not asked:
         return JointDemand(compat=compat)
-    said = read_annotations(annotations, compat=compat)
-    listed = said.joint.device_types if said.joint is not None else ()
+    annotated = read_annotations(annotations, compat=compat)
+    listed = annotated.joint.device_types if annotated.joint is not None else ()
     joint = [
         DeviceType(kind)
         for kind in listed
-        if kind in asked and said.hints.get(DeviceType(kind), NO_HINT).allocate_strategy != Strategy.APPLY_FOR_ALL
+        if kind in asked and annotated.hints.get(DeviceType(kind), NO_HINT).allocate_strategy != Strategy.APPLY_FOR_ALL
     ]
     return JointDemand(
         requests=asked,
-        hints=said.hints,
+        hints=annotated.hints,
         joint=tuple(joint),
-        required_scope=said.joint.required_scope if said.joint is not None else "",
-        partition=said.partition,
+        required_scope=annotated.joint.required_scope if annotated.joint is not None else "",
+        partition=annotated.partition,
         compat=compat,
     )
 
@@ -127,8 +127,8 @@ def is_joint(annotations: Mapping[str, str]) -> bool:
 
 def needs_co_allocated(annotations: Mapping[str, str]) -> bool:
     """Whether the containers of a pod must not start without the devices that go with their GPUs. Raises InvalidField."""
-    said = read_annotations(annotations, compat=False)
-    return said.joint is not None and said.joint.required_scope == JointScope.SAME_PCIE
+    annotated = read_annotations(annotations, compat=False)
+    return annotated.joint is not None and annotated.joint.required_scope == JointScope.SAME_PCIE
 
 
 def check_keys(annotations: Iterable[str]) -> None:
@@ -176,14 +176,14 @@ def kubelet_demand(annotations: Mapping[str, str], devices: Mapping[ResourceName
     asked = {name: devices[name] for name in (GPU, NIC) if devices.get(name)}
     if not asked:
         return None
-    said = read_annotations(annotations, compat=False)
-    if asked.get(NIC) and said.hints.get(DeviceType.RDMA, NO_HINT).vf_selector is not None:
+    annotated = read_annotations(annotations, compat=False)
+    if asked.get(NIC) and annotated.hints.get(DeviceType.RDMA, NO_HINT).vf_selector is not None:
         raise InvalidField(
             f"{device_annotation_path(HINT_ANNOTATION)}.{DeviceType.RDMA}.vfSelector",
             f"has no effect on {NIC}, of which a kubelet gives whole devices",
             f"ask for {RDMA} instead, or leave NICs out of the limits and name them in deviceTypes",
         )
-    types = said.joint.device_types if said.joint is not None else ()
+    types = annotated.joint.device_types if annotated.joint is not None else ()
     units = ResourceName(RDMA)
     if asked.get(GPU) and devices.get(units):
         asked[units] = devices[units]
@@ -197,6 +197,8 @@ def in_units(requests: Mapping[ResourceName, int]) -> dict[str, int]:
     units = {str(name): amount for name, amount in requests.items() if name != NIC}
     if requests.get(NIC):
         if units.get(RDMA):
-            raise InvalidField(f"{FIELD}[{RDMA}]", f"asked for beside {NIC}", "ask for NICs under one of the two names")
+            raise InvalidField(
+                f"{FIELD}[{RDMA}]", f"asked for together with {NIC}", "ask for NICs under one of the two names"
+            )
         units[RDMA] = requests[NIC] * WHOLE
     return units

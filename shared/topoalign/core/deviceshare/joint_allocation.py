@@ -3,8 +3,9 @@ Joint allocation: all devices that a pod asks of a node, of all types.
 
 The first type of the joint list is decided by itself, and the others near what it got. By default near means on the same
 switch, else the same root complex, else the same NUMA node, else anywhere (`nearest`), and `SamePCIe` looks for primary
-devices beside which there are enough of the others (`same_pcie`). With `compat` it is what Koordinator a7a1b76b does: same
-root complex, else anywhere; and `SamePCIe` is checked once everything is decided, without a second try.
+devices that have enough of the others below the same PCIe scope (`same_pcie`). With `compat` it is what Koordinator
+a7a1b76b does: same root complex, else anywhere; and `SamePCIe` is checked once everything is decided, without a second
+try.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,9 +88,9 @@ def allocate_jointly(
     given = {primary: independently(asked, primary, wants[primary], offers[primary])}
     if not given[primary]:
         raise DevicesDoNotFit("node(s) Insufficient primary device")
-    beside = as_upstream if asked.compat else choose_near_primary
+    choose_others = as_upstream if asked.compat else choose_near_primary
     for kind in secondary:
-        given[kind] = beside(asked, kind, wants[kind], offers[kind], given[primary])
+        given[kind] = choose_others(asked, kind, wants[kind], offers[kind], given[primary])
     if asked.compat and asked.demand.same_pcie:
         places = [pcies(given[kind]) for kind in joint]
         if any(place != places[0] for place in places):

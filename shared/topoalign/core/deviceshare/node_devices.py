@@ -30,9 +30,9 @@ RESOURCE = {DeviceType.GPU: GPU, DeviceType.RDMA: NIC}
 """Under which resource devices of a type are held that are given whole. There are no others on a node of ours."""
 
 LEAST_LEFT = DeviceScorer(DevicePacking.MOST_ALLOCATED, {CORE: 1, RATIO: 1})
-"""A share goes beside other shares."""
+"""A share goes to a GPU that has other shares."""
 AS_KOORDINATOR = DeviceScorer()
-"""As its scheduler reserves a share where its configuration says nothing else: where the most is left."""
+"""As its scheduler reserves a share where its configuration sets nothing else: where the most is left."""
 
 
 class ContainerDevices(msgspec.Struct, frozen=True):

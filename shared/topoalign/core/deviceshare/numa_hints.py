@@ -2,7 +2,7 @@
 On which NUMA nodes a pod's devices could be: hints for all its device types at once, by trying every set of nodes.
 
 Rules of koordinator a7a1b76b (deviceshare, topology hints). A hint is preferred if no narrower one is possible. Its score
-says whether the GPUs are those that would be chosen on the whole machine.
+shows whether the GPUs are those that would be chosen on the whole machine.
 """
 
 from collections import Counter
@@ -66,7 +66,7 @@ def numa_hints(asked: JointRequest) -> Mapping[DeviceType, Sequence[NumaHint]]:
 def has_enough_devices(asked: JointRequest) -> bool:
     """
     Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector
-    says. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted`
+    selects. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted`
     does.
     """
     wants = {kind: wanted(asked, kind).count for kind in types_to_give(asked)}

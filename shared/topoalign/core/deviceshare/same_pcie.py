@@ -1,5 +1,5 @@
 """
-`SamePCIe`: sets of devices of which every one has one of each other type beside it.
+`SamePCIe`: sets of devices in which every device has one of each other type below the same PCIe scope.
 
 Whether a set will do depends only on the PCIe scopes it is on: each must have all the types, and all together enough of
 each. So scopes are searched instead of devices. The rule: in the smallest part of the machine that will do (a switch, a
@@ -73,14 +73,14 @@ Scopes = Mapping[ScopeOf, Sequence[PcieScope]]
 class PcieSearchBudget:
     """Counts the steps of a search against its limit, and reports each to the caller."""
 
-    def __init__(self, tell: Callable[[], None] | None) -> None:
+    def __init__(self, report_step: Callable[[], None] | None) -> None:
         self.left = MOST_STEPS
-        self.tell = tell
+        self.report_step = report_step
 
     def spend(self) -> None:
         """Counts one step. Raises TooMuchWork when the limit is exceeded."""
-        if self.tell is not None:
-            self.tell()
+        if self.report_step is not None:
+            self.report_step()
         self.left -= 1
         if self.left < 0:
             raise TooMuchWork(

@@ -64,7 +64,7 @@ class SufficientChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cluster says to a pod, or to several like it."""
+    """The answer of a cluster about a pod, or about several equal pods."""
 
     not_covered: tuple[str, ...]
     """What the pod asks for and the answer does not cover, for people (`Explanation.not_covered`)."""

@@ -55,8 +55,8 @@ def diagnose(
     seams: int = 0,
 ) -> ClusterAnswer:
     """
-    What the cluster says to so many pods like this one. `changes`: rules that are to differ from those of each kubelet.
-    `seams`: for how many of the best nodes the seam is computed, which takes a whole decision each (0.3 ms).
+    Decides where `count` pods like this one fit in the cluster. `changes`: rules that are to differ from those of each
+    kubelet. `seams`: for how many of the best nodes the seam is computed, which takes a whole decision each (0.3 ms).
 
     Raises InvalidField for a pod or rules that cannot be meant.
     """
@@ -179,7 +179,7 @@ def resolvability(question: ClusterQuestion, node: QueriedNode) -> Resolvability
 
 
 def reasons_unasked(nodes: Nodes) -> Iterator[RefusalReason]:
-    """One for each code of nodes of which nothing can be told."""
+    """One for each code of nodes without an answer."""
     codes: dict[str, list[NodeName]] = {}
     for name, error in nodes.unasked.items():
         codes.setdefault(error.code, []).append(name)

@@ -1,4 +1,4 @@
-"""Nodes that are not offered because HAMi runs them: the two reasons, and how a registry tells of them."""
+"""Nodes that are not offered because HAMi runs them: the two reasons, and how a registry reports them."""
 
 import msgspec
 

@@ -153,7 +153,7 @@ class Nodes:
         self.excluded: list[ExcludedNode] = []
         """Those that Kubernetes keeps the pod off."""
         self.unasked: dict[NodeName, TopoalignError] = {}
-        """Node -> why nothing can be told of it."""
+        """Node -> why there is no answer for it."""
         self._kinds: dict[object, NodeKind] = {}
         applied = constraints if cluster.has_traits else None
         for record in cluster.nodes:
@@ -181,7 +181,7 @@ class Nodes:
             return self._node(record, now)
         except TopoalignError as error:
             return error
-        except ValueError as error:  # what no kubelet can have said, such as memory on NUMA node -1
+        except ValueError as error:  # what no kubelet can have published, such as memory on NUMA node -1
             return InvalidField("usage", clean(str(error), 200), REMEDY)
 
     def _node(self, record: NodeRecord, now: float) -> QueriedNode:

@@ -155,7 +155,7 @@ def decode_lines(lines: Iterable[bytes]) -> ClusterRecord:
             raise line_error(number, f"node {clean(record.node)!r} stands twice")
         nodes[record.node] = check_topology(number, record, shapes)
     if len(nodes) != heading.nodes:
-        raise line_error(len(nodes) + 1, f"{len(nodes)} nodes, and the first line tells of {heading.nodes}")
+        raise line_error(len(nodes) + 1, f"{len(nodes)} nodes, and the first line announces {heading.nodes}")
     return ClusterRecord(time=heading.time, nodes=tuple(nodes[name] for name in sorted(nodes)))
 
 

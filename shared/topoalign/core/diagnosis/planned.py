@@ -2,7 +2,7 @@
 Pods of gangs that are planned to a node, and whether they still fit there after another pod.
 
 A kubelet knows nothing of what is planned. So a registry lets a pod come only where all that is planned still fits after it,
-one after the other in the order of the reservations; else it says `GangFirst`. Here it is known of these pods what is
+one after the other in the order of the reservations; else the answer is `GangFirst`. Here it is known of these pods what is
 reserved for them, and not what they ask for: they count as asking for just that, without annotations, and by slots for as
 many. Whether the end of others would lead the pod to their place is not looked at.
 """

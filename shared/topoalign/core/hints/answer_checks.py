@@ -3,8 +3,8 @@ Whether an answer from elsewhere can be one to its question.
 
 A provider that left something out would read as one that does not care, and the pod would be admitted unaligned. A rule
 larger than any that this machine's providers make would keep the search for an alignment busy for minutes, whatever its
-limit on steps: each step looks at every need. So nothing is taken that the providers here could not have said, as far as
-that is told without asking them.
+limit on steps: each step looks at every need. So an answer is accepted only if the providers here could have given
+it, as far as that can be checked without asking them.
 """
 
 from itertools import pairwise
@@ -26,9 +26,10 @@ REMEDY = "see that the hinting service is of this version"
 
 def check_answer(asked: HintRequest, answer: HintAnswer) -> None:
     """
-    All providers have spoken, on every resource that was asked for, of NUMA nodes that exist and within what they could say.
+    Checks that all providers answered, for every resource that was asked for, with NUMA nodes that exist and hints that
+    they could give.
 
-    Raises InvalidField that says what is wrong.
+    Raises InvalidField that names what is wrong.
     """
     if answer.providers.keys() != PROVIDERS.keys():
         *names, last = PROVIDERS
@@ -47,11 +48,11 @@ def check_answer(asked: HintRequest, answer: HintAnswer) -> None:
 
 
 def check_answered_resources(asked: HintRequest, answer: HintAnswer) -> None:
-    """Raises InvalidField where a provider left a resource out, or speaks of another."""
+    """Raises InvalidField where a provider left a resource out, or answered for another."""
     for name, provider in PROVIDERS.items():
-        said = answer.providers[name]
-        silent = not said and provider.may_be_silent(asked)
-        if said.keys() != provider.resources(asked) and not silent:
+        answered = answer.providers[name]
+        silent = not answered and provider.may_be_silent(asked)
+        if answered.keys() != provider.resources(asked) and not silent:
             raise InvalidField("providers", "not on the resources that were asked for", REMEDY)
 
 

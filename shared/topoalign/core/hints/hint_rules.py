@@ -1,7 +1,7 @@
 """
 From what is needed and what there is to hints: a list where it is short, a rule where it would be long.
 
-A provider says what is needed of which NUMA nodes now (`Supply`) and what an empty machine would have had. In mode
+A provider gives what is needed of which NUMA nodes now (`Supply`) and what an empty machine would have had. In mode
 `kubelet` a hint is preferred if it has as few nodes as an empty machine could do with, in mode `best` if nothing narrower
 fits now.
 """
@@ -19,7 +19,10 @@ from topoalign.core.numa_sets.subsets import subsets, sums_by_subset
 from topoalign.core.profile import profile_of
 
 MOST_LISTED = 8
-"""NUMA nodes of a machine whose hints are listed: 255 at most. The kubelet stops there, too, unless told otherwise."""
+"""
+NUMA nodes of a machine whose hints are listed: 255 at most. The kubelet stops there, too, unless it is configured
+otherwise.
+"""
 
 
 class Supply(NamedTuple):

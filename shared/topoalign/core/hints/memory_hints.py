@@ -120,7 +120,7 @@ def groups_agree(nodes: MemoryNodes, mask: Mask) -> bool:
 
 
 def held_hints(blocks: Sequence[MemoryBlock], request: Mapping[ResourceName, int]) -> ProviderHints | None:
-    """What a container that has its memory already is told: the same again if it asks the same, else no opinion."""
+    """The hints of a container that has its memory already: the same again if it asks for the same, else no opinion."""
     if len(blocks) != len(request) or any(request.get(block.resource) != block.size for block in blocks):
         return None
     return {

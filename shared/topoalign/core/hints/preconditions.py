@@ -2,7 +2,7 @@
 What must be known of a node before a pod can be decided on it at all.
 
 A prediction that cannot be right is worse than none: where the topology lacks what the request needs, or the kubelet
-itself would not run with these rules, the pod is refused and the reason says what is missing.
+itself would not run with these rules, the pod is refused and the reason names what is missing.
 """
 
 from collections.abc import Collection

@@ -1,14 +1,14 @@
 """
 The hint providers together: what the device, CPU and memory managers of a node say to one container or pod.
 
-In mode `kubelet` they say what the kubelet v1.36.3 says, oddities included. In mode `best`, for decisions that topoalign
-makes itself, they differ in these points; docs/modes.md has an example of each:
+In mode `kubelet` they answer as the kubelet v1.36.3 does, its known faults included. In mode `best`, for decisions that
+topoalign makes itself, they differ in these points; docs/modes.md has an example of each:
 
 1. Only NUMA nodes that have CPUs are offered for CPUs and, if they have memory too, for memory: never a GPU's own memory.
 2. A hint is preferred if nothing narrower fits now. To the kubelet it is preferred only if nothing narrower would fit
    an empty machine.
-3. What fits nowhere is said to fit nowhere: memory, whose key the kubelet leaves out, which counts as no opinion, so that
-   the pod dies after it was admitted; and too few devices of which no NUMA node is known.
+3. What fits nowhere is answered as fitting nowhere: memory, whose key the kubelet leaves out, which counts as no
+  opinion, so that the pod dies after it was admitted; and too few devices of which no NUMA node is known.
 4. CPUs and memory are exclusive to any container whose request is firm (equal to its limit, CPUs whole), whatever the QoS
    class of its pod, and for nobody else. For a pod as a whole, what only init containers and sidecars ask for counts, too.
 5. A resource of which nothing is asked is not asked for: a limit of 0 neither narrows the choice nor fails.
@@ -85,7 +85,7 @@ def request_of_question(question: HintQuestion, topology: TopologyDiscovered) ->
 
 def answer_hint_request(asked: HintRequest) -> HintAnswer:
     """
-    What each provider says, in the order in which the kubelet asks them.
+    Asks each provider, in the order of the kubelet.
 
     Raises TooMuchWork where the narrowest hints are not found within the limit on work, and InvalidField for a state whose
     CPUs or NUMA nodes are none.

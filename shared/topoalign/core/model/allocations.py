@@ -24,13 +24,16 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 
 Role = Literal["init", "sidecar", "app"]
-"""What a container is in its pod: a plain init container, one that runs on beside the app containers, or one of these."""
+"""
+What a container is in its pod: a plain init container, a sidecar that runs on together with the app containers, or an
+app container.
+"""
 
 
 class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
     Names the container that holds an allocation. A pod that is deleted and created again has the same names: where it
-    is known, `pod_uid` beside the owner tells the two apart.
+    is known, `pod_uid` next to the owner distinguishes the two.
     """
 
     namespace: Namespace
@@ -150,14 +153,14 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """
     denied: str = ""
     """
-    UID of a pod that does not start with these slots: its init container, which had some of them before, was told amounts
+    UID of a pod that does not start with these slots: its init container, which had some of them before, was given amounts
     that were reserved for others, or others were given what was reserved for it. Empty: there is none.
     """
 
     def __post_init__(self) -> None:
         """
-        Raises ValueError for a bad list of CPUs, and for virtual functions, companions, slots and slots with instances that
-        are not among the devices.
+        Raises ValueError for a bad list of CPUs, and for virtual functions, co-allocated devices, slots and slots with
+        instances that are not among the devices.
         """
         parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
         if self.virtual_functions and (
@@ -165,7 +168,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         ):
             raise ValueError("virtual functions of a NIC that is not among the devices, or none of one that is")
         if self.co_allocated and not self.device_ids.issuperset(self.co_allocated):
-            raise ValueError("companions that are not among the devices")
+            raise ValueError("co-allocated devices that are not among the devices")
         if self.slots and not self.slots.keys() <= self.device_ids:
             raise ValueError("slots that are not among the devices")
         if self.instances and not self.instances.keys() <= self.device_ids:
@@ -183,7 +186,10 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def from_kubelet(self) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
-        """Resource -> devices without companions: on a node with a kubelet those that it gave, and that it lists."""
+        """
+        Resource -> devices without the co-allocated ones: on a node with a kubelet those that it gave, and that it
+        lists.
+        """
         if not self.co_allocated:
             return self.devices
         rest = {

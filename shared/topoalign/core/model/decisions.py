@@ -161,11 +161,11 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     container: ContainerName
     near: tuple[DeviceID, ...] = ()
     """Devices of other resources already decided for the container: NICs are chosen near its GPUs."""
-    beside: PlacementContext = NO_CONTEXT
+    context: PlacementContext = NO_CONTEXT
 
     def without_context(self) -> "PreferenceQuestion":
         """Returns the question as a kubelet asks it: about one resource, without what else the container has."""
-        return msgspec.structs.replace(self, near=(), beside=PlacementContext(free=self.beside.free))
+        return msgspec.structs.replace(self, near=(), context=PlacementContext(free=self.context.free))
 
 
 class PreferenceFailed(NoFit):

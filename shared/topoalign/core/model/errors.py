@@ -1,9 +1,9 @@
 """
 Every error that topoalign raises on purpose.
 
-An error takes data and writes its own sentence, and its base class says who can fix it; each front (gRPC, HTTP, command
-line) maps the base classes once. `code` is a stable CamelCase word, `str(error)` is what was found, `remedy` is what to
-do about it.
+An error takes data and writes its own message. Its base class shows who can fix it; each front end (gRPC, HTTP,
+command line) maps the base classes once. `code` is a stable CamelCase word, `str(error)` the finding, `remedy` the
+action to take.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,25 +24,25 @@ class TopoalignError(Exception):
 
 
 class BadRequest(TopoalignError):
-    """Base of errors that the caller can fix: what is asked or configured cannot be meant. Retrying it will fail."""
+    """Base of errors that the caller can fix: the request or the configuration is invalid. A retry fails again."""
 
     code = "BadRequest"
 
 
 class NoFit(TopoalignError):
-    """Base of errors that are nobody's fault: a sound request does not fit a working node as it is now."""
+    """Base of errors without a fault: a valid request does not fit a working node in its present state."""
 
     code = "NoFit"
 
 
 class Unavailable(TopoalignError):
-    """Base of errors of the machine or a neighbour: hardware, driver, disk or bus failed. May pass by itself."""
+    """Base of errors of the machine or of another service: hardware, driver, disk or bus failed. A later try may succeed."""
 
     code = "Unavailable"
 
 
 class TooMuchWork(NoFit):
-    """Raised when a search reaches its limit on work before the exact answer, instead of guessing or never ending."""
+    """Raised when a search reaches its limit on work before it has the exact answer."""
 
     code = "TooMuchWork"
 
@@ -247,7 +247,7 @@ class HardwareUnknown(Unavailable):
     def __init__(self, node: str, why: str) -> None:
         super().__init__(
             f"the hardware of node {node} is not known yet: {why}",
-            "ask again in a moment; if it stays so, see whether discovery runs and what its log says",
+            "ask again in a moment; if it stays so, check that discovery runs, and read its log",
         )
 
 

@@ -1,7 +1,7 @@
 """
 Hints, and the question that a hint provider answers.
 
-A hint says: on these NUMA nodes the request can be met, and it is or is not as narrow as it could be (`preferred`). A
+A hint names NUMA nodes on which the request can be met, and whether they are as few as possible (`preferred`). A
 provider answers per resource with a list of hints, with an empty list (cannot be met) or with None (no opinion), and
 the three mean different things to the merge (spec/kubelet.md section 1).
 

@@ -3,7 +3,7 @@ What is held of a device: the whole, or which part of it.
 
 `Holding` is the only type for this inside the code. Outside, in journals, events and the kubelet's calls, a part is
 known by the id under which it is handed out; `holding_of` reads such an id, and this is the only module that knows how
-one is written. `cards` tells what is a part of what: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
+one is written. `cards` maps each part to its device: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
 
     GPU-x           Holding("GPU-x")
     GPU-x::3        Holding("GPU-x", TimeSlice(replica="3"))
@@ -13,7 +13,7 @@ one is written. `cards` tells what is a part of what: MIG-y is an instance of GP
     0000:99:00.1    Holding("mlx5_1", Function(address="0000:99:00.1"))
 
 Two holdings overlap if they are the same, or one is a part of the other: the whole GPU overlaps each of its parts, an
-instance its time slices. Two parts beside each other do not overlap. Nor do amounts: whether they fit is a question of
+instance its time slices. Two parts of one device do not overlap. Nor do amounts: whether they fit is a question of
 their sum.
 """
 
@@ -54,7 +54,7 @@ WHOLE = Whole()
 
 
 class TimeSlice(msgspec.Struct, frozen=True, tag=True):
-    """One share of a device that is shared in time. All its shares are equal; the number only tells them apart."""
+    """One share of a device that is shared in time. All its shares are equal; the number only distinguishes them."""
 
     replica: str
     """Its number as the id has it: `3`."""
@@ -79,7 +79,7 @@ class Unit(msgspec.Struct, frozen=True, tag=True):
 
     kind: UnitKind
     number: str
-    """It only tells equal units apart."""
+    """It only distinguishes equal units."""
 
     @property
     def label(self) -> str:
@@ -182,7 +182,7 @@ def excluding(holding: Holding) -> tuple[Holding, ...]:
 
 
 class HoldingSet:
-    """A set of holdings that tells whether another holding overlaps any of them."""
+    """A set of holdings that can be asked whether another holding overlaps any of them."""
 
     def __init__(self, holdings: Iterable[Holding] = ()) -> None:
         self._held: set[Holding] = set()

@@ -23,8 +23,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     """Id that the container runtime has given to its container."""
     container: ContainerName = ContainerName("")
     """
-    Name of its container in the pod, as the mounts of the container tell. A container that may mount can change it: good
-    enough to show a person, and to choose between containers of one pod, but no proof.
+    Name of its container in the pod, as read from the mounts of the container. A container that may mount can change it:
+    good enough to show a person, and to choose between containers of one pod, but no proof.
     """
     cgroup: str = ""
     """Path of its control group, where that is none of a pod: `/system.slice/docker-….scope`."""
@@ -40,7 +40,7 @@ class GpuProcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     kinds: tuple[ProcessKind, ...]
     """In the order of `ProcessKind`; one process may be in several lists."""
     memory: int | None = None
-    """Bytes of the GPU's memory. None: the driver does not tell."""
+    """Bytes of the GPU's memory. None: the driver does not report it."""
     utilization: int | None = None
     """
     Percent of the last second in which its kernels ran, 0 for one without a sample. None: the driver does not tell, as on
@@ -103,7 +103,7 @@ class LibraryCount(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     buffers: int | None = None
     """Bytes that the programs have allocated."""
     utilization: int | None = None
-    """Percent of the last second in which kernels ran, in all, as the library was told by NVML."""
+    """Percent of the last second in which kernels ran, in all, as NVML reported to the library."""
     last_kernel: int | None = None
     """Wall seconds of the newest kernel on any GPU of the container, or of the start of its newest process."""
 

@@ -69,14 +69,14 @@ def prefer(
     size: int,
     placement: str,
     near: Sequence[DeviceID] = (),
-    beside: PlacementContext = NO_CONTEXT,
+    context: PlacementContext = NO_CONTEXT,
 ) -> tuple[DeviceID, ...]:
     """
     The `size` devices of a resource that are best, in the hardware's order; the order of the input has no say.
 
     GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; shares, MIG instances and virtual
     functions by how much of their GPUs is held (`prefer_parts`); others in the hardware's order.
-    `beside` is what else is free, for policy `topology`. () where there is no preference to give (`has_possible_set`),
+    `context` is what else is free, for policy `topology`. () where there is no preference to give (`has_possible_set`),
     and for devices that the node does not have.
     """
     kind = topology.kind_of(resource)
@@ -89,7 +89,7 @@ def prefer(
     if not free <= listed.keys() or len(free) < len(available) or not free.issuperset(must_include):
         return ()
     if kind == "gpu":
-        picked = {*prefer_gpus(topology, available, must_include, size, placement, beside)}
+        picked = {*prefer_gpus(topology, available, must_include, size, placement, context)}
     else:
         ranked = sorted(listed, key=lambda nic: nearness(topology, nic, near)) if kind == "nic" else [*listed]
         picked = first_ranked(ranked, free, must_include, size)
@@ -102,10 +102,10 @@ def prefer_gpus(
     must_include: Sequence[DeviceID],
     size: int,
     placement: str,
-    beside: PlacementContext,
+    context: PlacementContext,
 ) -> tuple[DeviceID, ...]:
     """`prefer` for whole GPUs of the machine, however they are offered; in the hardware's order."""
-    chosen = choose_gpu_set(PLACEMENTS[placement], build_gpu_choice(topology, available, must_include, size, beside))
+    chosen = choose_gpu_set(PLACEMENTS[placement], build_gpu_choice(topology, available, must_include, size, context))
     gpus = tuple(topology.gpu_by_id)
     return tuple(gpus[i] for i in chosen)
 
@@ -126,7 +126,7 @@ def build_gpu_choice(
     available: Collection[DeviceID],
     must_include: Sequence[DeviceID],
     size: int,
-    beside: PlacementContext,
+    context: PlacementContext,
 ) -> GpuChoice:
     """What a device policy is asked. Raises KeyError for GPUs that the machine does not have."""
     position = positions_by_gpu(topology)
@@ -136,9 +136,9 @@ def build_gpu_choice(
         available=[position[device] for device in available],
         required=[position[device] for device in must_include],
         size=size,
-        free=frozenset(position[gpu] for gpu in beside.free if gpu in position),
-        nics=Nics(beside.nics_wanted, [near[nic] for nic in beside.nics if nic in near])
-        if beside.nics_wanted
+        free=frozenset(position[gpu] for gpu in context.free if gpu in position),
+        nics=Nics(context.nics_wanted, [near[nic] for nic in context.nics if nic in near])
+        if context.nics_wanted
         else NO_NICS,
     )
 

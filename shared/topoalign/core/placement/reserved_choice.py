@@ -102,7 +102,9 @@ def reserved_with(
 
 
 def reserved_devices(reserved: NodeReservations, now: float, resource: ResourceName) -> frozenset[DeviceID]:
-    """All devices of a resource that are reserved at monotonic second `now` and not given yet, companions included."""
+    """
+    All devices of a resource that are reserved at monotonic second `now` and not given yet, co-allocated ones included.
+    """
     return frozenset(
         device
         for each in reserved.held(now)

@@ -43,7 +43,7 @@ def prefer_sparing(
         if len(spare) < len(available):
             among, required = (spare, must_include) if len(spare) >= size else (among, tuple(spare))
     free = ownership.free(resource) if topology.kind_of(resource) == "gpu" else ()
-    return prefer(topology, resource, among, required, size, placement, beside=PlacementContext(free=free))
+    return prefer(topology, resource, among, required, size, placement, context=PlacementContext(free=free))
 
 
 def held_among(ownership: Ownership, resource: ResourceName, devices: OfferedDevices) -> DeviceSet:
@@ -79,7 +79,7 @@ def overlapping(ownership: Ownership, devices: OfferedDevices, others: Collectio
 
 def with_parts(named: DeviceSet, devices: OfferedDevices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
     """
-    Those of the devices that are taken: the `named` ones and those beside them. Of the shares of a device that are not
+    Those of the devices that are taken: the `named` ones and their neighbours. Of the shares of a device that are not
     named one is asked about, because all of them are taken with the device or none is.
     """
     found = named.bits

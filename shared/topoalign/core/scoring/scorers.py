@@ -43,9 +43,9 @@ from topoalign.core.state.fold import NodeState
 #     a: 150 cores and 200 blocks, b: 150 and 180, c: 800 and 1280 are tried in the order b, a, c
 #
 # gpu-admission leaves no other node than the first on which the pod fits; here the others come after it, and last those
-# on which it finds no room, in the same order: whether topoalign does, the filter has said. A pod without such a GPU,
-# or of memory alone, it lets go anywhere: to such a one all nodes are equal. The GPUs that it promises are not taken
-# over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
+# on which it finds no room, in the same order: whether topoalign finds room, the filter has decided. A pod without such
+# a GPU, or of memory alone, it lets go anywhere: to such a one all nodes are equal. The GPUs that it promises are not
+# taken over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
 
 
 Containers = tuple[ShareRequest, ...]
@@ -237,7 +237,7 @@ def by_place(keys: Sequence[Key]) -> list[int]:
 # The order in which HAMi ranks nodes: by how full their GPUs in slots are before the pod comes.
 #
 # HAMi's score of a node is 10 times the sum of its slots, cores and memory that are held, as parts of what all of its
-# GPUs in slots offer together. The pod's annotation `hami.io/node-scheduler-policy` says whether the fullest node comes
+# GPUs in slots offer together. The pod's annotation `hami.io/node-scheduler-policy` sets whether the fullest node comes
 # first (`binpack`, the default) or the emptiest (`spread`). What the pod asks for, links and NUMA nodes count nothing:
 #
 #     two GPUs of 10 slots, 100 cores and 8000 MiB on each node; held is 1 slot with 25 cores and 2000 MiB on a, with 75

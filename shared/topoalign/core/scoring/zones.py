@@ -45,7 +45,7 @@ class Zone(NamedTuple):
 
 def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     """
-    The NUMA nodes of a node, by id; each names the same devices, so that none of a kind is told from no such kind.
+    The NUMA nodes of a node, by id; each names the same devices, so that "none left" differs from "no such device".
 
     Raises NotEnoughCpus and TooMuchWork where the CPUs that the system keeps cannot be chosen.
     """

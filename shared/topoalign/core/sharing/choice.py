@@ -5,7 +5,8 @@ The rule, among the GPUs that have enough (`positions_with_enough`):
 
 - **A share of one GPU**: the GPU that has the least left: fewest cores, then least memory, then fewest processes. Of equal
   ones, mostly GPUs that nobody uses, the one that comes first by policy `topology`: it cuts the fewest links to other
-  unused GPUs. So a share goes beside other shares, and if it has to open a GPU, this is the odd one and not one of a pair.
+  unused GPUs. So a share goes to a GPU that has other shares. If it needs an unused GPU, it gets one without a well
+  linked partner, not one of a pair.
 - **A share of several GPUs**: the set that comes first by policy `topology`, where links count as cut only between GPUs
   that nobody uses. Of equal sets the one that has the least left.
 - **topology-aware**: a share of one GPU, too, goes by policy `topology` first, and then where the least is left. Several
@@ -53,7 +54,7 @@ from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, Share
 # The rule, in this order:
 #
 # - What is asked for can be meant: cores below 100, or a multiple of 100; with cores of a share goes memory; memory
-#   alone is a share, too. Whole GPUs are told by `cores` (300) or by `cards` (100 of each of 3).
+#   alone is a share, too. Whole GPUs are requested by `cores` (300) or by `cards` (100 of each of 3).
 # - A GPU may be chosen if it is healthy, not cordoned, and in the lists of models, modes and uuids.
 # - A whole GPU is one of which nobody holds anything, and its memory is at least what is asked for.
 # - Of a GPU in use the cores, the memory and, if it is offered in slots, a slot have to be left. Memory alone needs a
@@ -86,7 +87,7 @@ def requested_gpu_count(request: ShareRequest, fields: ShareFields) -> int:
     if cores > WHOLE_GPU_CORES and gpus > 1:
         raise InvalidField(
             fields.cards,
-            f"{gpus} beside {cores} cores, which are {cores // WHOLE_GPU_CORES} GPUs already",
+            f"{gpus} is given with {cores} cores, which are {cores // WHOLE_GPU_CORES} GPUs already",
             f"ask for {WHOLE_GPU_CORES} cores of each of {gpus} GPUs, or for one number of cores alone",
         )
     return gpus * cores // WHOLE_GPU_CORES

@@ -28,7 +28,7 @@ from topoalign.core.demand.share_annotations import (
     GpuRules,
     Published,
     Selection,
-    lists_said,
+    list_annotation_paths,
 )
 from topoalign.core.demand.shares import (
     Left,
@@ -287,7 +287,7 @@ def allocation_title(allocation: Allocation) -> str:
 def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int | None = 1) -> None:
     """
     Raises ShareSplit where the units that a container has are not equal parts of so many GPUs, or not of whole ones and
-    memory of each or none of them: both halves tell the container which GPUs it has. `amounts`: GPU -> what it has of it;
+    memory of each or none of them: both halves show to the container which GPUs it has. `amounts`: GPU -> what it has of it;
     `field`: where it asks for them; `cards`: over how many it is spread, None: it is not known.
     """
     whole = all(each.cores == CORES for each in amounts.values())
@@ -363,19 +363,19 @@ def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedGpu, .
     return tuple(found)
 
 
-def share_fields(topology: Topology, resource: ResourceName, said: Published) -> ShareFields:
+def share_fields(topology: Topology, resource: ResourceName, published: Published) -> ShareFields:
     """
     The limits of a container by which it asks for slots of this resource and for its amounts, and the annotations of its pod
-    that list GPUs. `said`: what that says about GPUs.
+    that list GPUs. `published`: those of its annotations that are about GPUs.
     """
     slots = resources_in_slots(topology)[resource]
     return ShareFields(
         cores=f"limits[{slots.cores}]",
         memory=f"limits[{slots.memory}]",
         cards=f"limits[{resource}]",
-        types=lists_said(said, USE_TYPE, NO_USE_TYPE),
-        uuids=lists_said(said, USE_UUID, NO_USE_UUID),
-        modes=lists_said(said, VGPU_MODE),
+        types=list_annotation_paths(published, USE_TYPE, NO_USE_TYPE),
+        uuids=list_annotation_paths(published, USE_UUID, NO_USE_UUID),
+        modes=list_annotation_paths(published, VGPU_MODE),
     )
 
 
@@ -541,7 +541,7 @@ class SlotChooser:
         return ""
 
     def _choose(self, missing: int, among: Iterable[DeviceID], own: Collection[DeviceID]) -> tuple[DeviceID, ...]:
-        """So many GPUs of these beside its `own`. Raises ShareDoesNotFit where too few would do."""
+        """Chooses `count` of these GPUs in addition to its `own`. Raises ShareDoesNotFit where too few would do."""
         topology = self._state.hardware
         rest = self._share._replace(gpus=missing)
         others = [gpu for gpu in among if gpu not in own]
@@ -621,7 +621,7 @@ def slots_given(
 def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
     """
     What the containers of a pod hold, each slot with the most that any of them holds by it: a kubelet that asks for a slot
-    says not for which of them.
+    does not report for which of them.
     """
     most: dict[DeviceID, Amount] = {}
     for each in allocations:

@@ -8,14 +8,14 @@ way in which some node offers these refuses it. The field is named as the pod's 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
 Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads them, computing time without memory, more
-memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi about GPUs, which
-have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
+memory than a GPU has, units together with GPUs that are requested in another way, and all annotations of HAMi about
+GPUs, which have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
 (`joint_checks`). So is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not
-divide evenly, and beside whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores, amounts
-without a number of GPUs, units in the same container, annotations that cannot be meant, those of Koordinator, and those that
-have an effect where no amount is named: nodes that offer whole GPUs under the same name look at none.
-Where HAMi's rules choose the GPUs (`compat`), lists of policies can be meant. What is a wish alone, and has no effect here,
-is no reason to refuse a pod: `pod_warnings` names it.
+divide evenly, and together with whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores,
+amounts without a number of GPUs, units in the same container, annotations that cannot be meant, those of Koordinator,
+and those that have an effect where no amount is named: nodes that offer whole GPUs under the same name look at none.
+Where HAMi's rules choose the GPUs (`compat`), lists of policies can be meant. What is a wish alone, and has no effect
+here, is no reason to refuse a pod: `pod_warnings` names it.
 
 Amounts by names of HAMi that nobody offers are judged by what every GPU in slots would refuse.
 """
@@ -63,7 +63,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
 
-# Which of Koordinator's annotations about devices cannot be meant beside parts of GPUs.
+# Which of Koordinator's annotations about devices are invalid together with shares of GPUs.
 #
 # They choose whole GPUs and NICs together, and GPUs by Koordinator's names. Units are chosen without them. Slots of
 # `nvidia.com/gpu` have the name of whole GPUs, so that a pod with such an annotation would wait for whole ones, which a
@@ -229,7 +229,7 @@ def check_asked(pod: PodRequest, offered: UnitResources) -> None:
 
 def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
     """
-    Raises InvalidShare where a pod says over how many GPUs its units are spread, and asks for no units of those that are
+    Raises InvalidShare where a pod asks to spread its units over a number of GPUs, and asks for no units of those that are
     `offered`, nor for any under their usual names. `pod`: valid.
     """
     if CARDS not in pod.annotations:
@@ -238,8 +238,8 @@ def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
     if all(units.isdisjoint(container.limits) for _, container in containers_with_paths(pod)):
         raise InvalidShare(
             f"{annotation_path(CARDS)}: spreads units of GPUs, and no container asks for any",
-            f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; how many GPUs a container has whole or has slots of, it "
-            "says by their number",
+            f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; the number of whole GPUs or of slots "
+            "is already the number of GPUs",
         )
 
 
@@ -265,7 +265,7 @@ def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
 def check_container(
     where: str, limits: Mapping[ResourceName, int], offered: UnitResources, gpus: int | None = None
 ) -> None:
-    """The same for one container, at the path `where`. `cards`: over how many GPUs its units are spread; None: not said."""
+    """The same for one container, at the path `where`. `cards`: over how many GPUs its units are spread; None: not given."""
     amounts = {"cores": 0, "memory": 0}
     units = {name: unit for name, unit in offered.units if name in limits}
     if not units:
@@ -274,9 +274,9 @@ def check_container(
         if not limits[name]:
             raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
         amounts[unit] += limits[name]
-    beside = {name: amount for name, amount in limits.items() if name not in units}
-    whole = [name for name in (*offered.others, *map(ResourceName, GPU_RESOURCES)) if beside.get(name)]
-    check_one_way(where, units, [*whole, *names_in_slots(beside, USUAL_SLOTS)])
+    others = {name: amount for name, amount in limits.items() if name not in units}
+    whole = [name for name in (*offered.others, *map(ResourceName, GPU_RESOURCES)) if others.get(name)]
+    check_one_way(where, units, [*whole, *names_in_slots(others, USUAL_SLOTS)])
     share = Share(amounts["cores"], amounts["memory"])
     fields = offered.fields(where)
     check_share(share, fields)
@@ -338,7 +338,7 @@ def check_gpu_count_of_slots(annotations: Mapping[str, str], offered: SlotResour
     if CARDS in annotations:
         raise InvalidShare(
             f"{annotation_path(CARDS)}: has no effect on slots of GPUs, which the pod asks for",
-            f"leave it out; {offered.resource} says of how many GPUs a container has slots",
+            f"leave it out; the number of {offered.resource} is already the number of GPUs",
         )
 
 
@@ -367,7 +367,7 @@ def names_amounts(pod: PodRequest, offered: SlotResources) -> bool:
 
 
 def names_in_slots(limits: Mapping[ResourceName, int], offered: SlotResources) -> list[ResourceName]:
-    """The names by which a container asks for slots that are offered so, or says an amount of them, if only 0."""
+    """The names by which a container asks for slots that are offered so, or gives an amount of them, even 0."""
     number = [offered.resource] if limits.get(offered.resource) else []
     return [*number, *(name for name in offered.slots.resources if name in limits)]
 

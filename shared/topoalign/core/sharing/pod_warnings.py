@@ -1,5 +1,5 @@
 """
-What of a pod probably means something else than it says, and does not keep it from running.
+Warns about settings of a pod that do not prevent it from running, and that probably do not do what the user wants.
 
 The webhook returns these texts as warnings of an AdmissionReview, and `what-if` prints them as notes:
 

@@ -27,7 +27,7 @@ WAITING = -1
 
 
 class Launches(NamedTuple):
-    """What the file of one container says, and the GPUs that the container holds."""
+    """The contents of one container's file, and the GPUs that the container holds."""
 
     gpus: Collection[DeviceID]
     recent_kernel: int

@@ -120,8 +120,8 @@ def container_amounts(
     limits = device_limits(container)
 
     def gpus(name: ResourceName) -> int:
-        said = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
-        return sum(said) if said else 1
+        limited = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
+        return sum(limited) if limited else 1
 
     found = {name: amount * gpus(name) for name, amount in limits.items()}
     for name, amount in unnamed_amounts(limits, per_gpu, sizes):

@@ -1,11 +1,11 @@
 """
 What reservations say to a kubelet that asks for slots of GPUs.
 
-The slots of a reservation are its own, so a kubelet that takes them tells by that what its container holds of each GPU. A
+The slots of a reservation are its own, so the slots that a kubelet takes show what its container holds of each GPU. A
 part of a reservation is open as long as the kubelet takes its slots to be free; so a kubelet that has started anew, and asks
-again for a container that it had admitted half, is told the same again. It is open as well where nobody holds its slots and
-the kubelet does not offer them: it may align the container to other NUMA nodes than was predicted. A container whose pod
-limits its GPUs must have just its slots then, or none (`may_move`). Example:
+again for a container that it had admitted half, gets the same answer again. It is open as well where nobody holds its
+slots and the kubelet does not offer them: it may align the container to other NUMA nodes than was predicted. A container
+whose pod limits its GPUs must have just its slots then, or none (`may_move`). Example:
 
     reserved: for a's first container GPU-0::3 with 20 cores, for its second one GPU-1::0 with 60
     asked for one of all slots: GPU-0::3; when this is held, for one of all others: GPU-1::0
@@ -49,7 +49,7 @@ class OpenHalf(NamedTuple):
 
 
 class ShareQuestion(NamedTuple):
-    """What a kubelet asks to be told."""
+    """A kubelet's question."""
 
     resource: ResourceName
     available: Collection[DeviceID]
@@ -74,8 +74,8 @@ def reserved_units(
     the kubelet may ask for its other half now (`allocator.allocate.units`).
 
     The container of which `half` is a part comes first, then one that lost what became `half` to a pod of which the kubelet
-    has told already, then equal parts of the GPUs of `half`, then a container that may have got `half` instead of what was
-    reserved for it, then one of which the other half is given, then what was reserved first.
+    has answered already, then equal parts of the GPUs of `half`, then a container that may have got `half` instead of
+    what was reserved for it, then one of which the other half is given, then what was reserved first.
     """
     if not reserved.reservations:
         return None
@@ -242,7 +242,7 @@ def iterate_open_parts(
     """
     The parts, at monotonic second `now`, of as many slots as are asked for: in the order in which the pods were reserved,
     those last that are planned with their gang, and in that of their containers. `instead`: the slots that a kubelet was
-    told instead of those of a part.
+    answered instead of those of a part.
     """
     if not reserved.reservations:
         return
@@ -275,8 +275,8 @@ def unmatched_part(
     instead: Mapping[PartName, frozenset[DeviceID]] = {},
 ) -> OpenPart | None:
     """
-    The part that a kubelet asks for when it takes these slots, which are none that it was told. None: there is none, as far
-    as can be told.
+    The part that a kubelet asks for when it takes these slots, which are none that it got as an answer. None: there
+    is none, as far as can be determined.
     """
     parts = [*iterate_open_parts(state, reserved, now, ShareQuestion(resource, slots, (), len(slots)), instead)]
     return None if not parts or any(each.slots == frozenset(slots) for each in parts) else parts[0]
@@ -333,7 +333,7 @@ def pods_reserved_for(
 ) -> tuple[str, ...]:
     """
     UIDs of the pods with a container for which, at monotonic second `now`, as much is reserved as these slots hold: a
-    kubelet does not tell which of them it is. `amounts`: slot -> what is held by it.
+    kubelet does not report which of them it is. `amounts`: slot -> what is held by it.
     """
     return tuple(
         each.pod_uid

@@ -17,7 +17,7 @@ def format_mib(size: int) -> str:
 
 
 class ShareFields(NamedTuple):
-    """The paths of the fields of a request, for people who are told that one of them is wrong."""
+    """The paths of the fields of a request, for error messages."""
 
     cores: str = "cores"
     memory: str = "memory"
@@ -67,7 +67,9 @@ class AmountMissing(InvalidField):
     """Raised for a share that needs both cores and memory, and names only one."""
 
     def __init__(self, missing: str, given: str) -> None:
-        super().__init__(missing, f"nothing is asked for beside {given}", f"ask for an amount of both, or drop {given}")
+        super().__init__(
+            missing, f"nothing is asked for, although {given} is", f"ask for an amount of both, or drop {given}"
+        )
 
 
 class ShareDoesNotFit(NoFit):
@@ -101,11 +103,11 @@ class NoGpuAccepted(ShareDoesNotFit):
     code = "NoGpuAccepted"
 
     def __init__(self, fields: ShareFields, reasons: Mapping[str, int]) -> None:
-        told = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
+        found = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
         lists = {OTHER_TYPE: fields.types, OTHER_UUID: fields.uuids, OTHER_MODE: fields.modes}
         super().__init__(
             " and ".join(field for reason, field in lists.items() if reason in reasons) or fields.cards,
-            f"no GPU of the node may be chosen: {told}",
+            f"no GPU of the node may be chosen: {found}",
             MODE_SETTINGS
             if OTHER_MODE in reasons
             else "change the lists of types and uuids, or choose another node; `topoalign gpu list` shows how its GPUs are",

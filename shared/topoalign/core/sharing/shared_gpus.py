@@ -79,4 +79,4 @@ class ShareRequest(msgspec.Struct, frozen=True, kw_only=True):
     percentage: int = 0
     """Above 0: of each GPU it is so many hundredths of its memory, and `memory` is the least of these."""
     cards: int = 1
-    """Over how many GPUs. Whole GPUs are told by this or by `cores`, not by both."""
+    """Over how many GPUs. Whole GPUs are requested by this or by `cores`, not by both."""

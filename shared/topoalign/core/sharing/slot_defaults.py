@@ -5,7 +5,7 @@ What a pod that asks for slots of GPUs leaves out, filled in as HAMi does, under
     nvidia.com/gpu: 1                gpucores: 100          without an amount it is of whole GPUs
     gpumem-percentage: 100           both of them
     nvidia.com/gpu: 1, gpumem: 4000  nothing
-    nvidia.com/priority: 1           CUDA_TASK_PRIORITY=1 in the environment, beside slots
+    nvidia.com/priority: 1           CUDA_TASK_PRIORITY=1 in the environment, together with slots
 
 Where nodes offer the same resource in another way, too, `nvidia.com/gpu: 1` alone is left as it is: with an amount it would
 be refused by these nodes, and without one no other container has memory of its GPU, either.
@@ -28,7 +28,7 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.device_offers import CORES
 
 PRIORITY = "CUDA_TASK_PRIORITY"
-"""The variable by which HAMi's library is told of a priority."""
+"""The variable by which HAMi's library gets a priority."""
 
 
 class FilledIn(NamedTuple):

@@ -147,11 +147,15 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def followed(self, after: "NodeState") -> "NodeState":
         """Returns `after`, which holds what this state holds on the same hardware, with what is known of that already."""
-        is_same = after.allocations is self.allocations and after.told is self.told and after.ended == self.ended
+        is_same = (
+            after.allocations is self.allocations
+            and after.reported_health is self.reported_health
+            and after.ended == self.ended
+        )
         if is_same and TO_FOLLOW in self.__dict__:
             after.__dict__[TO_FOLLOW] = self.__dict__[TO_FOLLOW]
         elif (owned := self.owned) is not None:
-            after.__dict__["ownership"] = owned.unchanged(after.allocations, after.told, after.ended)
+            after.__dict__["ownership"] = owned.unchanged(after.allocations, after.reported_health, after.ended)
         return after
 
     def listed_as(self, before: "NodeState") -> "NodeState":
@@ -175,7 +179,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.ownership.handed_out.health_of(device)
 
     @property
-    def told(self) -> Mapping[DeviceID, DeviceHealth]:
+    def reported_health(self) -> Mapping[DeviceID, DeviceHealth]:
         """Device -> its health as discovery announced it; empty before the first announcement."""
         return self.health.devices if self.health is not None else {}
 
@@ -186,14 +190,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         a container that is given devices does not wait for that.
         """
         following = self.__dict__.pop(TO_FOLLOW, None)
-        owned = (self.hardware, self.allocations, self.told, self.ended)
+        owned = (self.hardware, self.allocations, self.reported_health, self.ended)
         return following() if following is not None else Ownership(*owned)
 
     @cached_property
     def ended(self) -> frozenset[AllocationID]:
         """
-        Ids of allocations whose containers have ended, as the agent told of its kubelet last: what they have, the kubelet
-        counts as free. The record keeps them for some seconds.
+        Ids of allocations whose containers have ended, as the agent reported of its kubelet last: what they have, the
+        kubelet counts as free. The record keeps them for some seconds.
         """
         kubelet = self.usage.kubelet if self.usage is not None else None
         if kubelet is None or not (kubelet.ended or kubelet.dropped):
@@ -236,7 +240,7 @@ NOTHING = Topology()
 def known_to_all(allocation: Allocation) -> Allocation:
     """The allocation without what earlier versions do not know: their folds have the same digest."""
     if not (allocation.co_allocated or allocation.slots or allocation.instances or allocation.displaced):
-        return allocation  # what is said of slots is said where there are some
+        return allocation  # the fields about slots count only where there are slots
     displaced = tuple(msgspec.structs.replace(each, slots={}, instances={}) for each in allocation.displaced)
     return msgspec.structs.replace(
         allocation, co_allocated=(), slots={}, instances={}, reserved_for=(), denied="", displaced=displaced

@@ -82,7 +82,7 @@ class GpuPartitioning(NamedTuple):
     left: Parts
     """What may be handed out now: nothing of a GPU that is not healthy."""
     limiter: LimitedBy | None = None
-    """What limits its containers to their amounts, as `Offer.limited_by` says."""
+    """What limits its containers to their amounts, as of `Offer.limited_by`."""
 
     @property
     def is_whole(self) -> bool:

@@ -6,8 +6,8 @@ kubelet's files are about single shares, too. The rule: a device is as bad as th
 the base without the number of a share, and for the GPU that it is a part of; a GPU is as bad as the worst of its
 instances too, unless these are handed out by themselves. A device without a report is unknown, and not usable.
 
-    told {GPU-0: healthy, MIG-1 (of GPU-0): unhealthy}; offered MIG-0 and MIG-1: MIG-0::2 healthy, MIG-1::0 unhealthy, GPU-0
-    healthy; offered GPU-0 as a whole: unhealthy
+    reported {GPU-0: healthy, MIG-1 (of GPU-0): unhealthy}; offered MIG-0 and MIG-1: MIG-0::2 healthy, MIG-1::0
+    unhealthy, GPU-0 healthy; offered GPU-0 as a whole: unhealthy
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ class HandedOut:
     def __init__(
         self,
         topology: Topology,
-        told: Mapping[DeviceID, DeviceHealth],
+        reported_health: Mapping[DeviceID, DeviceHealth],
         blocked: Collection[DeviceID] = (),
         spent: Mapping[ResourceName, DeviceSet] = {},
     ) -> None:
@@ -50,11 +50,11 @@ class HandedOut:
         and slots that nobody has of GPUs of which nothing is left (`Ownership.spent_gpus`).
         """
         self._topology = topology
-        self._reported = told
+        self._reported = reported_health
         self._blocked = blocked
         self._spent = spent
         self._instances: dict[DeviceID, list[DeviceHealth]] = {}
-        for device, health in told.items():
+        for device, health in reported_health.items():
             gpu = topology.cards.get(device)
             alone = device in topology.offers_by_base and device not in blocked
             if gpu is not None and not alone:  # blocked: somebody may hold the whole GPU still
@@ -68,14 +68,17 @@ class HandedOut:
         if base in self._blocked:
             return BLOCKED
         if device != base and device in self._reported:
-            return self._worst_told(device, base)
+            return self._worst_reported(device, base)
         known = self._bases.get(base)
         if known is None:
-            known = self._bases[base] = self._worst_told(base)
+            known = self._bases[base] = self._worst_reported(base)
         return known
 
     def listed_health_of(self, device: DeviceID) -> DeviceHealth:
-        """As a kubelet is told: units and slots that nobody has of a GPU of which nothing is left are not to be had."""
+        """
+        As it is listed to a kubelet: units and slots that nobody has of a GPU of which nothing is left are not to be
+        had.
+        """
         if any(device in shares for shares in self._spent.values()):
             return SPENT
         return self.health_of(device)
@@ -98,13 +101,13 @@ class HandedOut:
             self._usable[resource] = found - apart | good
         return self._usable[resource]
 
-    def _worst_told(self, *names: DeviceID) -> DeviceHealth:
+    def _worst_reported(self, *names: DeviceID) -> DeviceHealth:
         """`names`: a device and what it is a share of."""
         base = names[-1]
         gpu = self._topology.cards.get(base, base)
         ways = names if gpu in names else (*names, gpu)
-        told = [self._reported[name] for name in ways if name in self._reported]
-        return worst([*told, *self._instances.get(base, ())]) if told else UNKNOWN
+        reported_health = [self._reported[name] for name in ways if name in self._reported]
+        return worst([*reported_health, *self._instances.get(base, ())]) if reported_health else UNKNOWN
 
 
 def worst(healths: Sequence[DeviceHealth]) -> DeviceHealth:

@@ -1,7 +1,7 @@
 """
 What is reserved on one node, as one reader knows it: a fold over `ReservationsChanged` and over what the node shows.
 
-The newest message has all reservations of the node. A reservation lasts for the seconds that the message tells, counted
+The newest message has all reservations of the node. A reservation lasts for the seconds given in the message, counted
 by the reader's own monotonic clock from receipt; a later message that repeats it does not prolong it. It is held part by
 part: a device, the CPUs, each kind of memory of a container. A part ends as soon as the node shows it: an allocation, or an
 entry of the kubelet's checkpoints, gives the container of this pod the resource, whichever devices it got. Where a
@@ -13,7 +13,7 @@ That some allocation holds a reserved device does not show it to others than the
 the allocation may be that of a pod which had the device before.
 
 Example: GPU-0 and CPUs 0-3 are reserved for pod a, GPU-1 for pod b. The usage of the node lists CPUs 0-3 for a: GPU-0 alone
-stays reserved for it. An allocation of a has GPU-1, because the kubelet cannot tell equal pods apart: what was reserved for
+stays reserved for it. An allocation of a has GPU-1, because the kubelet cannot distinguish equal pods: what was reserved for
 a is consumed, and GPU-0 is now what is reserved for b, with the CPUs and the memory that were reserved for a.
 """
 
@@ -62,7 +62,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     shown: frozenset[ReservedPart] = frozenset()
     """What the node has shown of the reservations."""
     unsaid: frozenset[ReservedPart] = frozenset()
-    """What of that is held by an allocation of which the node has not said yet whose it is: it may be another pod's."""
+    """What of that is held by an allocation whose owner the node has not published yet: it may be another pod's."""
     swaps: tuple[Swapped, ...] = ()
     """What pods have got of what was reserved for others."""
     former: Mapping[str, frozenset[AllocationID]] = {}
@@ -163,11 +163,11 @@ def in_order_of_binds(
 
 def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Reservation]) -> NodeState:
     """
-    Returns this state of a node with what is reserved on it as held. `facts`: the node as it says, by which parts are left
-    out that pods have already.
+    Returns this state of a node with what is reserved on it as held. `facts`: the node as it reports itself, by which
+    parts are left out that pods have already.
     """
-    said = ReservationsChanged(node=state.node, epoch=0, seq=0, writer="", reservations=tuple(reservations))
-    for each in NodeReservations().apply(said, 0, 0.0).observe(facts).held(0.0):
+    message = ReservationsChanged(node=state.node, epoch=0, seq=0, writer="", reservations=tuple(reservations))
+    for each in NodeReservations().apply(message, 0, 0.0).observe(facts).held(0.0):
         state = holding_reserved(state, each)
     return state
 
@@ -219,7 +219,7 @@ def reservation_of(
 ) -> Reservation:
     """
     What a decision gives a pod, as its reservation for so many seconds. `needs_co_allocated`: its containers must not start
-    without their companions. `may_move`: as of `ReservedContainer`, where they have slots.
+    without the devices co-allocated with them. `may_move`: as of `ReservedContainer`, where they have slots.
     """
     return Reservation(
         pod_uid=uid,
@@ -288,7 +288,7 @@ def reserved_allocations(reservation: Reservation) -> tuple[Allocation, ...]:
 
 
 def amounts_of_slots(reserved: ReservedContainer) -> dict[DeviceID, Amount]:
-    """What a container will hold by its slots, without what a forged message says of devices that it does not have."""
+    """What a container will hold by its slots, without what a forged message claims of devices that it does not have."""
     return {
         slot: each for slot, each in reserved.slots.items() if any(slot in ids for ids in reserved.devices.values())
     }

@@ -42,16 +42,16 @@ class Ownership:
         self,
         hardware: Topology,
         allocations: Mapping[AllocationID, Allocation],
-        told: Mapping[DeviceID, DeviceHealth],
+        reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID] = frozenset(),
     ) -> None:
         """
-        `allocations`: the live ones, oldest first. `told`: health as discovery announced it. `ended`: those of the live ones
-        whose containers have ended, as `NodeState.ended`.
+        `allocations`: the live ones, oldest first. `reported_health`: health as discovery published it. `ended`: those
+        of the live ones whose containers have ended, as `NodeState.ended`.
         """
         self._hardware = hardware
         self._allocations = allocations
-        self._reported = told
+        self._reported = reported_health
         self._ended = ended
         self._free: dict[ResourceName, DeviceSet] = {}
 
@@ -70,11 +70,11 @@ class Ownership:
     def unchanged(
         self,
         allocations: Mapping[AllocationID, Allocation],
-        told: Mapping[DeviceID, DeviceHealth],
+        reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID],
     ) -> "Ownership":
         """Who holds what where these `allocations` hold what they held before, under this health, and these have ended."""
-        return self._successor(allocations, told, ended, None, *self._known)
+        return self._successor(allocations, reported_health, ended, None, *self._known)
 
     def listed_as(self, before: "Ownership") -> "Ownership":
         """The same to a kubelet that has not received changes of devices since `before`, on this hardware."""
@@ -85,7 +85,7 @@ class Ownership:
     def _successor(
         self,
         allocations: Mapping[AllocationID, Allocation],
-        told: Mapping[DeviceID, DeviceHealth],
+        reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID],
         changed: Allocation | None,
         index: Holders | None,
@@ -96,7 +96,7 @@ class Ownership:
         Begins with what is known already (None: not known); with nothing if what `changed` names parts that the hardware
         does not show now: such a record has a say in where they belong, and so in how others are read.
         """
-        after = type(self)(self._hardware, allocations, told, ended)
+        after = type(self)(self._hardware, allocations, reported_health, ended)
         if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():
             return after
         known: dict[str, object] = {"_cards": self._cards} if "_cards" in self.__dict__ else {}
@@ -108,7 +108,7 @@ class Ownership:
             known["_held"] = held
         if former is not None:
             known["_former"] = former
-            still = former is self._former and told is self._reported and "handed_out" in self.__dict__
+            still = former is self._former and reported_health is self._reported and "handed_out" in self.__dict__
             if still and (not is_by_amounts(self._hardware) or self._is_spent_as(after.spent_gpus, changed)):
                 known |= {"handed_out": self.handed_out, "blocked": self.blocked}
         after.__dict__.update(known)
@@ -155,7 +155,7 @@ class Ownership:
         return self._index.overlaps(self.holding(device))
 
     def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
-        """The holdings that these ids stand for, as a set that tells what overlaps it."""
+        """The holdings that these ids stand for, as a set that can be asked what overlaps it."""
         return HoldingSet(map(self.holding, devices))
 
     def left(self, gpu: DeviceID) -> tuple[Holding, ...]:
@@ -260,7 +260,7 @@ class Ownership:
         return self._held.sets.get(resource, NO_DEVICES.everything)
 
     def usable(self, resource: ResourceName) -> DeviceSet:
-        """Devices of a resource that may be handed out, busy or not: healthy, and no companions."""
+        """Devices of a resource that may be handed out, busy or not: healthy, and not co-allocated."""
         healthy = self.handed_out.healthy(resource)
         for base in self.co_allocated & healthy.devices.by_base.keys() if self.co_allocated else ():
             healthy -= healthy.devices.by_base[base]

@@ -16,7 +16,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FEWEST = 8
-"""Changes that are kept beside a dict of any size."""
+"""Changes that are kept next to a dict of any size."""
 
 
 class Gone(Enum):

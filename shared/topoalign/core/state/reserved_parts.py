@@ -99,7 +99,7 @@ def shown_by(
     reservation, which show nothing of it by what they hold; `origins`, `own`: as `NodeReservations.observe`.
 
     What an init container holds shows nothing of the next ones, init containers included: they take it over, and may come
-    with more. Of an init container whose devices another took over the record says nothing any more; it had its turn where
+    with more. Of an init container whose devices another took over the record has nothing any more; it had its turn where
     a later container of the pod has the resource.
     """
     live = state.allocations.values() if own else ()
@@ -196,7 +196,7 @@ class ReportedHoldings:
 
 
 def unmatched_of(used: ContainerUsage, kubelet: KubeletObserved | None) -> ContainerUsage:
-    """Of what PodResources shows of a container that for which it counts: what no checkpoint tells."""
+    """Of what PodResources shows of a container that for which it counts: what no checkpoint contains."""
     unknown = kubelet is None or bool(kubelet.unknown)
     return ContainerUsage(
         owner=used.owner,
@@ -221,7 +221,7 @@ def swaps_of(
     A slot is swapped for one with the same amount, if there is one, and once for all containers of a pod: a later one takes
     it over from an init container. By another slot a pod holds as much as by the one that was taken from it. A percentage is
     another amount of a GPU that offers more or less: of such a GPU it holds what was reserved there for a pod with as many
-    slots, because of pods that ask for as many a registry binds only those beside one another that ask for the same.
+    slots, because of pods that ask for as many a registry binds at the same time only those that ask for the same.
     """
     given = ReportedHoldings(state)
     pods = {each.pod_uid: each for each in reservations}
@@ -247,8 +247,8 @@ def swaps_of(
                     heirs[resource, instead] = other.pod_uid
                     lost.add((resource, part.device))
                     is_alike = offered.get(base_of(part.device)) == offered.get(base_of(instead))
-                    told = [each.devices.get(resource, ()) for each in other.containers]
-                    is_as_many = any(part.device in ids and len(ids) == len(own) for ids in told)
+                    listed = [each.devices.get(resource, ()) for each in other.containers]
+                    is_as_many = any(part.device in ids and len(ids) == len(own) for ids in listed)
                     follows_slot = is_as_many and not is_alike
                     amount = amounts.get(instead) if follows_slot else reserved.slots.get(part.device)
                     yield Swapped(other.pod_uid, resource, part.device, instead, amount)

@@ -157,8 +157,8 @@ def excluded(asked: Mapping[DeviceID, Amount], held: Mapping[DeviceID, Amount]) 
 
 def unshareable(allocations: Iterable[Allocation], asked: Mapping[DeviceID, Amount]) -> list[Allocation]:
     """
-    The allocations beside which nobody may get these amounts of GPUs: of a GPU of which one container has all computing
-    time, nobody else has anything. `asked` itself may be such a claim.
+    The allocations that prevent anybody else from getting these amounts of GPUs: of a GPU of which one container has all
+    computing time, nobody else has anything. `asked` itself may be such a claim.
     """
     near = [each for each in allocations if not asked.keys().isdisjoint(each.amounts)]
     barred = {holder for holder, units in units_by_holder(near).items() if excluded(asked, amounts_of(units))}

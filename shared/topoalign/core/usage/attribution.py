@@ -2,7 +2,7 @@
 Which container uses how much of which GPU: a measurement, read with who holds what.
 
 A process belongs to the container that holds the GPU, or the MIG instance, on which it runs: the pod's UID must be that of
-the allocation, and the name of the container too, where both are known. All others are listed beside the holders, because
+the allocation, and the name of the container too, where both are known. All others are listed next to the holders, because
 they are what somebody looks for who finds a GPU busy: processes of the host, of pods that were given no GPU, of containers
 that were given another one. Nothing is guessed: a process of which nobody knows where it runs belongs to nobody, and then
 what the holders use is not known either.
@@ -45,9 +45,9 @@ class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
     """A container that holds a device or a part of it, and what it uses. One that uses nothing stands here as well."""
 
     owner: Owner | None
-    """None: the kubelet has not said yet for whom it is."""
+    """None: the kubelet has not reported yet for whom it is."""
     pod_uid: str
-    """Empty: not known; then its processes cannot be told from others."""
+    """Empty: not known; then its processes cannot be distinguished from others."""
     allocations: tuple[AllocationID, ...]
     devices: tuple[DeviceID, ...]
     """What it holds of the device, under the ids that were handed out: `GPU-x::3`."""
@@ -204,7 +204,7 @@ def device_shares(
             others.setdefault(process_location(process.identity), []).append(process)
     unclear = {"", *(uid for uid, _, container, _ in others if not container)}  # their processes may be among others
 
-    def is_told(uid: str) -> bool:
+    def is_complete(uid: str) -> bool:
         """Whether it is known which processes are those of this pod."""
         return use.processes is not None and (not use.processes or (is_seen and uid not in unclear))
 
@@ -217,7 +217,7 @@ def device_shares(
         memory_utilization=use.memory_utilization,
         failure=use.failure,
         holders=tuple(
-            holder_use(group, memory, use_of(processes, is_told=is_told(group[0].allocation.pod_uid)))
+            holder_use(group, memory, use_of(processes, is_complete=is_complete(group[0].allocation.pod_uid)))
             for group, processes in zip(groups, theirs, strict=True)
         ),
         others=tuple(other_use(processes, owners) for _, processes in sorted(others.items())),
@@ -228,7 +228,7 @@ def find_holder(identity: ProcessIdentity | None, holders: Sequence[Allocation])
     """
     Which of the holders a process belongs to, by its place; None: to none of them.
 
-    A process that does not tell its container belongs to the container of its pod that holds the device, if only one does.
+    A process whose container is not known belongs to the container of its pod that holds the device, if only one does.
     """
     if identity is None or not identity.pod_uid:
         return None
@@ -246,13 +246,13 @@ def process_location(identity: ProcessIdentity | None) -> Place:
     return (identity.pod_uid, identity.container_id, identity.container, identity.cgroup)
 
 
-def use_of(processes: Sequence[GpuProcess], *, is_told: bool) -> Use:
-    """The sum over processes. `is_told`: whether there are no more than these."""
+def use_of(processes: Sequence[GpuProcess], *, is_complete: bool) -> Use:
+    """The sum over processes. `is_complete`: whether there are no more than these."""
     memory = [process.memory for process in processes]
     percent = [process.utilization for process in processes]
     return Use(
-        memory=sum(each or 0 for each in memory) if is_told and None not in memory else None,
-        utilization=sum(each or 0 for each in percent) if is_told and None not in percent else None,
+        memory=sum(each or 0 for each in memory) if is_complete and None not in memory else None,
+        utilization=sum(each or 0 for each in percent) if is_complete and None not in percent else None,
         processes=tuple(processes),
     )
 
@@ -275,7 +275,7 @@ def holder_use(group: Sequence[HeldShare], memory: int | None, use: Use) -> Hold
 def other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> OtherUse:
     """What the processes of one place use that holds nothing of the device."""
     identity = processes[0].identity
-    use = use_of(processes, is_told=True)
+    use = use_of(processes, is_complete=True)
     if identity is None:
         return OtherUse(where="unknown", owner=None, pod_uid="", container_id="", cgroup="", use=use)
     owner = owners.get(identity.pod_uid)
@@ -292,16 +292,16 @@ def other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> O
 # Which containers use more memory of a GPU than they were given, for several measurements in a row.
 #
 # One measurement proves nothing: memory of a process that ends may count together with that of its successor. Only a
-# container that was given an amount can use more of it; a time slice has none. A measurement that does not tell what a
+# container that was given an amount can use more of it; a time slice has none. A measurement without what a
 # container uses neither counts nor ends a row. Nor does one shortly after another that counted, whoever asked for the
-# two: they tell of the same moment.
+# two: they are of the same moment.
 #
 # Example: measurements at 0, 15, 16, 30 s, all above what was given. That at 16 s does not count; that at 30 s is the
 # third.
 
 
 SAMPLES = 3
-"""Measurements in a row after which a container is said to use more than it was given."""
+"""Measurements in a row after which a container is reported to use more than it was given."""
 APART_SECONDS = 7.5
 """Between two measurements that count: half of what the allocator of a node lets pass between two of its own."""
 

@@ -1,7 +1,7 @@
 """
-What the library that limits a container counts, beside what the driver measures.
+What the library that limits a container counts, in addition to what the driver measures.
 
-The two differ, and neither corrects the other: the driver tells what the processes of a container have, contexts among it;
+The two differ, and neither corrects the other: the driver reports what the processes of a container have, contexts among it;
 the library counts what it has seen, and the container could write anything into its file. So a count stands with the
 container that it is of, for GPUs that this holds, and nothing else uses it.
 """

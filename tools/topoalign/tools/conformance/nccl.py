@@ -71,9 +71,9 @@ class Machine:
     def chosen(self, free: Members, size: int, placement: str = Placement.TOPOLOGY) -> Members:
         """The set that a device policy chooses under topology policy `none`."""
         gpus = tuple(self.gpus[position] for position in free)
-        beside = PlacementContext(free=gpus)
+        context = PlacementContext(free=gpus)
         position = positions_by_gpu(self.topology)
-        return tuple(position[gpu] for gpu in prefer(self.topology, GPU, gpus, (), size, placement, beside=beside))
+        return tuple(position[gpu] for gpu in prefer(self.topology, GPU, gpus, (), size, placement, context=context))
 
     def best(self, free: Members, size: int) -> float:
         """The bandwidth of the best listed set that is free."""

@@ -51,7 +51,9 @@ class Listing:
             self._encoded = {}
         known = self._encoded
         listed = state.hardware.devices.get(self.resource, NO_DEVICES)
-        differing = {base_of(device) for device in state.told if is_share_id(device)} | state.ownership.spent_gpus
+        differing = {
+            base_of(device) for device in state.reported_health if is_share_id(device)
+        } | state.ownership.spent_gpus
         faults = self._faults()
         parts = list[bytes]()
         done = 0

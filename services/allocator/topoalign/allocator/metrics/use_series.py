@@ -167,7 +167,11 @@ class UseSeries:
 
 def has_same_devices(had: "NodeState", state: "NodeState") -> bool:
     """Whether two states of a node have one hardware, one health and one record, of which `NodeState.ownership` is made."""
-    return had.hardware is state.hardware and had.allocations is state.allocations and had.told is state.told
+    return (
+        had.hardware is state.hardware
+        and had.allocations is state.allocations
+        and had.reported_health is state.reported_health
+    )
 
 
 def said(excess: "Excess") -> MemoryExcess:

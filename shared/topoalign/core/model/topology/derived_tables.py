@@ -16,7 +16,7 @@ View = TypeVar("View")
 
 
 SHAPE = "shape"
-"""Where a description keeps its shape, beside its tables."""
+"""Where a description keeps its shape, together with its tables."""
 
 
 class Viewed(msgspec.Struct, frozen=True, dict=True):

@@ -100,7 +100,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     mig: tuple[MigDevice, ...] | None = None
     """Its MIG instances; None where MIG is off."""
     mig_profiles: tuple[MigProfile, ...] = ()
-    """What it can be divided into. Empty: MIG is off, or the driver does not tell, as where that takes root."""
+    """What it can be divided into. Empty: MIG is off, or the driver does not report it, for example without root."""
 
 
 class NicPort(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -288,5 +288,5 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         sockets = self.cpu_topology.sockets
         counts = {"socket": sockets, "NUMA node": len(self.nodes), "GPU": len(self.gpus), "NIC": len(self.nics)}
         known = {"socket": self.sockets_known, "NUMA node": self.nodes_known}
-        said = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if known.get(noun, True)]
-        return ", ".join([*said[:-2], f"CPUs {format_cpuset(cpu.id for cpu in self.cpus) or 'unknown'}", *said[-2:]])
+        texts = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if known.get(noun, True)]
+        return ", ".join([*texts[:-2], f"CPUs {format_cpuset(cpu.id for cpu in self.cpus) or 'unknown'}", *texts[-2:]])

@@ -216,8 +216,8 @@ def _others(topology: Topology) -> None:
 
 def _offers(topology: Topology) -> None:
     """
-    Each device is offered once, as a whole, in time slices, in slots, or in units of both kinds, and not beside its parts;
-    one message to the kubelet can name them all.
+    Each device is offered once, as a whole, in time slices, in slots, or in units of both kinds, and not together with
+    its parts; one message to the kubelet can name them all.
     """
     known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.cards}
     wholes = {
@@ -294,7 +294,7 @@ def _wrong(field: str, finding: str, remedy: str) -> NoReturn:
     raise InvalidField(field, finding, remedy)
 
 
-# Checks of what a topology tells of MIG: unique names and instances, and sizes that a GPU can have.
+# Checks of what a topology contains about MIG: unique names and instances, and sizes that a GPU can have.
 
 
 MOST_PROFILES = 64

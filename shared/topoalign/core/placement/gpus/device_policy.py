@@ -29,7 +29,7 @@ class GpuChoice(NamedTuple):
     free: frozenset[int] = frozenset()
     """All GPUs that nobody holds, those that are not offered here included."""
     nics: Nics = NO_NICS
-    """The NICs that the container could get beside them."""
+    """The NICs that the container could get with them."""
 
     @property
     def scores(self) -> Scores:

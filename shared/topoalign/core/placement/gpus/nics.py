@@ -3,9 +3,9 @@ How many of the NICs that a container asks for are local to its GPUs.
 
 A NIC is local to a GPU if nothing but PCIe switches is between them (PIX, PXB) or, on Grace, if both are at the same CPU.
 One local GPU is enough for a set: NCCL's PXN moves the data of the other members through it. A NIC that is local to none is
-near if it is on the NUMA node of a member. Example of one NIC beside each of GPU-0 to GPU-3:
+near if it is on the NUMA node of a member. Example of one NIC near each of GPU-0 to GPU-3:
 
-    wanted 2, free beside GPU-1 and GPU-3: the set GPU-0, GPU-1 has 1 local NIC, GPU-1, GPU-3 has 2
+    wanted 2, free near GPU-1 and GPU-3: the set GPU-0, GPU-1 has 1 local NIC, GPU-1, GPU-3 has 2
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ Four ways lead there, each exact but the last:
 - hierarchical scores, any number of devices: what matters of each block is how many are left (`tree`);
 - up to 18 devices: bounds by prices, and then the few sets that are left (`lagrangian`);
 - more, or where an exact search ends at its limit on work: sets that grow greedily and then exchange devices (`greedy`).
-  Neither the chosen set nor the total is worth less than what grew greedily, and the answer says that it is not exact.
+  Neither the chosen set nor the total is worth less than what grew greedily, and the answer is marked as not exact.
 
 Nothing is remembered from one call to the next but lists that depend on the number of devices and the size only.
 """

@@ -154,7 +154,7 @@ def bound_at(kinds: Iterable[SetKind], prices: list[int]) -> Bound:
 
 
 def lowered(kinds: Sequence[SetKind], prices: list[int], target: int) -> list[int]:
-    """Prices with a lower bound, as far as these sets tell: subgradient steps with inertia, while the gap allows."""
+    """Prices with a lower bound for these sets: subgradient steps with inertia, while the gap allows."""
     devices = len(prices)
     members = [[mask_members(mask, devices) for mask in kind.masks] for kind in kinds]
     direction = [0.0] * devices

@@ -38,7 +38,7 @@ def narrowest_fit(
     Returns the narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is
     none, and any node if no offer names one.
 
-    The closest of equally narrow ones is searched within the limit on work (`SearchBudget.ended` tells that the limit
+    The closest of equally narrow ones is searched within the limit on work (`NumaSearchBudget.ended` shows that the limit
     was reached). Raises TooMuchWork if even the narrowest is not found within it.
     """
     work = work or NumaSearchBudget()

@@ -5,7 +5,7 @@ A mask is such an AND if every node that all rules offer and the mask lacks can 
 nodes to drop are shared out among the rules, and each rule can lose so much as it has more than it needs. If nodes can be
 dropped, fewer of them can; so the masks are closed upwards, and their sizes leave no gap.
 
-Sharing out is packing: a bound by shares says no, taking the nodes in turn says yes, and only what lies between is tried
+Sharing out is packing: a bound by shares refuses, taking the nodes in turn accepts, and only what lies between is tried
 exactly.
 """
 

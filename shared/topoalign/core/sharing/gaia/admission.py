@@ -11,7 +11,7 @@ choice. On a node, containers are placed in the order of the pod's spec (`place_
 It knows no tree, no processes and no minor numbers. A GPU whose cores nobody holds counts as whole even if memory of it is
 held; taking it whole then fails, and the node with it.
 
-The score `gaia` ranks nodes so, and there a promise tells only whether the pod finds room: a container gets the GPUs that
+The score `gaia` ranks nodes so, and there a promise shows only whether the pod finds room: a container gets the GPUs that
 gpu-manager's evaluators choose (`gaia.machine`), as with gpu-manager, which keeps to no promise of whole GPUs, and fails
 where a share's differs from its choice. What is held is taken from the record, and not from annotations.
 
@@ -74,7 +74,7 @@ class AdmissionNode:
 def asks_for_gpu(containers: Sequence[ShareRequest]) -> bool:
     """
     Whether a pod of these containers asks for GPUs: by their sums, so one may do whose containers each lack an amount. A
-    share needs memory beside its cores, whole GPUs do not.
+    share needs memory in addition to its cores, whole GPUs do not.
     """
     cores = sum(each.cores for each in containers)
     memory = sum(each.memory for each in containers)

@@ -1,7 +1,7 @@
 """
 The tree of a machine's GPUs by their common ancestors on PCIe, and which of them are free.
 
-NVML tells for each pair of GPUs how near their common ancestor is: 10 a single switch, 20 several, 30 a host bridge, 40 a
+NVML reports for each pair of GPUs how near their common ancestor is: 10 a single switch, 20 several, 30 a host bridge, 40 a
 CPU, 50 the system; 0 is one board. Pairs of one level that share a GPU make one node of that level. Above a GPU or node is
 the first node of the next level that has one of its GPUs in it. NVLink has no say.
 
@@ -75,7 +75,7 @@ def build_pcie_tree(levels: Sequence[Sequence[int]], boards: Sequence[int]) -> G
     """
     The root of the tree. `levels[a][b]`: common ancestor of two GPUs; unknown levels join nothing.
 
-    `boards[a]` above 0: NVML says that GPU a is on a board with several GPUs, so level 0 counts as a single switch.
+    `boards[a]` above 0: NVML reports that GPU a is on a board with several GPUs, so level 0 counts as a single switch.
     """
     clusters: dict[int, list[set[int]]] = {level: [] for level in LEVELS}
     for a, b in combinations(range(len(levels)), 2):

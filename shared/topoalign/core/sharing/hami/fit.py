@@ -173,7 +173,7 @@ class _Walk:
 
 # The MIG instances of one container on one GPU: HAMi can give it several.
 #
-# They are placed one after another, each as `topology.mig.find_place` has it, so that a later one goes beside those
+# They are placed one after another, each as `topology.mig.find_place` has it, so that a later one goes next to those
 # before it. On an empty A100 of 40 GB two shares of 4000 MiB become instances `1g.5gb` at the slices 6 and 5.
 #
 # Source: HAMi 4707fb02, dynamic MIG.
@@ -187,12 +187,12 @@ def find_instances(
     profiles: Sequence[MigProfile], taken: Iterable[MigPlacement], memories: Iterable[int]
 ) -> tuple[tuple[MigProfile, MigPlacement], ...] | None:
     """The instances for shares of so many bytes of one GPU, in their order; None where one of them has no place."""
-    beside = list(taken)
+    placed = list(taken)
     found = []
     for memory in memories:
-        instance = find_place(profiles, beside, memory)
+        instance = find_place(profiles, placed, memory)
         if instance is None:
             return None
         found.append(instance)
-        beside.append(instance[1])
+        placed.append(instance[1])
     return tuple(found)

@@ -1,8 +1,8 @@
 """
-A node that HAMi runs, as its annotations and those of its pods tell of it.
+Reads a node that HAMi manages from its annotations and those of its pods.
 
 HAMi writes the GPUs of a node into an annotation of the Node, and what a pod has of them into one of the Pod; its
-scheduler's handshake tells whether its device plugin is alive. From these three follows what each GPU has, who holds
+scheduler's handshake shows whether its device plugin is alive. From these three follows what each GPU has, who holds
 how much of it, and whether HAMi still gives out the GPUs (`HamiLiveness`).
 
 The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each GPU counts as HAMi counts it: the
@@ -127,8 +127,8 @@ class ForeignGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> HamiLiveness:
     """
-    What the handshake says (None: there is none). `allocatable`: GPUs that the kubelet can allocate. `now`: in the zone of
-    HAMi's scheduler, which writes its local time.
+    The state by the handshake (None: there is none). `allocatable`: GPUs that the kubelet can allocate. `now`: in the
+    zone of HAMi's scheduler, which writes its local time.
     """
     if handshake is not None and handshake.startswith(DELETED):
         return HamiLiveness.DELETED
@@ -282,9 +282,9 @@ def check_annotation_number(key: str, name: str, number: int, most: int) -> None
         raise InvalidAnnotation(key, f"{name} is not between 0 and {most}")
 
 
-# Whether HAMi's device plugin on a node is alive: the handshake annotation, and what the kubelet says can be allocated.
+# Whether HAMi's device plugin on a node is alive: the handshake annotation, and what the kubelet reports as allocatable.
 #
-# The scheduler writes `Requesting_<time>` whenever the annotation says anything else, and then reads the node's GPUs
+# The scheduler writes `Requesting_<time>` whenever the annotation has any other value, and then reads the node's GPUs
 # anew. Nobody answers any more: what counts is that the kubelet still has GPUs to allocate, which ends with the
 # plugin's stream. Only where it has none, and the request is a minute old, is the node unhealthy; its GPUs are then
 # removed, and the annotation with them.
@@ -307,7 +307,7 @@ class NodeHealth(msgspec.Struct, frozen=True):
 
 
 def check_handshake(handshake: str | None, allocatable: int, now: datetime) -> NodeHealth:
-    """What the annotation (None: absent) says. `refresh` also means that HAMi writes a new request."""
+    """The state by the annotation (None: absent). `refresh` also means that HAMi writes a new request."""
     if handshake is None or REQUESTING not in handshake:
         return NodeHealth(healthy=True, refresh=True)
     asked = _time_of(handshake)
