@@ -50,7 +50,7 @@ def used(cpus: str = "", *memory: MemoryBlock) -> ContainerUsage:
 def test_a_node_that_has_said_nothing_of_its_kubelet_is_not_predicted() -> None:
     """An earlier version, or a node without a kubelet: its policy is not guessed."""
     for state in (STATE, told(None)):
-        with pytest.raises(KubeletUnknown, match="has not said it"):
+        with pytest.raises(KubeletUnknown, match="has not published it"):
             predict(state, pod(container("main", gpus=1)), 0)
 
 

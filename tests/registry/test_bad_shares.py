@@ -91,7 +91,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         pod(units("200", f"{2 * MOST + 1}"), {}, "initContainers"),
         f"spec.initContainers[0].resources.limits[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one GPU, and a "
         f"GPU has {MOST} blocks of memory; ask for less memory, for memory of several GPUs, or choose a node with larger "
-        "cards",
+        "GPUs",
     ),
     "both kinds": (
         pod({**GOOD, "nvidia.com/gpu": "1"}, {}),

@@ -1,5 +1,6 @@
 """
-The NodeResourceTopology of a node (topology.node.k8s.io/v1alpha2): scheduler plugins learn from it what each NUMA node has.
+Builds the NodeResourceTopology of a node (topology.node.k8s.io/v1alpha2), from which scheduler plugins read what each
+NUMA node has.
 
 A zone of type `Node` stands for a NUMA node. It has the distances to all of them as costs, and of each resource the
 capacity, what containers may have of it, and what is left, as quantities of Kubernetes: CPUs, bytes, devices. The

@@ -1,5 +1,5 @@
 """
-Every difference between mode `kubelet` and mode `best`, in one table.
+Lists every difference between mode `kubelet` and mode `best`, in one table.
 
 Both modes run the same code. Where they differ, the code asks a field of the mode's Profile and never which mode it is, so a
 difference is a field here, its two values below, and the place that reads it. docs/modes.md has an example of each.

@@ -1,5 +1,5 @@
 """
-The one decision: does this pod fit on this node, and what does each of its containers get?
+Decides whether a pod fits on a node, and what each of its containers gets.
 
 `iterate_decision` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the
 answers by `drive`: the allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the
@@ -82,7 +82,7 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: 
     Decides with the hints and preferences of this process. `explain`: the answer lists which other sets of devices could
     have been chosen, which takes a quarter of the time of a decision.
 
-    Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
+    Raises InvalidField for an invalid request or invalid rules; everything else is an Admission or a Refusal.
     """
     return decide_demand(state, read_pod(pod, rules), explain=explain)
 

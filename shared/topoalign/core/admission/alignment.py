@@ -1,4 +1,7 @@
-"""From the providers' hints to what a container is aligned to, and the refusal where the policy does not admit that."""
+"""
+Merges the providers' hints into the alignment of a container, or refuses it where the policy does not admit the merged
+hint.
+"""
 
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,5 +1,5 @@
 """
-Which other sets of devices could have been chosen, and why they were not: what `explain` shows of a choice.
+Lists the other sets of devices that could have been chosen, with the reason against each: `explain` shows them.
 
 GPUs are compared by the key of device policy `topology` (`SetOrder`), whatever policy chose, NICs by their PCIe paths to the
 container's GPUs; of the devices of foreign plugins no links are known. If there are few sets, all are compared; otherwise

@@ -1,5 +1,5 @@
 """
-What a kubelet decides where it picks at random, found by trying its picks.
+Finds what a kubelet decides where it picks devices at random, by trying its possible picks.
 
 A container that needs fewer devices than earlier init containers of its pod left takes over some of them, and the kubelet
 picks which at random (v1.36.3, device manager: the order of a Go map). The NUMA nodes of those that are left then bear on

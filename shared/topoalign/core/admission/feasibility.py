@@ -1,5 +1,5 @@
 """
-Whether a kubelet would admit a pod, found from amounts alone: in microseconds, for one node out of thousands.
+Finds from amounts alone whether a kubelet would admit a pod: in microseconds, for one node of thousands.
 
 In mode `kubelet` the sets of NUMA nodes that are preferred depend on the empty machine. So they are found once for each
 kind of machine and demand (`need_of`), and of a node only what is free on them is compared (`judge_amounts`):
@@ -390,7 +390,7 @@ def has_memory_anywhere(need: PodNeed, free: Free) -> bool:
 
 
 def lacking_in_total(need: PodNeed, free: Free) -> str:
-    """The code of what there is too little of in total for what is aligned as one (`total_amounts`); empty: of nothing."""
+    """The code of what there is too little of in total for what is aligned as one (in total); empty: of nothing."""
     devices = dict((*need.near, *need.unplaced))
     cpus = devices.pop(CPU, 0)
     for name in sorted(devices):

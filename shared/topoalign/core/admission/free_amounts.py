@@ -1,5 +1,5 @@
 """
-What is free on a node, counted by sets of NUMA nodes, so that thousands of nodes can be compared with a demand.
+Counts what is free on a node by sets of NUMA nodes, so that thousands of nodes can be compared with a demand.
 
 A set is known by its number in `subsets(topology.node_ids)`: bit i is the i-th NUMA node of the machine.
 

@@ -1,5 +1,5 @@
 """
-Where all pods of a gang go: pods of which none is of use without the others.
+Plans nodes for all pods of a gang, which start together or not at all.
 
 They are planned as a whole, or not at all. GPUs of different nodes reach one another over NVLink within a fabric; so each
 fabric is tried alone, and all nodes together only where no fabric has room.
@@ -85,7 +85,7 @@ def plan_gang(
     What to reserve for all members on these nodes, for so many seconds; None: not all have a place. It stops after each
     decision, so that a caller can do something else in between. `fixed`: UID of a member, and the node that it goes to.
 
-    Raises InvalidField for a member that cannot be meant.
+    Raises InvalidField for an invalid member.
     """
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))

@@ -1,5 +1,6 @@
 """
-The devices of a container that are decided together, and the sets that could have been given instead: for `admission`.
+Chooses the devices of a container that are decided together (GPUs with NICs), and lists the sets that could have been
+given instead.
 
 Where the smallest scope with enough GPUs leaves a choice, the node's device policy makes it; with `compat` Koordinator does.
 """
@@ -150,8 +151,8 @@ def count_gpus_with_near_nic(topology: Topology, nics: Sequence[DeviceID], gpus:
 #
 # A kubelet aligns each resource by itself, by amounts alone, and then asks the resource's plugin which of several
 # devices to take. So GPUs and NICs are chosen together among those that it would take, and its plugins answer that
-# choice (`placement.reserved`). NICs beyond the limits are co-allocated: they come with the GPUs, from the NUMA nodes of
-# the alignment, and from others only where the policy admits without one.
+# choice (`placement.reserved_choice`). NICs beyond the limits are co-allocated: they come with the GPUs, from the NUMA
+# nodes of the alignment, and from others only where the policy admits without one.
 #
 #     4 GPUs and 1 NIC in the limits, SamePCIe, aligned to NUMA node 0 with four switches, each with 2 GPUs and 2 NICs
 #     the kubelet takes any 4 of 8 GPUs and any 1 of 8 NICs; chosen: GPU-0 to GPU-3, mlx5_0, and with the GPUs mlx5_2

@@ -1,4 +1,4 @@
-"""Which nodes are of one kind: what a pod comes to on one of them, it comes to on all."""
+"""Groups nodes into kinds: what a pod needs on one node of a kind, it needs on all of them."""
 
 from dataclasses import dataclass
 

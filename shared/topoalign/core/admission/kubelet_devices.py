@@ -1,5 +1,5 @@
 """
-The devices of a node as its kubelet will have them at its next admission, for predictions.
+Adjusts the devices of a node to what its kubelet will have at its next admission, for predictions.
 
 The record lags behind the kubelet: it keeps what a container had until the container was missing for some seconds. The
 kubelet's checkpoint lags, too, but names pods by their UIDs, and their directories show which are gone. So

@@ -1,5 +1,5 @@
 """
-How a pod is decided, container by container.
+Decides about a pod, container by container.
 
 Init containers and then app containers are decided in the order of the pod's spec. In scope `container` each is aligned by
 itself: the providers' hints are merged by the policy, and the pod is refused at the first container that the policy does

@@ -1,5 +1,5 @@
 """
-What would the kubelet of a node decide about a pod? Answered from the facts of the node alone.
+Predicts what the kubelet of a node would decide about a pod, from the facts of the node alone.
 
     state: TopologyDiscovered, DeviceHealthChanged, Allocation… and UsageObserved, folded
        |  prediction_basis: the kubelet's rules; devices, CPUs and memory as the kubelet will have them; notes
@@ -91,7 +91,7 @@ def predict(
     kubelet's, by field name; `explain` as `explained` does; `reserved` for other pods counts as held.
 
     Raises KubeletUnknown where the node has not published the rules of its kubelet, or knows neither what its kubelet holds
-    nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
+    nor what PodResources shows. Raises InvalidField for an invalid pod or invalid rules, or a resource that the kubelet
     knows and nothing else does, and InvalidShare for amounts that no GPU in slots has, where the node has no slots.
     """
     pod = validate_pod(pod)

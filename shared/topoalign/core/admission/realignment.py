@@ -1,5 +1,5 @@
 """
-Whether pods that wait for their kubelet are admitted in every order, whatever ends before they are.
+Checks whether pods that wait for their kubelet are admitted in every order, whatever pods end before.
 
 A kubelet aligns a pod when it admits it, to the first preferred set of NUMA nodes that has room. If another pod ends before,
 an earlier set may have room, and the pod takes what was free there, too, which others were to get:

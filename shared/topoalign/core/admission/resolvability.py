@@ -1,5 +1,5 @@
 """
-Whether waiting can help a pod that a node refuses, and what helps it instead.
+Finds whether waiting can help a pod that a node refuses, and what helps it instead.
 
 The rule: the decision is made again as if nobody had anything of the node, with the health of its devices as it is.
 

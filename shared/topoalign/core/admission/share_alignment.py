@@ -1,5 +1,6 @@
 """
-Whether a kubelet aligns a pod with parts of GPUs only to where a GPU has enough for it, whatever ends before it is admitted.
+Checks that a kubelet aligns a pod with shares of GPUs only to NUMA nodes where a GPU has enough for it, whatever pods
+end before it is admitted.
 
 A kubelet counts units, slots that have NUMA nodes, CPUs and memory by NUMA node, and not what is left of each GPU. So a
 pod that finds its GPU on node 1 may be aligned to node 0 once another pod has given back CPUs there, and is refused
@@ -84,7 +85,7 @@ class AlignedContainer(NamedTuple):
 def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[AlignedContainer, ...]:
     """
     The containers of a pod that a kubelet may align to GPUs with too little; () where it aligns nothing, or GPUs are not
-    known to be near NUMA nodes. Raises InvalidShare for annotations that cannot be meant.
+    known to be near NUMA nodes. Raises InvalidShare for invalid annotations.
     """
     rules = demand.rules
     policy = POLICIES[rules.policy]

@@ -1,5 +1,6 @@
 """
-Which resource keeps a container, or a pod, off the NUMA nodes that its policy accepts, with the amounts that decide.
+Names the resource that keeps a container or a pod off the NUMA nodes that its policy accepts, with the amounts that
+decide.
 
 Policy single-numa-node accepts one NUMA node, policy restricted the sets of as few as each resource needs. Of each such set
 the first resource is named that does not fit there: devices by name, then CPUs, then memory.

@@ -1,8 +1,9 @@
 """
-Which CPUs of a set are taken, as the kubelet's CPU manager takes them (kubelet v1.36.3, policy static).
+Takes CPUs from a set as the kubelet's CPU manager does (kubelet v1.36.3, policy static).
 
-The options of the policy choose the way: packed, spread over the cores, within one last-level cache where that fits, or
-distributed evenly over NUMA nodes. The CPUs that are kept for the system are taken in the very same way (`reserved`).
+The options of the policy choose the algorithm: packed, spread over the cores, within one last-level cache where that
+fits, or distributed evenly over NUMA nodes. The CPUs that are kept for the system are taken by the same algorithm
+(`system_cpus`).
 """
 
 from collections.abc import Set

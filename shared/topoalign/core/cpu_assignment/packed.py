@@ -1,5 +1,6 @@
 """
-Takes CPUs so that little is broken: packed, or spread over the cores (kubelet v1.36.3, CPU manager, static).
+Takes CPUs so that few cores and sockets are split: packed, or spread over the cores (kubelet v1.36.3, CPU manager,
+static).
 
 The rule: whole NUMA nodes and sockets as long as they fit in what is still needed; on wish, whole last-level caches and then
 the rest from a single one; then whole cores, then single CPUs. Of equals the one with the fewest free CPUs comes first, so

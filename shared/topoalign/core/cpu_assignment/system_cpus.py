@@ -1,5 +1,5 @@
 """
-The CPUs kept for the system: those that are named, or a number of CPUs that the CPU manager chooses.
+Chooses the CPUs that are kept for the system: the listed ones, or a number of CPUs that the CPU manager selects.
 
 The kubelet takes them from all CPUs of the machine in the way in which containers are given theirs, options included
 (kubelet v1.36.3, CPU manager, policy static).

@@ -1,5 +1,5 @@
 """
-Which GPUs a container gets by several resources: two MIG profiles, two models, GPUs and shares of others.
+Finds containers that get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs.
 
 The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. Of a variable in two answers the
 kubelet passes on one value, so a list in that variable has to name the GPUs of all resources of the container, or the

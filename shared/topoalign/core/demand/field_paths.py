@@ -1,4 +1,4 @@
-"""Paths of fields as the manifest of a pod has them: what a `PodRequest` calls `pod.containers[0].limits`."""
+"""Translates field paths of a `PodRequest` (`pod.containers[0].limits`) to those of the pod's manifest."""
 
 import re
 from collections.abc import Iterator

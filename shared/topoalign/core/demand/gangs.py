@@ -1,5 +1,5 @@
 """
-Gangs: pods that start together or not at all, by two annotations of each.
+Reads the two annotations that make a pod a member of a gang: pods that start together or not at all.
 
     topoalign.io/gang: llama-70b       a name, of pods in one namespace
     topoalign.io/gang-size: "64"       how many pods the gang has
@@ -26,7 +26,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gang_of(pod: PodRequest) -> Gang | None:
-    """The pod's gang; None: it starts alone. Raises InvalidField for annotations that cannot be meant."""
+    """The pod's gang; None: it starts alone. Raises InvalidField for invalid annotations."""
     name = pod.annotations.get(GANG)
     size = pod.annotations.get(GANG_SIZE)
     if name is None and size is None:

@@ -1,5 +1,5 @@
 """
-Numbers and words in annotations as Go reads them, and its sentences about those that it cannot read.
+Parses numbers and booleans in annotations as Go does, with Go's messages for texts that it cannot parse.
 
 HAMi's parts are written in Go, and what one of them accepts another must. Source: Go 1.26, package strconv.
 """

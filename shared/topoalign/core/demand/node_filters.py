@@ -1,5 +1,5 @@
 """
-Which nodes kube-scheduler's filters leave to a pod, by what the API server shows of both.
+Applies the filters of kube-scheduler that decide by what the API server reports of a pod and its nodes.
 
 A node is for a pod if it has every label of `nodeSelector`; if one term of the required node affinity matches it, where
 there is one; if the pod tolerates each of its taints NoSchedule and NoExecute; and if it is not cordoned, or the pod

@@ -1,5 +1,5 @@
 """
-What a pod asks of the resource managers under the rules of a node: `read_pod` makes it of a request.
+Reads a pod request into a `PodDemand`: what it asks of the resource managers under the rules of a node.
 
 A container's demand has what it asks of each manager: devices by resource, devices that are decided together, CPUs of its
 own, memory by kind. The demand of the pod has the same for the pod as a whole, and its containers in the order in which they
@@ -146,7 +146,7 @@ def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     """
     The demand of a pod, validated.
 
-    Raises InvalidField for a request or rules that cannot be meant, annotations included where the mode reads them.
+    Raises InvalidField for an invalid request or invalid rules, annotations included where the mode reads them.
     """
     return pod_demand(validate_pod(pod), rules)
 
@@ -155,7 +155,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     """
     The demand of a valid pod whose requests are filled in from limits.
 
-    Raises InvalidField for rules, and then for annotations, that cannot be meant.
+    Raises InvalidField for invalid rules, and then for invalid annotations.
     """
     check_rules(rules)
     profile = profile_of(rules.mode)
@@ -247,7 +247,7 @@ def sort_by_resource(amounts: Quantities) -> dict[ResourceName, int]:
     return {name: amounts[name] for name in sorted(amounts)}
 
 
-# Which rules of a node can be meant (kubelet v1.36.3): settings with which no kubelet would start are refused.
+# Which rules of a node are valid (kubelet v1.36.3): settings with which no kubelet would start are refused.
 #
 # A decision made with such rules would be one that no kubelet ever makes. Whether a kubelet starts with them on a given
 # machine is asked in `core.hints.preconditions`.
@@ -263,7 +263,7 @@ CONFLICTS = (
 
 
 def check_rules(rules: AdmissionRules) -> None:
-    """Raises InvalidField for rules that cannot be meant."""
+    """Raises InvalidField for invalid rules."""
     check_cpu_rules(rules)
     check_memory_rules(rules)
     if rules.max_allowable_numa_nodes < 8:

@@ -1,5 +1,5 @@
 """
-Whether a request can be meant: every field of a pod is looked at before anything is decided.
+Validates every field of a pod before anything is decided about it.
 
 The rules are those of the API server where it has some, because a pod of `topoalign allocate` has not been seen by one.
 """
@@ -33,7 +33,7 @@ MOST_ANNOTATED = 256 * 1024
 
 def validate_pod(pod: PodRequest) -> PodRequest:
     """
-    The same request, if it can be meant, with requests filled in from limits as the API server does.
+    The same request, if it is valid, with requests filled in from limits as the API server does.
 
     Raises InvalidField that names the field by its path.
     """
@@ -110,7 +110,7 @@ def check_annotation_sizes(annotations: Mapping[str, str]) -> None:
 
 
 def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:
-    """Raises InvalidField for names of resources and amounts that cannot be meant."""
+    """Raises InvalidField for invalid names of resources and invalid amounts."""
     if len(quantities) > MOST_RESOURCES:
         raise InvalidField(path, f"{len(quantities)} resources", f"ask for at most {MOST_RESOURCES}")
     for resource, amount in quantities.items():

@@ -1,5 +1,5 @@
 """
-What a container or a whole pod asks of each resource manager.
+Computes what a container or a whole pod asks of each resource manager.
 
 Every manager looks at other numbers: devices at limits, the CPU manager at whole CPUs of containers that may have CPUs to
 themselves, the memory manager at memory and hugepages. For a whole pod each applies the same formula (`largest_moment`),

@@ -1,5 +1,5 @@
 """
-What a pod's annotations say about the shared GPUs that it may get, under HAMi's names.
+Reads the annotations, under HAMi's names, that restrict which shared GPUs a pod may get.
 
     hami.io/gpu-scheduler-policy: spread                    binpack, spread, mutex or topology-aware
     hami.io/device-scoring-weights: slot=1,core=1,memory=3  what makes a GPU full, for these two
@@ -171,7 +171,7 @@ def _within(name: str, model: str) -> bool:
 
 
 class InvalidShare(NoFit):
-    """Raised for amounts of a GPU that cannot be meant."""
+    """Raised for invalid amounts of a GPU."""
 
     code = "InvalidShare"
 
@@ -207,7 +207,7 @@ def list_annotation_paths(published: Published, *keys: str) -> str:
 def read_gpu_rules(published: Published, *, as_hami: bool = False) -> GpuRules:
     """
     The rules by which a pod gets its GPUs; without annotations ANY_GPU. `as_hami`: HAMi's rules choose them, which know
-    lists of policies as well, and spread where none is named. Raises InvalidShare for what cannot be meant, with the path of
+    lists of policies as well, and spread where none is named. Raises InvalidShare for what is invalid, with the path of
     the annotation.
     """
     found = dict(published)

@@ -1,8 +1,9 @@
 """
-What a container asks for of GPUs that are offered in slots: so many GPUs, and an amount of cores and memory of each of them.
+Reads what a container asks for of GPUs that are offered in units or slots: a number of GPUs, and cores and memory of
+each.
 
 The kubelet is asked for the slots alone. The amounts are in resources that it never sees (`Slots`), by HAMi's rules
-(`card_requests`): memory in MiB counts before a percentage; with neither it is all of a GPU's, and 0 of either is as if it
+(below): memory in MiB counts before a percentage; with neither it is all of a GPU's, and 0 of either is as if it
 were left out; cores that are not asked for are none. Two rules are stricter. 100 cores are all that is offered of a GPU,
 however it is scaled, and such a GPU is nobody else's. 0 cores are refused, because nothing keeps a container from computing.
 What HAMi would read as something else, or as no request at all, is refused, too (`check_amounts`).
@@ -12,7 +13,7 @@ What HAMi would read as something else, or as no request at all, is refused, too
     nvidia.com/gpu: 1                                 all memory of one GPU: nobody else gets any of it
     nvidia.com/gpu: 1, gpumem: 16Gi                   refused: these are 17179869184 MiB
 
-Which GPUs would do, and which of them come first, the pod's annotations say (`card_annotations`).
+Which GPUs would do, and which of them come first, the pod's annotations say (`share_annotations`).
 
 Source: HAMi 4707fb02, GenerateResourceRequests (spec hami.md 2.2).
 """
@@ -172,7 +173,7 @@ def unit_resource_names(offered: Iterable[UnitResources]) -> set[ResourceName]:
 
 
 def check_share(share: Share, fields: UnitFields) -> None:
-    """Raises InvalidShare for amounts that cannot be meant."""
+    """Raises InvalidShare for invalid amounts."""
     if share.cores > CORES and share.cores % CORES:
         raise InvalidShare(
             f"{fields.cores}: {share.cores} units of computing time, of which a GPU has {CORES}",
@@ -263,7 +264,7 @@ def check_equal_parts(share: Share, fields: UnitFields) -> None:
 #     nvidia.com/gpu: 1, gpumem-percentage: 150, gpucores: 30    all memory of a GPU, and 30 of its cores
 #     nvidia.com/gpu: 1, gpumem-percentage: 0                    all memory of a GPU
 #
-# Which amounts cannot be meant is judged elsewhere (`slots.check_amounts`).
+# Which amounts are invalid is decided elsewhere (`slots.check_amounts`).
 #
 # Source: HAMi 4707fb02, GenerateResourceRequests (spec hami.md 2.2).
 
@@ -397,7 +398,7 @@ def slots_asked(
 ) -> SlotShare | None:
     """
     What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose the GPUs. Raises
-    InvalidShare for annotations that cannot be meant.
+    InvalidShare for invalid annotations.
     """
     for resource, slots in resources_in_slots(topology).items():
         if devices.get(resource):
@@ -447,7 +448,7 @@ def slot_resources(topology: Topology) -> tuple[SlotResources, ...]:
 
 def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> None:
     """
-    Raises InvalidShare for amounts that cannot be meant of GPUs that are offered so, by the container at the path `where`:
+    Raises InvalidShare for invalid amounts of GPUs that are offered so, by the container at the path `where`:
     `spec.containers[0]`.
     """
     slots = offered.slots

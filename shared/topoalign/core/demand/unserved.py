@@ -1,5 +1,6 @@
 """
-Names of devices that a pod asks for and nobody serves: a kubelet passes over them, and the container starts without.
+Finds device resources of a pod that no plugin serves: a kubelet ignores them and starts the container without the
+devices.
 
 The rule of the kubelet (v1.36.3, devicemanager): a resource that no device plugin has registered is not looked at. A
 scheduler does look at it, and leaves the pod pending. Neither is what the pod was written for, so `what-if` ends with this

@@ -1,5 +1,5 @@
 """
-What a pod's annotations say about its devices: hints per device type, joint allocation, and a GPU partition.
+Reads the device annotations of a pod: hints per device type, joint allocation, and a GPU partition.
 
 An annotation is JSON that a person wrote, so every field is checked. Koordinator ignores what it does not know: a
 misspelt field or strategy has no effect, and the pod gets something else than was meant. The default refuses it and

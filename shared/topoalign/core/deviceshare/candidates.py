@@ -1,5 +1,6 @@
 """
-Which devices may be considered at all, and how many are wanted of each type (koordinator a7a1b76b, sections on hints).
+Selects the devices that may be considered, and counts how many are wanted of each type (koordinator a7a1b76b, sections
+on hints).
 
 A device may be considered if it is near the NUMA nodes asked for (or of no known node) and its labels match the selector.
 With `exclusivePolicy` the default looks at what others have, too: `DeviceLevel` takes untouched devices only, `PCIeLevel`

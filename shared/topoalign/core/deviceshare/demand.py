@@ -1,6 +1,4 @@
-"""
-Everything a pod asks of a node's devices, understood once: quantities, hints, what is decided jointly, and partitions.
-"""
+"""Reads everything that a pod asks of a node's devices: quantities, hints, joint allocation, and partitions."""
 
 from collections.abc import Iterable, Mapping
 
@@ -145,7 +143,7 @@ def container_demand(
     annotations: Mapping[str, str], requests: Mapping[ResourceName, int], *, compat: bool = False
 ) -> JointDemand:
     """
-    What a container asks for. Raises InvalidField for annotations and requests that cannot be meant.
+    What a container asks for. Raises InvalidField for invalid annotations and requests.
 
     A whole NIC by a virtual function, as `topoalign.io/nic: 2` with a `vfSelector`, is two functions of two NICs.
     """
@@ -171,7 +169,7 @@ def kubelet_demand(annotations: Mapping[str, str], devices: Mapping[ResourceName
     that come with its GPUs. These are `koordinator.sh/rdma`, which the kubelet passes over; or where it asks for no NICs at
     all and `deviceTypes` names them, one. None: neither GPUs nor NICs, or annotations that are about none of them.
 
-    Raises InvalidField for annotations and requests that cannot be meant.
+    Raises InvalidField for invalid annotations and requests.
     """
     asked = {name: devices[name] for name in (GPU, NIC) if devices.get(name)}
     if not asked:

@@ -1,5 +1,5 @@
 """
-How full devices and nodes are with a request on top: 0 to 100, the higher the better by the strategy.
+Scores how full devices and nodes are with a request added: 0 to 100, higher is better by the strategy.
 
 Rules of koordinator a7a1b76b (deviceshare, scoring). All divisions cut off.
 """

@@ -1,5 +1,5 @@
 """
-Which GPUs: a partition of the node's table, else the smallest scope that has enough, else one by one.
+Chooses GPUs: a partition of the node's table, else the smallest scope that has enough, else one by one.
 
 Rules of koordinator a7a1b76b (deviceshare, GPU allocation), with its reasons of refusal. Templates of vendors other than
 NVIDIA (Huawei vNPU) are not known: such a request is served like any other for a share of a GPU.

@@ -1,5 +1,5 @@
 """
-The devices of a node as joint allocation sees them: where they sit, what they have, and what of it is used.
+Describes the devices of a node for joint allocation: where they are, what they have, and what of it is used.
 
 It is made of a node's state (`node_inventory`). The types are named as the field's words have it; encoded they are named
 as in Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object is decoded as it is.

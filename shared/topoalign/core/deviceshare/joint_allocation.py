@@ -1,5 +1,5 @@
 """
-Joint allocation: all devices that a pod asks of a node, of all types.
+Allocates the devices of all types that a pod asks of a node.
 
 The first type of the joint list is decided by itself, and the others near what it got. By default near means on the same
 switch, else the same root complex, else the same NUMA node, else anywhere (`nearest`), and `SamePCIe` looks for primary

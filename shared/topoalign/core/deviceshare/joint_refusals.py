@@ -1,5 +1,5 @@
 """
-Why devices are not given: a status and reasons in Koordinator's wording, as in a pod's events, and topoalign's own
+Refuses devices with a status and reasons in Koordinator's wording, as in a pod's events, and with topoalign's own
 finding.
 """
 
@@ -19,7 +19,7 @@ class FrameworkStatus(StrEnum):
 
 
 class InvalidShareRequest(InvalidField):
-    """Raised when what a pod asks for cannot be meant on any node: an annotation or a combination of resources."""
+    """Raised when what a pod asks for is invalid on every node: an annotation or a combination of resources."""
 
     status = FrameworkStatus.UNRESOLVABLE
 

@@ -1,5 +1,5 @@
 """
-The words of Koordinator's device APIs (koordinator a7a1b76b): device types, annotations, resources and enumerations.
+Names of Koordinator's device APIs (koordinator a7a1b76b): device types, annotations, resources and enumerations.
 
 The names of resources without a domain are Koordinator's own, `koordinator.sh/<name>`.
 """

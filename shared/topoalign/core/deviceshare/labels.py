@@ -1,5 +1,6 @@
 """
-Label selectors, with which hints choose among devices and among groups of virtual functions (Kubernetes, LabelSelector).
+Evaluates label selectors, with which hints choose among devices and among groups of virtual functions (Kubernetes,
+LabelSelector).
 """
 
 import re

@@ -1,5 +1,5 @@
 """
-The devices nearest to others, by tiers: the same switches, else root complexes, else NUMA nodes, else anywhere.
+Orders devices by how near they are to others: the same switches, else root complexes, else NUMA nodes, else anywhere.
 
 The rule: of the nearest tier that has enough devices, one of each switch (root complex, NUMA node) in turn. Then one more
 for each switch and each root complex of the primary devices that went without, if it has one, and never one that is farther

@@ -1,5 +1,5 @@
 """
-Joint allocation on a node that topoalign knows: from a container's requests and its pod's annotations to device ids.
+Allocates devices jointly on a node: from a container's requests and its pod's annotations to device ids.
 
 `nvidia.com/gpu` and `topoalign.io/nic` are whole devices; Koordinator's own resources can be asked for as well. A share of a
 GPU is so many units of a GPU that is offered in units (`node_units`). By Koordinator's names whole GPUs are those that are

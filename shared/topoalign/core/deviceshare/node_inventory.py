@@ -1,5 +1,5 @@
 """
-The inventory of a node from what topoalign knows of it: its topology, the health of its devices, and what is allocated.
+Builds the inventory of a node from its topology, the health of its devices, and what is allocated.
 
 A device that an allocation holds is used as a whole, unless the allocation holds only virtual functions of it: such a
 NIC has its other functions to give, and is not given as a whole. Of a GPU in units (`node_units`) what is not left is used.

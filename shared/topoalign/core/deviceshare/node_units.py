@@ -1,5 +1,5 @@
 """
-GPUs in units as joint allocation sees them: a share of a GPU by Koordinator's names is so many of its units.
+Converts shares of GPUs by Koordinator's names to units of the GPUs that a node offers.
 
 Computing time is in hundredths on both sides. Memory is in blocks of 256 MiB: bytes are rounded up to whole blocks, and
 hundredths of the memory down, to one block at least, so that two halves fit on a GPU. Whole GPUs are all units of GPUs of

@@ -1,5 +1,5 @@
 """
-On which NUMA nodes a pod's devices could be: hints for all its device types at once, by trying every set of nodes.
+Computes NUMA hints for all device types of a pod at once, by trying every set of NUMA nodes.
 
 Rules of koordinator a7a1b76b (deviceshare, topology hints). A hint is preferred if no narrower one is possible. Its score
 shows whether the GPUs are those that would be chosen on the whole machine.

@@ -1,5 +1,5 @@
 """
-What a pod asks of each device type: which combinations of resources can be meant, and how many devices they are.
+Checks which combinations of resources a pod may request of a device type, and counts the devices that they mean.
 
 Rules of koordinator a7a1b76b (deviceshare, request validation and conversion): the resources of one type must be one of
 a few combinations; whole GPUs become hundredths of compute and memory; the sum over all GPUs is shared out evenly.
@@ -41,7 +41,7 @@ COMBINATIONS = [
     {SHARED, NPU_CORE, NPU_CPU, GPU_BYTES},
     {SHARED, NPU_CORE, NPU_CPU, NPU_DVPP, GPU_BYTES},
 ]
-"""The sets of GPU resources that can be meant."""
+"""The valid sets of GPU resources."""
 
 
 class GpuDemand(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
 
 
 def check_combination(quantities: Quantities) -> None:
-    """Checks whether these quantities of one device type can be meant. Raises NotMeant."""
+    """Checks whether these quantities of one device type are a valid combination. Raises NotMeant."""
     if not quantities:
         raise InvalidShareRequest(FIELD, "pod request should not be empty", "ask for at least one device")
     for name in COUNTED:

@@ -1,5 +1,5 @@
 """
-`SamePCIe`: sets of devices in which every device has one of each other type below the same PCIe scope.
+Implements `SamePCIe`: sets of devices in which every device has one of each other type below the same PCIe scope.
 
 Whether a set will do depends only on the PCIe scopes it is on: each must have all the types, and all together enough of
 each. So scopes are searched instead of devices. The rule: in the smallest part of the machine that will do (a switch, a

@@ -1,5 +1,6 @@
 """
-GPUs by the smallest scope of the machine that has enough: Node > NUMA node > PCIe (koordinator a7a1b76b, topology tree).
+Chooses GPUs by the smallest scope of the machine that has enough: PCIe, then NUMA node, then node (koordinator
+a7a1b76b, topology tree).
 
 Among equally small scopes the one is taken that is most used already, so that whole ones stay whole. The default knows one
 scope more, the switches below a root port.

@@ -1,5 +1,5 @@
 """
-What would make a pod fit that no node admits: the changes that suffice by themselves, the cheapest first.
+Lists the single changes that make a pod fit that no node admits, the cheapest first.
 
 - **less**: of each resource that a single container asks for, the most that some node would admit: devices, whole CPUs, GiB
   of memory. It costs the share that is given up: 3 GPUs instead of 4 cost 0.25;

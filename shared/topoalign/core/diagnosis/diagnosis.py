@@ -1,5 +1,5 @@
 """
-The answer of a whole cluster about a pod.
+Decides about a pod on all nodes of a cluster, and explains the result.
 
 Every node is asked that Kubernetes' constraints leave to the pod. Those that refuse are counted by reason, and the reason
 that matters most comes first: those of nodes that would admit the pod if nobody had anything there, then of nodes that would
@@ -58,7 +58,7 @@ def diagnose(
     Decides where `count` pods like this one fit in the cluster. `changes`: rules that are to differ from those of each
     kubelet. `seams`: for how many of the best nodes the seam is computed, which takes a whole decision each (0.3 ms).
 
-    Raises InvalidField for a pod or rules that cannot be meant.
+    Raises InvalidField for an invalid pod or invalid rules.
     """
     question = ClusterQuestion(nodes, pod, changes)
     codes = {node.name: question.code(node) for node in nodes.asked}

@@ -1,4 +1,4 @@
-"""Nodes that are not offered because HAMi runs them: the two reasons, and how a registry reports them."""
+"""Names the two reasons why nodes that HAMi manages are not offered, and how a registry reports them."""
 
 import msgspec
 

@@ -1,5 +1,5 @@
 """
-What the kubelet of each node of a cluster would say to a pod, as a code: empty where it would admit it.
+Decides about a pod on each node of a cluster as its kubelet would, as a refusal code: empty where the node admits it.
 
 Kubernetes' own constraints come first (`demand.node_filters`): a node that they keep the pod off is not asked.
 
@@ -243,7 +243,7 @@ class DemandOnNodeKind:
     """What a pod is to the nodes of one kind."""
 
     def __init__(self, pod: PodRequest, kind: NodeKind, changes: Changes, resources: frozenset[ResourceName]) -> None:
-        """`pod` is valid. Raises InvalidField for rules that cannot be meant, and annotations in mode `best`."""
+        """`pod` is valid. Raises InvalidField for invalid rules, and annotations in mode `best`."""
         self.demand: PodDemand = pod_demand(pod, overridden(kind.rules, changes))
         self.missing: NoFit | None = None
         """Why no such node has what is asked for, whatever is free."""

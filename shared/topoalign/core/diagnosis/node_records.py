@@ -1,5 +1,5 @@
 """
-What is known of a cluster, as facts: one record for each node, from which every answer about it follows.
+Reads and writes what is known of a cluster, one record for each node; every answer about the cluster follows from them.
 
 A record has the newest reading of each kind, the live allocations, and what is reserved for pods that the node has not shown
 yet. `fold_record` folds them, so a record that is kept in a file gives the same answers anywhere and at any time.

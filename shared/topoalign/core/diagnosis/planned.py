@@ -1,5 +1,5 @@
 """
-Pods of gangs that are planned to a node, and whether they still fit there after another pod.
+Checks whether pods of gangs that are planned to a node still fit there after another pod.
 
 A kubelet knows nothing of what is planned. So a registry lets a pod come only where all that is planned still fits after it,
 one after the other in the order of the reservations; else the answer is `GangFirst`. Here it is known of these pods what is
@@ -53,7 +53,7 @@ def fits_planned_pods(state: NodeState, demand: PodDemand, planned: Sequence[Res
 
 
 def demands_of(planned: Sequence[Reservation], rules: AdmissionRules) -> Iterator[PodDemand]:
-    """What the pods ask for; without those of a forged message that cannot be meant."""
+    """What the pods ask for; without the invalid ones of a forged message."""
     for each in planned:
         with suppress(InvalidField):
             yield read_pod(pod_request_of_reservation(each), rules)

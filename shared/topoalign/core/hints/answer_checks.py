@@ -1,5 +1,5 @@
 """
-Whether an answer from elsewhere can be one to its question.
+Checks that a hint answer from another process is a possible answer to its question.
 
 A provider that left something out would read as one that does not care, and the pod would be admitted unaligned. A rule
 larger than any that this machine's providers make would keep the search for an alignment busy for minutes, whatever its
@@ -57,7 +57,7 @@ def check_answered_resources(asked: HintRequest, answer: HintAnswer) -> None:
 
 
 def fault_of_list(hints: Hints, machine: Mask, may_not_care: bool) -> str:
-    """What is wrong with hints that are listed; nothing if they can be meant."""
+    """What is wrong with hints that are listed; nothing if they are valid."""
     if hints is None:
         return "" if may_not_care else "has no opinion, and there is something to align to"
     assert not isinstance(hints, HintRule), "rules are judged by `fault_of_rule`"
@@ -71,7 +71,7 @@ def fault_of_list(hints: Hints, machine: Mask, may_not_care: bool) -> str:
 
 
 def fault_of_rule(rule: HintRule, machine: Mask, largest: Largest) -> str:
-    """What is wrong with a rule; nothing if it can be meant. Sizes are looked at first: they bound what the rest costs."""
+    """What is wrong with a rule; nothing if it is valid. Sizes are looked at first: they bound what the rest costs."""
     if machine.bit_count() <= MOST_LISTED:
         return "is a rule, and hints for so few NUMA nodes are listed"
     sizes = (len(rule.needs), max((len(need.supply) for need in rule.needs), default=0), len(rule.besides))

@@ -1,5 +1,5 @@
 """
-Where CPUs can be had exclusively (kubelet v1.36.3, CPU manager, policy static).
+Finds the NUMA nodes with enough exclusive CPUs (kubelet v1.36.3, CPU manager, policy static).
 
 Subsets are taken of the NUMA nodes that have CPUs. All CPUs of a pod's finished init containers must lie inside a subset
 for it to count, because the next container is to take them over.

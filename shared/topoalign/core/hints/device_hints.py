@@ -1,5 +1,5 @@
 """
-Where devices of one resource can be had (kubelet v1.36.3, device manager hints).
+Finds the NUMA nodes with enough devices of one resource (kubelet v1.36.3, device manager hints).
 
 Subsets are taken of the NUMA nodes that bear a device of the resource, healthy or not. A device that is near several nodes
 is there for each of them and counts once; a device of which no node is known counts nowhere, nor does a node that the

@@ -1,5 +1,5 @@
 """
-From what is needed and what there is to hints: a list where it is short, a rule where it would be long.
+Turns needs and supply into hints: a list where it is short, a rule where it would be long.
 
 A provider gives what is needed of which NUMA nodes now (`Supply`) and what an empty machine would have had. In mode
 `kubelet` a hint is preferred if it has as few nodes as an empty machine could do with, in mode `best` if nothing narrower

@@ -1,7 +1,7 @@
 """
-Pods whose GPUs and NICs are decided together, by Koordinator's annotations: what is asked, and on which NUMA nodes it fits.
+Finds the NUMA nodes for pods whose GPUs and NICs are decided together, by Koordinator's annotations.
 
-They are aligned so in mode `best`; a kubelet aligns each resource by itself (`admission.within_alignment`). A set of NUMA
+They are aligned so in mode `best`; a kubelet aligns each resource by itself (`admission.joint`). A set of NUMA
 nodes is a hint only where the devices were really found, for a whole pod those of all its containers one after another. So
 what a policy admits as aligned can be allocated, `SamePCIe` and required scopes included. Sets are tried one by one, the
 small ones first, under one limit on work for all of them and all containers.

@@ -1,5 +1,5 @@
 """
-Where memory and hugepages can be had (kubelet v1.36.3, memory manager, policy Static).
+Finds the NUMA nodes with enough memory and hugepages (kubelet v1.36.3, memory manager, policy Static).
 
 A NUMA node is used either alone or in one group of nodes at a time: a node in a group is not offered alone, and a node with
 memory in use is offered in a group only if that use is by the very same group.

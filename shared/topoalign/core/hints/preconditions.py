@@ -1,5 +1,5 @@
 """
-What must be known of a node before a pod can be decided on it at all.
+Checks what must be known of a node before a pod can be decided on it.
 
 A prediction that cannot be right is worse than none: where the topology lacks what the request needs, or the kubelet
 itself would not run with these rules, the pod is refused and the reason names what is missing.

@@ -1,5 +1,5 @@
 """
-The hint providers together: what the device, CPU and memory managers of a node say to one container or pod.
+Asks the device, CPU and memory managers of a node for the hints of one container or pod.
 
 In mode `kubelet` they answer as the kubelet v1.36.3 does, its known faults included. In mode `best`, for decisions that
 topoalign makes itself, they differ in these points; docs/modes.md has an example of each:
@@ -69,7 +69,7 @@ def request_of_question(question: HintQuestion, topology: TopologyDiscovered) ->
     """
     What a question from another process asks, on the node's topology and nothing else that is known here.
 
-    Raises InvalidField for a question that cannot be meant.
+    Raises InvalidField for an invalid question.
     """
     listed = (device for devices in topology.topology.devices.values() for device in devices)
     health = {base_of(device): HEALTHY for device in listed} | dict.fromkeys(question.unusable, UNUSABLE)

@@ -1,5 +1,5 @@
 """
-What a container may take over from earlier containers of its own pod.
+Finds what a container may take over from earlier containers of its own pod.
 
 Plain init containers have ended when the next container starts, so what they held is free for it; what a sidecar or an
 app container took is not (kubelet v1.36.3, reuse in a pod). All of it is read off the pod's own allocations in the order
@@ -97,8 +97,8 @@ def reusable_memory(held: Iterable[Allocation]) -> ReusableMemory:
     """
     What the plain init containers still account for.
 
-    A container that reuses memory takes it into its own blocks and out of theirs (`placement.memory.holding`), so the sum
-    of what is left in theirs is what the kubelet remembers as reusable.
+    A container that reuses memory takes it into its own blocks and out of theirs (`placement.memory_blocks.holding`), so
+    the sum of what is left in theirs is what the kubelet remembers as reusable.
     """
     left: dict[tuple[Mask, ResourceName], int] = {}
     for each in held:

@@ -1,5 +1,5 @@
 """
-What facts about allocations are made of: who holds what.
+Types of which facts about allocations consist: which container holds what.
 
 Fields are never renamed or re-used, only added, as in `events`.
 """

@@ -1,5 +1,5 @@
 """
-What `admit` answers, and what it may ask on the way.
+The answers of `admit`, and the questions that it asks on the way.
 
 An answer contains everything that is needed to act on it and to explain it: the hints each provider gave, what the
 merge made of them, the sets of devices that were considered, and the reason where it is a refusal.
@@ -96,7 +96,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     container: ContainerName | None
     """Where it failed. None: the pod as a whole."""
     provider: str | None
-    """Who failed to allocate: device, cpu or memory. None: the policy refused, or what is asked for cannot be meant."""
+    """Who failed to allocate: device, cpu or memory. None: the policy refused, or the request is invalid."""
     explanation: Explanation
     undone: tuple[Allocation, ...] = ()
     """

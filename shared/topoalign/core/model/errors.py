@@ -1,5 +1,5 @@
 """
-Every error that topoalign raises on purpose.
+Errors that topoalign raises on purpose.
 
 An error takes data and writes its own message. Its base class shows who can fix it; each front end (gRPC, HTTP,
 command line) maps the base classes once. `code` is a stable CamelCase word, `str(error)` the finding, `remedy` the
@@ -293,7 +293,7 @@ class RemoteFailure(TopoalignError):
 
 
 class RemoteBadRequest(RemoteFailure, BadRequest):
-    """Raised when the other service found that the request cannot be meant."""
+    """Raised when the other service found that the request is invalid."""
 
 
 class RemoteNoFit(RemoteFailure, NoFit):

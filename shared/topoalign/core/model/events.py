@@ -1,5 +1,5 @@
 """
-The facts that topoalign announces.
+The facts that topoalign publishes.
 
 A fact is frozen, in the past tense and announced by one writer only: discovery announces what the hardware is, the
 allocator of a node what it gave away; only what is reserved on a node several registries announce. A subscriber may rely

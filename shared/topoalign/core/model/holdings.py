@@ -1,5 +1,5 @@
 """
-What is held of a device: the whole, or which part of it.
+Describes what is held of a device: the whole, or which part of it.
 
 `Holding` is the only type for this inside the code. Outside, in journals, events and the kubelet's calls, a part is
 known by the id under which it is handed out; `holding_of` reads such an id, and this is the only module that knows how

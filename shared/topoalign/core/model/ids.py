@@ -1,4 +1,4 @@
-"""Names of things, in a module of their own so that nothing has to import a larger one for them."""
+"""Types for the names of things. They have a module of their own, so that nothing has to import a larger one for them."""
 
 from typing import NewType
 

@@ -1,6 +1,6 @@
 """
-Commands of an operator to a node: to its discovery about devices, to its allocator about the record. And what a service of
-the node reports of devices.
+Commands of an operator to a node: to its discovery about devices, to its allocator about the record; and what a service
+of the node reports of devices.
 """
 
 from typing import Literal

@@ -1,5 +1,5 @@
 """
-What GPUs are used for, as measured at one moment: their memory, their time, and the processes that use them.
+Measurements of GPUs at one moment: their memory, their time, and the processes that use them.
 
 A measurement is no fact: nothing stores it, and the next one may say something else.
 """

@@ -1,5 +1,5 @@
 """
-What is asked of a node, and under which rules it decides.
+The request of a pod, and the rules under which a node decides about it.
 
 Quantities are whole numbers in one unit each: `cpu` in millicores, `memory` and `hugepages-*` in bytes, every other
 resource as a count of devices. Requests come from outside: `checks` looks at every field before anything is decided.

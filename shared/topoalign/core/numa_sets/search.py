@@ -1,5 +1,5 @@
 """
-Sets of NUMA nodes that meet several needs at once, found without listing all sets.
+Finds sets of NUMA nodes that meet several needs at once, without listing all sets.
 
 A search decides node by node, the highest first, and leaves a node out before it takes it in; so what it finds comes in
 ascending order of the masks. It gives up a branch as soon as the best of the nodes below cannot meet some need, and where

@@ -1,5 +1,5 @@
 """
-Every subset of a few NUMA nodes, in the kubelet's order: by size, then by the positions of the nodes.
+Lists every subset of a few NUMA nodes, in the kubelet's order: by size, then by the positions of the nodes.
 
 Subsets are numbered: bit i of a number is the i-th node. Whatever adds up over nodes is then computed for all subsets by
 doubling a list once per node, which keeps 2^8 subsets at microseconds; more than 12 nodes are refused.

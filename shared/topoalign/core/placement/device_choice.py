@@ -1,5 +1,5 @@
 """
-Which devices of one resource a container gets, once its NUMA affinity is known (kubelet v1.36.3, device manager).
+Chooses the devices of one resource for a container, once its NUMA affinity is known (kubelet v1.36.3, device manager).
 
 The rule: devices that init containers of the pod left come first. Of what is still needed, devices near a node of the
 affinity are used before others, and where there is a choice among them the device plugin is asked for its preference; what

@@ -1,5 +1,6 @@
 """
-Which CPUs a container gets to itself, once its NUMA affinity is known (kubelet v1.36.3, CPU manager, policy static).
+Chooses the exclusive CPUs of a container, once its NUMA affinity is known (kubelet v1.36.3, CPU manager, policy
+static).
 
 The rule: as many as possible from the NUMA nodes of the affinity, or from all sockets that these touch where CPUs are
 aligned by socket; what is still needed from anywhere. Which of several is for `topoalign.core.cpu_assignment`.

@@ -1,4 +1,7 @@
-"""How fragmented the free GPUs are: the best connected free sets of GPUs against the best ones of the empty machine."""
+"""
+Measures how fragmented the free GPUs are: the best connected free sets of GPUs against the best ones of the empty
+machine.
+"""
 
 from collections.abc import Collection
 from typing import NamedTuple

@@ -1,5 +1,5 @@
 """
-Which NUMA nodes a container's memory and hugepages come from (kubelet v1.36.3, memory manager, Static).
+Chooses the NUMA nodes of a container's memory and hugepages (kubelet v1.36.3, memory manager, Static).
 
 The rule: the affinity that was merged, if its nodes have enough free; else the best of the memory manager's own hints that
 contains it. Without an affinity, the best of its own. A group of nodes that would mix with another use of one of them is

@@ -1,5 +1,5 @@
 """
-Which shares, MIG instances or virtual functions a container gets.
+Chooses which shares, MIG instances or virtual functions a container gets.
 
 They are chosen one by one, from the GPU of which the fewest are held (`distributed`) or the most (`packed`), counting those
 chosen already; of equals from the GPU that this container has the fewest of, then from the nearest to the GPUs that it

@@ -1,5 +1,5 @@
 """
-Which devices a container gets, once its NUMA affinity is known.
+Chooses the devices of a container, once its NUMA affinity is known.
 
 `prefer` is the answer to the kubelet's GetPreferredAllocation and to `admit`'s own question alike.
 """

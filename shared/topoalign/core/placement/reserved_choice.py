@@ -1,5 +1,5 @@
 """
-What reservations say to a kubelet that asks which devices it should take.
+Answers a kubelet that asks which devices it should take with those that are reserved.
 
 GetPreferredAllocation names neither pod nor container. The answer is the reserved part that fits the question: devices of
 the resource, as many as are asked for, all of them available, those among them that must be included. Of several that fit,

@@ -1,5 +1,5 @@
 """
-Preferences that spare what is held.
+Chooses devices that the record has as free before those that it has as held.
 
 The kubelet names the devices that it takes to be free. Where the record has some of them as held, these are left out as long
 as there are enough others, and used after all others where there are not.

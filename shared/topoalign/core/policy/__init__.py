@@ -1,5 +1,5 @@
 """
-Topology policies: how hints are merged, and whether the merged hint is good enough. Names as in the kubelet.
+Topology policies: they merge hints, and decide whether the merged hint is good enough. Names as in the kubelet.
 
 A policy is a module with its class, a line in POLICIES and its name in `Policy`. Code elsewhere asks its attributes,
 and never which policy it is.

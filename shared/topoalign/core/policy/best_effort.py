@@ -1,4 +1,4 @@
-"""best-effort: align as well as the hints allow, and admit every container."""
+"""Policy `best-effort`: aligns as well as the hints allow, and admits every container."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""none: nothing is aligned. The hint providers are not asked, and every container is admitted."""
+"""Policy `none`: aligns nothing. The hint providers are not asked, and every container is admitted."""
 
 from collections.abc import Sequence
 

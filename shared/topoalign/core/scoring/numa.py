@@ -1,5 +1,5 @@
 """
-Scores by what the NUMA nodes of a node have left, as the scheduler plugin NodeResourceTopologyMatch gives them: 0 to 100.
+Scores nodes by what their NUMA nodes have left, as the scheduler plugin NodeResourceTopologyMatch does: 0 to 100.
 
 `least-allocated`, `most-allocated` and `balanced` look at each NUMA node alone, and so only at nodes with policy
 `single-numa-node`; another node gets 0. A NUMA node that does not fit has the score 0, and a node the lowest score of its

@@ -1,5 +1,6 @@
 """
-The score `quality`: how fast a collective runs on the GPUs that a pod would get on a node, and how it fragments the node.
+Computes the score `quality`: how fast a collective runs on the GPUs that a pod would get on a node, and how they
+fragment the node.
 
 Nodes are compared by one key, element by element, which begins like that of device policy `topology`:
 

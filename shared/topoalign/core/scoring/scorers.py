@@ -1,5 +1,5 @@
 """
-The scores that `prioritize` can be set to give, by name: `TOPOALIGN_SCORING`. 0 to 10, higher is better.
+Defines the scores of `prioritize` by name (`TOPOALIGN_SCORING`): 0 to 10, higher is better.
 
 Each has functions for what changes at different times, because a scheduler asks about thousands of nodes: what of a pod it
 depends on, once for each kind of machine; what is left on a node, once for each change of the node; the key of a node for a

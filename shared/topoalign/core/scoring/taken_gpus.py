@@ -1,5 +1,5 @@
 """
-Which GPUs a pod would get on a node, for the score `quality`.
+Predicts which GPUs a pod would get on a node, for the score `quality`.
 
 Whole GPUs are those that the node's device policy prefers. If the node aligns, they are on the lowest of the fewest NUMA
 nodes that have enough; where topoalign decides itself (mode `best`), on those of the fewest NUMA nodes whose GPUs come first

@@ -1,5 +1,5 @@
 """
-What each NUMA node of a machine has: in all, for containers, and left.
+Counts what each NUMA node of a machine has: in all, for containers, and left.
 
 CPUs count in millicores, memory and hugepages in bytes, devices as one each. A device that is listed with several NUMA nodes
 counts on each of them, and one of which no NUMA node is known on none. CPUs are left that no container has to itself.

@@ -1,5 +1,5 @@
 """
-Which GPUs a container gets of those that are shared: topoalign's own decision.
+Chooses the shared GPUs of a container by topoalign's own rules.
 
 The rule, among the GPUs that have enough (`positions_with_enough`):
 
@@ -53,7 +53,7 @@ from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, Share
 #
 # The rule, in this order:
 #
-# - What is asked for can be meant: cores below 100, or a multiple of 100; with cores of a share goes memory; memory
+# - The request is valid: cores below 100, or a multiple of 100; with cores of a share goes memory; memory
 #   alone is a share, too. Whole GPUs are requested by `cores` (300) or by `cards` (100 of each of 3).
 # - A GPU may be chosen if it is healthy, not cordoned, and in the lists of models, modes and uuids.
 # - A whole GPU is one of which nobody holds anything, and its memory is at least what is asked for.
@@ -69,7 +69,7 @@ SharedGpuList = Sequence[SharedGpu]
 
 
 def requested_gpu_count(request: ShareRequest, fields: ShareFields) -> int:
-    """The number of GPUs that are asked for. Raises InvalidField for what cannot be meant."""
+    """The number of GPUs that are asked for. Raises InvalidField for what is invalid."""
     cores = request.cores
     memory = request.memory
     gpus = request.cards
@@ -204,9 +204,9 @@ def choose_gpus(
     fields: ShareFields = FIELDS,
 ) -> tuple[SharedGpu, ...]:
     """
-    The GPUs that a container gets, in the order of `cards`. `scorer`: of the same GPUs, by their positions there.
+    The GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by their positions there.
 
-    Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the GPUs do not have it.
+    Raises InvalidField for an invalid request, and ShareDoesNotFit where the GPUs do not have it.
     """
     size = requested_gpu_count(request, fields)
     enough = positions_with_enough(gpus, request, size, rules, fields)

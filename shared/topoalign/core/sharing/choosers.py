@@ -1,5 +1,5 @@
 """
-On which GPUs a container gets its slots, and what it holds of each.
+Chooses the GPUs on which a container gets its slots, and what it holds of each.
 
 Slots of one container are of different GPUs, and each of them has enough left for the amounts that the container asks for.
 A MIG instance in slots counts as a GPU without links: instances reach neither one another nor other GPUs, so where they are
@@ -86,7 +86,7 @@ from topoalign.core.state.share_amounts import NONE_HELD, NOTHING, held_by_slot,
 
 # On which GPUs a container gets its units of computing time and of memory.
 #
-# Which GPU is decided by `choice`, or with `compat: gaia` by gpu-manager's rules (`gaia.machine`). A kubelet counts
+# Which GPU is decided by `choice`, or with `compat: gaia` by gpu-manager's rules (`gaia.evaluators`). A kubelet counts
 # units per NUMA node, and not per GPU: where its alignment leaves no GPU with enough, the container is refused
 # (`ShareSplit`). Example:
 #
@@ -288,7 +288,7 @@ def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int
     """
     Raises ShareSplit where the units that a container has are not equal parts of so many GPUs, or not of whole ones and
     memory of each or none of them: both halves show to the container which GPUs it has. `amounts`: GPU -> what it has of it;
-    `field`: where it asks for them; `cards`: over how many it is spread, None: it is not known.
+    `field`: where it asks for them; `gpus`: over how many it is spread, None: it is not known.
     """
     whole = all(each.cores == CORES for each in amounts.values())
     if not amounts or (whole and len({each.memory > 0 for each in amounts.values()}) == 1):

@@ -1,5 +1,5 @@
 """
-What of a pod cannot be meant, whatever node it comes to: one answer for the webhook, the scheduler's filter and `what-if`.
+Finds what is invalid in a pod on every node: one answer for the webhook, the scheduler's filter and `what-if`.
 
 `check_pod` reads amounts and annotations as every mode does, and looks at what is asked for in units and slots of GPUs. A
 node has this judged by what it offers itself (`check_asked`, `check_slots_asked`); for a cluster a pod is refused if each
@@ -10,11 +10,11 @@ way in which some node offers these refuses it. The field is named as the pod's 
 Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads them, computing time without memory, more
 memory than a GPU has, units together with GPUs that are requested in another way, and all annotations of HAMi about
 GPUs, which have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
-(`joint_checks`). So is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not
+(below). So is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not
 divide evenly, and together with whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores,
-amounts without a number of GPUs, units in the same container, annotations that cannot be meant, those of Koordinator,
+amounts without a number of GPUs, units in the same container, invalid annotations, those of Koordinator,
 and those that have an effect where no amount is named: nodes that offer whole GPUs under the same name look at none.
-Where HAMi's rules choose the GPUs (`compat`), lists of policies can be meant. What is a wish alone, and has no effect
+Where HAMi's rules choose the GPUs (`compat`), lists of policies are valid. What is a wish alone, and has no effect
 here, is no reason to refuse a pod: `pod_warnings` names it.
 
 Amounts by names of HAMi that nobody offers are judged by what every GPU in slots would refuse.
@@ -265,7 +265,7 @@ def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
 def check_container(
     where: str, limits: Mapping[ResourceName, int], offered: UnitResources, gpus: int | None = None
 ) -> None:
-    """The same for one container, at the path `where`. `cards`: over how many GPUs its units are spread; None: not given."""
+    """The same for one container, at the path `where`. `gpus`: over how many GPUs its units are spread; None: not given."""
     amounts = {"cores": 0, "memory": 0}
     units = {name: unit for name, unit in offered.units if name in limits}
     if not units:
@@ -290,7 +290,7 @@ def check_container(
         raise MemoryAboveGpu(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
 
 
-# What of a pod with slots of GPUs cannot be meant, and what units and slots have in common of that (`pod_checks`).
+# What is invalid in a pod with slots of GPUs, and the checks that units and slots share (`pod_checks`).
 
 
 NOT_OF_UNITS = tuple(key for key in names.OF_PODS if key != names.NODE_POLICY)

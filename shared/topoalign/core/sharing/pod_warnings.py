@@ -8,7 +8,7 @@ The webhook returns these texts as warnings of an AdmissionReview, and `what-if`
     hami.io/node-scheduler-policy: spread           a wish that has no effect where nodes are ranked otherwise
     nvidia.com/gpus: 2 as a limit                   a name that no node serves, near nvidia.com/gpu
 
-What cannot be meant, or would get other devices than it names, is refused (`pod_checks`).
+What is invalid, or would get other devices than it names, is refused (`pod_checks`).
 
 Kubernetes asks for at most 120 characters in a warning, and may cut what is longer than 256 (admission.k8s.io/v1,
 AdmissionResponse.warnings).

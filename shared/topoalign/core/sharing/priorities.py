@@ -1,5 +1,5 @@
 """
-Which containers wait, because one of higher priority computes on one of their GPUs.
+Finds the containers that wait because one of higher priority computes on one of their GPUs.
 
 The library that limits a container notes 2 when a kernel is launched (`recent_kernel`), and lets launches wait while it
 finds a number below 0. Whoever watches counts down, every few seconds: what is above 0 afterwards is a container that has

@@ -1,5 +1,5 @@
 """
-What a ResourceQuota's `limits.<resource>` allows a namespace of the memory and computing time of GPUs.
+Computes what a ResourceQuota's `limits.<resource>` allows a namespace of the memory and computing time of GPUs.
 
 Kubernetes counts `requests.<resource>` of what a pod names, and passes `limits.<resource>` over for extended resources. HAMi
 promised it for amounts that are meant for each GPU: they count once for each GPU of the container. Units are sums already

@@ -1,5 +1,5 @@
 """
-What reservations say to a kubelet that asks for slots of GPUs.
+Answers a kubelet that asks for slots of GPUs with those that are reserved.
 
 The slots of a reservation are its own, so the slots that a kubelet takes show what its container holds of each GPU. A
 part of a reservation is open as long as the kubelet takes its slots to be free; so a kubelet that has started anew, and asks

@@ -1,4 +1,4 @@
-"""Why a share is not given, or what is asked for cannot be meant."""
+"""Errors for shares that do not fit, and for invalid requests of shares."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

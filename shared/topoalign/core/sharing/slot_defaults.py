@@ -1,5 +1,5 @@
 """
-What a pod that asks for slots of GPUs leaves out, filled in as HAMi does, under the names of the offer.
+Fills in what a pod that asks for slots of GPUs leaves out, as HAMi does, under the names of the offer.
 
     gpumem: 4000                     nvidia.com/gpu: 1      an amount without a number of GPUs is of one
     nvidia.com/gpu: 1                gpucores: 100          without an amount it is of whole GPUs
@@ -10,7 +10,7 @@ What a pod that asks for slots of GPUs leaves out, filled in as HAMi does, under
 Where nodes offer the same resource in another way, too, `nvidia.com/gpu: 1` alone is left as it is: with an amount it would
 be refused by these nodes, and without one no other container has memory of its GPU, either.
 
-What cannot be meant is left as it is: `pod_checks` refuses it.
+What is invalid is left as it is: `pod_checks` refuses it.
 
 Source: HAMi 4707fb02, its admission webhook (spec hami.md 4).
 """

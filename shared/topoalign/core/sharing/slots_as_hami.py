@@ -1,5 +1,5 @@
 """
-On which GPUs a container gets its slots where HAMi's rules choose them (`compat: hami`).
+Chooses the GPUs on which a container gets its slots where HAMi's rules apply (`compat: hami`).
 
 The GPUs that a container may get are put in HAMi's order and tried one after the other by HAMi's checks (`hami.choice`),
 with what is held of them as HAMi counts it. Without a policy of the pod that is `spread`. Example with ten slots, 100 cores
@@ -51,7 +51,7 @@ def choose_as_hami(
     fields: ShareFields,
 ) -> tuple[DeviceID, ...]:
     """
-    The GPUs, of these `cards`, that HAMi chooses, in the order in which it takes them. `able`: those that have enough left
+    The GPUs, of these `gpus`, that HAMi chooses, in the order in which it takes them. `able`: those that have enough left
     by topoalign's own rules. Raises NoneByHami, and TooMuchWork where the best connected ones are not found in time.
     """
     asked = hami_request(share, [left[gpu] for gpu in able])

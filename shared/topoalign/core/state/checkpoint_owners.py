@@ -1,5 +1,5 @@
 """
-Whose allocations without an owner are, by the kubelet's checkpoint.
+Finds the owners of allocations that have none, by the kubelet's checkpoint.
 
 PodResources shows no plain init container, so what one leaves when it has ended gets no owner in the record. The checkpoint
 has the UID of its pod and its name, and the name of the pod is known by another container of it, or by its reservation.

@@ -1,5 +1,5 @@
 """
-What is known of one node: a fold over the facts it announced.
+Folds the facts that a node published into the state of the node.
 
 `NodeState.apply` is the only way anything gets in. The allocator folds its own journal, the registry and every client fold
 the stream, and starting up is nothing but folding again, so there is one truth and one way to load it.

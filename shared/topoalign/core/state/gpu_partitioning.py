@@ -1,5 +1,5 @@
 """
-How a GPU is divided, by whom its parts are held, and what of it can still be given.
+Describes how a GPU is partitioned, who holds its parts, and what of it can still be given.
 
 A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS, in units or in slots. Of instances in slots
 the cores are hundredths of each instance: seven of them have 700. Where slots become instances, what is left is the largest

@@ -1,5 +1,5 @@
 """
-An index over the live allocations of one node: who holds which holding, and which parts of a device are held.
+Indexes the live allocations of one node: who holds which holding, and which parts of a device are held.
 
 It is made once of all allocations and then follows each grant and release, at a cost that depends on what is granted or
 released and not on all that is held (`persistent_map`). Of shares it keeps a table for each device that is shared, because
@@ -41,7 +41,7 @@ class Holders:
     """Who holds what of one node, by holding."""
 
     def __init__(self, gpus: Mapping[DeviceID, DeviceID], allocations: Mapping[AllocationID, Allocation]) -> None:
-        """`cards`: as of `parent_devices`. `allocations`: the live ones, oldest first."""
+        """`gpus`: as of `parent_devices`. `allocations`: the live ones, oldest first."""
         self._cards = gpus
         unshared: dict[Holding, Names] = {}
         shares: dict[Holding, dict[str, Names]] = {}
@@ -252,7 +252,7 @@ class FormerOffers:
         gpus: Mapping[DeviceID, DeviceID],
         allocations: Mapping[AllocationID, Allocation],
     ) -> None:
-        """`cards`: as of `holders.cards_of`."""
+        """`gpus`: as of `parent_devices`."""
         self._hardware = hardware
         self._cards = gpus
         holdings: dict[AllocationID, Sequence[Holding]] = {}

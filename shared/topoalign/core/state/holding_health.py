@@ -1,5 +1,5 @@
 """
-The health of anything that is handed out: whole GPUs, shares in time, MIG instances and virtual functions.
+Derives the health of everything that is handed out: whole GPUs, time slices, MIG instances and virtual functions.
 
 `HandedOut.health_of` is the only place that derives it. Facts are about GPUs and about single unhealthy instances; a
 kubelet's files are about single shares, too. The rule: a device is as bad as the worst health reported for itself, for

@@ -1,6 +1,5 @@
 """
-What is reserved of each NUMA node's memory: the account that the kubelet's memory manager keeps (v1.36.3, policy
-Static).
+Counts what is reserved of each NUMA node's memory, as the kubelet's memory manager does (v1.36.3, policy Static).
 
 A block of memory may lie on several NUMA nodes. They are one group as long as such a block exists, and the account
 counts the blocks. Both functions return a new account and leave the given one unchanged.

@@ -1,5 +1,5 @@
 """
-What is reserved on one node, as one reader knows it: a fold over `ReservationsChanged` and over what the node shows.
+Folds `ReservationsChanged` and what the node reports into what is reserved on one node.
 
 The newest message has all reservations of the node. A reservation lasts for the seconds given in the message, counted
 by the reader's own monotonic clock from receipt; a later message that repeats it does not prolong it. It is held part by

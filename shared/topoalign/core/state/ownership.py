@@ -1,5 +1,5 @@
 """
-Who holds what of a node, what is left of it, and what overlaps.
+Answers who holds what of a node, what is left of it, and what overlaps.
 
 `Ownership` is read from a `NodeState` (`state.ownership`) and is the only one that answers these questions; the state itself
 only folds. That of the next state shares with this one what a fact does not change (`holders`). No GPU is given twice,

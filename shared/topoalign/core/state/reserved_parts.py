@@ -1,7 +1,7 @@
 """
-The parts of what is reserved for pods, which of them a node shows, and what of them pods have swapped.
+Splits what is reserved for pods into parts, and finds which of them a node reports and which of them pods have swapped.
 
-`reservations` has the rules.
+`node_reservations` has the rules.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """
-How much of each GPU is left, where GPUs are offered in slots. A MIG instance in slots counts as a GPU of its memory, and
-cores are hundredths of its computing time.
+Computes how much of each GPU is left, where GPUs are offered in slots. A MIG instance in slots counts as a GPU of its
+memory, and cores are hundredths of its computing time.
 
 Slots bound how many containers are on a GPU; what each of them holds of it is an amount of cores and of memory, which is in
 the record of its grant. Of a slot of which the record has no amount it is an equal part of what is offered. Example: a GPU

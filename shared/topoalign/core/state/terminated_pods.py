@@ -1,4 +1,4 @@
-"""The facts of a node without what some of its pods have: pods that have terminated, or would be preempted."""
+"""Removes from the facts of a node what pods have that have terminated, or that would be preempted."""
 
 from collections.abc import Collection
 

@@ -1,5 +1,5 @@
 """
-Which container uses how much of which GPU: a measurement, read with who holds what.
+Attributes measured use of GPUs to the containers that hold them.
 
 A process belongs to the container that holds the GPU, or the MIG instance, on which it runs: the pod's UID must be that of
 the allocation, and the name of the container too, where both are known. All others are listed next to the holders, because

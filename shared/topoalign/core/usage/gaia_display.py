@@ -1,5 +1,5 @@
 """
-What gpu-manager (Gaia) displays of a node: the tree of its GPUs as text, and who uses them.
+Renders a node as gpu-manager (Gaia) displays it: the tree of its GPUs as text, and who uses them.
 
 The tree is that of Gaia's evaluators (`core.sharing.gaia.pcie_tree`). A line for each node, below its parent:
 

@@ -1,5 +1,5 @@
 """
-What containers were given of a device, as amounts of computing time and memory.
+Computes what containers were given of a device, as amounts of computing time and memory.
 
 Units are counted; a slot has the amount that is recorded with it, or an equal part of what is offered. Example: of a GPU of
 80 GiB in ten slots, a container with slot 3, recorded with 40 cores and 6000 MiB, was given 40 and 6000 MiB; one with slot 4

@@ -1,5 +1,5 @@
 """
-What the library that limits a container counts, in addition to what the driver measures.
+Reports what the library that limits a container counts, in addition to what the driver measures.
 
 The two differ, and neither corrects the other: the driver reports what the processes of a container have, contexts among it;
 the library counts what it has seen, and the container could write anything into its file. So a count stands with the

@@ -1,4 +1,4 @@
-"""Which GPUs and MIG instances of a machine are offered by amounts: in units, or in slots."""
+"""Lists the GPUs and MIG instances of a machine that are offered by amounts: in units, or in slots."""
 
 from collections.abc import Mapping
 

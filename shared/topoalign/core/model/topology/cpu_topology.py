@@ -1,5 +1,5 @@
 """
-The CPUs of a node as the take algorithms see them: grouped by core, cache, socket and NUMA node, and counted.
+Groups the CPUs of a node by core, cache, socket and NUMA node, for the algorithms that take CPUs.
 
 Only nodes that have CPUs occur here, as in the kubelet: a NUMA node without CPUs is no place for a CPU.
 """

@@ -1,5 +1,6 @@
 """
-Degraded GPUs: they work, but they have fewer NVLinks than their peers, or an NVLink fabric that is not fully working.
+Finds degraded GPUs: they work, but with fewer NVLinks than their peers, or on an NVLink fabric that is not fully
+working.
 
 The peers of a GPU are the GPUs of its model on the node. Its NVLinks are compared with the most that a peer has:
 

@@ -1,5 +1,5 @@
 """
-Tables that the layers above work out of a topology, made once and kept with it.
+Keeps tables that are computed from a topology, once for each topology.
 
 A topology is frozen, so a table made of it holds for as long as it does. Each table is kept under the function that makes
 it, so two tables never share a place, whatever they are called.

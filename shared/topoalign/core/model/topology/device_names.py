@@ -1,5 +1,5 @@
 """
-A device as people know it: its index, its id and its PCI address together.
+Names a device for people: its index, its id and its PCI address together.
 
 An index alone is ambiguous (it changes when another GPU is lost), a uuid alone is of no use to a person in front of the
 machine, so output and HTTP answers carry all three. A part of a GPU (a share, a MIG instance, a virtual function) is

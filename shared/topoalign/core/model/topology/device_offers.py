@@ -1,4 +1,4 @@
-"""What of a node's hardware its device plugin offers to the kubelet. `holdings` knows the ids of it."""
+"""Describes which of a node's hardware the device plugin offers to the kubelet. `holdings` parses the ids."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal

@@ -1,5 +1,5 @@
 """
-Sets of the devices of one resource, of which there may be thousands.
+Holds the devices of one resource, of which there may be thousands, as a set.
 
 A device has a place: its index in the hardware's order. A set is an integer in which bit i stands for the device in place i,
 so sets are joined, intersected and counted without a look at their devices one by one. Example:

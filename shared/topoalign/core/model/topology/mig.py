@@ -1,5 +1,5 @@
 """
-How a GPU in MIG mode is divided, and how it can be.
+Describes how a GPU in MIG mode is partitioned, and finds where further instances fit.
 
 The memory of a GPU is in slices, numbered from 0. An instance occupies a run of them, and no two overlap; its profile gives
 where it can begin. Example: a GPU of eight slices with an instance `1g.10gb` at slice 6

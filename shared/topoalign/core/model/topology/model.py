@@ -1,5 +1,5 @@
 """
-What a node consists of, as found by discovery or described by a person.
+Describes the hardware of a node, as found by discovery or written by a person.
 
 Everything is frozen and goes over the bus as defined here: `TopologyDiscovered` carries a `Topology`. NUMA ids are the
 kernel's: sparse, beyond 63, and some without CPUs (GPU memory, CXL). An empty `numa_affinity` is unknown, not node 0.

@@ -1,4 +1,4 @@
-"""Questions about a node's hardware that more than one part of the core asks."""
+"""Answers questions about a node's hardware that several packages of the core ask."""
 
 from collections.abc import Mapping
 from itertools import combinations

@@ -1,5 +1,5 @@
 """
-Keeps the topologies of many nodes small: what equal machines have in common is there once.
+Shares the equal contents of many nodes' topologies in memory.
 
 Machines of one model differ in the uuids of their GPUs and MIG instances. A shape is a topology in which these ids are
 replaced by their positions. `Shapes` keeps each shape once and makes the topology of a node of it, which shares with the

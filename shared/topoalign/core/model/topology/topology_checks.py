@@ -1,5 +1,5 @@
 """
-Checks that a topology is consistent, as every reader of machines promises and every user of a `Topology` assumes.
+Checks that a topology is consistent. Every reader of machines promises it, and every user of a `Topology` assumes it.
 
 Checked are names and references (a CPU's node exists, a link's devices exist, no bridge is its own ancestor),
 uniqueness, order, and sizes: a description that claims a million CPUs is a mistake or an attack, not a machine.

@@ -1,5 +1,5 @@
 """
-How many of the NICs that a container asks for are local to its GPUs.
+Counts how many of the NICs that a container asks for are local to its GPUs.
 
 A NIC is local to a GPU if nothing but PCIe switches is between them (PIX, PXB) or, on Grace, if both are at the same CPU.
 One local GPU is enough for a set: NCCL's PXN moves the data of the other members through it. A NIC that is local to none is

@@ -1,5 +1,5 @@
 """
-The weakest seam of a set of GPUs: the measure of how fast a collective runs on it.
+Computes the weakest seam of a set of GPUs, which measures how fast a collective runs on it.
 
 A set can be divided into two parts in many ways. The seam is the weakest of these divisions, which is the minimum cut of the
 set: the number of NVLinks between both parts or, where no NVLink connects them, the best PCIe path between them. Every ring

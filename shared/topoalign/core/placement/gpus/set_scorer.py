@@ -1,5 +1,5 @@
 """
-What sets of GPUs of one machine are worth: their weakest seam, the links among them, and the links that they cut.
+Scores sets of GPUs of one machine: their weakest seam, the links among them, and the links that they cut.
 
 Each figure of a set is remembered, because the same GPUs stay free between two pods.
 """
@@ -22,7 +22,7 @@ class SetScorer:
     """Scores sets of GPUs of one machine. Keep one per machine."""
 
     def __init__(self, scores: Scores, links: Links | None = None) -> None:
-        """`scores`: of all pairs (`pair_score`); `links`: None where nothing but the scores is known."""
+        """`scores`: of all pairs (`connection_score`); `links`: None where nothing but the scores is known."""
         self.scores = scores
         self.links = Links(scores, ()) if links is None else links
         self._seams: dict[Members, Seam] = {}

@@ -1,5 +1,6 @@
 """
-topology: the set of GPUs on which a collective runs fastest; of equally fast sets the one that fragments the rest the least.
+Policy `topology`: chooses the set of GPUs on which a collective runs fastest; of equally fast sets the one that
+fragments the rest the least.
 
 Sets are compared by one key, element by element:
 

@@ -1,5 +1,5 @@
 """
-The best way to split devices into sets of one size: what device policy `best-effort` maximises.
+Finds the best partition of devices into sets of one size, which device policy `best-effort` maximises.
 
 A partition is a split of some devices into as many sets of `size` as there can be, and what is left over as one smaller
 set. It is worth the sum of the scores of all its sets, and the score of a set is the sum over its pairs (`Scores`). Of
@@ -7,10 +7,10 @@ the partitions in which a set of full size holds all required devices, the best 
 is the best that occurs in any of these and holds the required ones, of equals the one with the lowest indexes. So the
 answer depends on the scores alone, and not on the order of the devices.
 
-Four ways lead there, each exact but the last:
+Four algorithms find it, each exact but the last:
 
 - up to 9 devices: all partitions, listed beforehand (`tables`);
-- hierarchical scores, any number of devices: what matters of each block is how many are left (`tree`);
+- hierarchical scores, any number of devices: what matters of each block is how many are left (`tree_partition`);
 - up to 18 devices: bounds by prices, and then the few sets that are left (`lagrangian`);
 - more, or where an exact search ends at its limit on work: sets that grow greedily and then exchange devices (`greedy`).
   Neither the chosen set nor the total is worth less than what grew greedily, and the answer is marked as not exact.

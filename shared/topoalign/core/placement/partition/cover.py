@@ -1,4 +1,7 @@
-"""Combines sets in every way that covers all devices, each exactly once: the last part of the Lagrangian search."""
+"""
+Combines sets in every possible manner that covers all devices, each exactly once: the last step of the Lagrangian
+search.
+"""
 
 from collections.abc import Iterable, Sequence
 

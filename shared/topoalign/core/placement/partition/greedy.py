@@ -1,5 +1,5 @@
 """
-A good partition, without a promise that it is the best: sets that grow, and then exchange devices.
+Finds a good partition, which may not be the best: sets that grow, and then exchange devices.
 
 Each set grows by the device that adds most, from every start there is, and the best of these is kept; the next one grows out
 of the rest. Then devices of different sets change places while that adds to the total.

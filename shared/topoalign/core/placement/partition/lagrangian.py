@@ -1,5 +1,5 @@
 """
-The best partition of up to 18 devices without any structure: by prices.
+Finds the best partition of up to 18 devices of any structure, by prices (Lagrangian relaxation).
 
 Give each device a price. A set then costs what the prices of its devices exceed its score by, and whatever the prices
 are, no partition is worth more than all prices together less the cheapest sets there are, as many as a partition has.

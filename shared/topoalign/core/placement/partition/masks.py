@@ -1,5 +1,5 @@
 """
-Sets of devices as masks.
+Converts sets of devices to masks and back.
 
 The first device has the highest bit. So of two masks with equally many bits the greater one is the set with the lower
 indexes: what comes first where two sets are equally good.

@@ -1,4 +1,4 @@
-"""The limit on work: a search counts its steps, and ends with TooMuchWork instead of never."""
+"""Limits the work of a search: it counts its steps, and ends with TooMuchWork."""
 
 from typing import NoReturn
 

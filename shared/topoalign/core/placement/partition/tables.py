@@ -1,5 +1,5 @@
 """
-The best partition of a few devices: by looking at every partition, listed beforehand.
+Finds the best partition of a few devices by comparing every partition, listed beforehand.
 
 Which partitions there are depends on the number of devices and the size only. They are kept as columns: column i holds the
 i-th set of each partition. A call looks up the scores of a whole column at once and adds the columns up, so that no loop

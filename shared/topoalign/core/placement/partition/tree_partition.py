@@ -1,5 +1,5 @@
 """
-The best partition of devices that form a tree: DGX-2, HGX, NVL72, and most machines without direct NVLinks.
+Finds the best partition of devices that form a tree: DGX-2, HGX, NVL72, and most machines without direct NVLinks.
 
 There the scores are hierarchical: blocks of devices, within each block smaller blocks with higher scores, and any two
 devices of different blocks of a level have the same score. What matters of the devices that are left is only how they

@@ -1,5 +1,5 @@
 """
-What is left of a tree of devices, as far as it matters.
+Describes what is left of a tree of devices, without what does not matter for the search.
 
 A form is a number. Two parts of the tree have the same form if they look alike: as many devices, in equal blocks with equal
 scores. So a machine of 72 equal devices has 72 forms and not 2^72 sets. A form is empty, a device, a device that the next

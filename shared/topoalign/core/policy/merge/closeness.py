@@ -1,6 +1,6 @@
 """
-Which of several sets of NUMA nodes is best: the fewest, then the first in an order of the caller's if there is one, then the
-closest to one another if asked for, then the lowest.
+Chooses the best of several sets of NUMA nodes: the fewest nodes, then the first in the order of the caller if there is
+one, then the closest to one another if asked for, then the lowest.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,5 +1,5 @@
 """
-The merge of the providers' hints into the one that everything of a container is aligned to.
+Merges the providers' hints, as the kubelet does, into the one to which everything of a container is aligned.
 
 The rule (kubelet v1.36.3, topologymanager): take one hint of every list and AND their masks; that is a candidate, and it is
 preferred only if all its hints are and their masks are equal. The best candidate is the narrowest preferred one. If there

@@ -1,5 +1,5 @@
 """
-The kubelet's merge on machines with so many NUMA nodes that hints come as rules.
+Merges hints as the kubelet does on machines with so many NUMA nodes that hints come as rules.
 
 The rule is that of `merge`, and so is its result. A mask is preferred if every rule and list prefers it: a search meets the
 needs of all rules at once. If there is none, no hint is merged as preferred, and what the hints can come to is given by

@@ -1,5 +1,5 @@
 """
-How topoalign itself merges hints (mode `best`): the narrowest NUMA nodes on which everything fits.
+Merges hints as topoalign does (mode `best`): to the narrowest NUMA nodes on which everything fits.
 
 A container is aligned to some nodes if each of its resources has a hint that lies within them; whether that hint is those
 very nodes does not matter. The fewest nodes win, then those with the best connected GPUs (`MaskOrder`), then the closest to

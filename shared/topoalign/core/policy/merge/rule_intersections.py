@@ -1,5 +1,5 @@
 """
-Which masks the hints of several rules can come to when they are ANDed, found without listing the hints.
+Finds the masks that result when one hint of each of several rules are ANDed, without listing the hints.
 
 A mask is such an AND if every node that all rules offer and the mask lacks can be left out by one of them at least: the
 nodes to drop are shared out among the rules, and each rule can lose so much as it has more than it needs. If nodes can be

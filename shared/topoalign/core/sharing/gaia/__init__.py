@@ -1,7 +1,7 @@
 """
-Which GPUs GaiaGPU would choose: what `compat` asks for where a cluster comes from it, its oddities included.
+Chooses GPUs as GaiaGPU does, its known faults included: for clusters that come from it (`compat`).
 
-`tree` and `evaluators` are those of its device plugin, gpu-manager; `admission` is what its scheduler extender,
+`pcie_tree` and `evaluators` are those of its device plugin, gpu-manager; `admission` is what its scheduler extender,
 gpu-admission, does on its own. Where the original answers by chance, the GPU with the lowest minor number decides.
 """
 

@@ -1,5 +1,6 @@
 """
-Which node gpu-admission would choose for a pod, and which GPUs it would promise there, before gpu-manager chooses again.
+Finds the node that gpu-admission would choose for a pod, and the GPUs that it would promise there, before gpu-manager
+chooses again.
 
 Nodes are tried with the most loaded first: fewest cores left, then least memory left, then by name. The first that has room
 for every container of the pod gets it (`admission_order_key`); all others are out, so the scheduler is left without a

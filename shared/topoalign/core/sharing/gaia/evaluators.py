@@ -1,5 +1,5 @@
 """
-Which GPUs of the tree a container gets: part of one GPU, one GPU, or several that are near one another.
+Chooses the GPUs of the tree that a container gets: a share of one GPU, one GPU, or several that are near one another.
 
 - `share` (below 100 cores): the first of all GPUs, by what they have left, that has enough of both. Best fit on cores;
   the tree has no say.
@@ -185,9 +185,9 @@ def choose_gpus_as_gaia(
     topology: Topology, gpus: Sequence[SharedGpu], request: ShareRequest, among: Collection[DeviceID]
 ) -> Chosen:
     """
-    The GPUs, of these GPUs, that a container gets. `cards`: all of the machine's, in its order.
+    The GPUs `among` these that a container gets. `gpus`: all of the machine's, in its order.
 
-    Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the GPUs do not have it.
+    Raises InvalidField for an invalid request, and ShareDoesNotFit where the GPUs do not have it.
     """
     tree = build_free_tree(tree_root(topology), gpus)
     for at, gpu in enumerate(gpus):

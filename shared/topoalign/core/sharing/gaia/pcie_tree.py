@@ -1,5 +1,5 @@
 """
-The tree of a machine's GPUs by their common ancestors on PCIe, and which of them are free.
+Builds the tree of a machine's GPUs by their common ancestors on PCIe, with those that are free.
 
 NVML reports for each pair of GPUs how near their common ancestor is: 10 a single switch, 20 several, 30 a host bridge, 40 a
 CPU, 50 the system; 0 is one board. Pairs of one level that share a GPU make one node of that level. Above a GPU or node is

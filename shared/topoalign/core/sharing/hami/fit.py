@@ -1,5 +1,5 @@
 """
-Whether the GPUs of a node can serve one container, and which of them do.
+Checks which GPUs of a node can serve one container.
 
 GPUs are tried in their order until there are enough. Each is checked, and the first check that fails is its reason:
 health, cordon, type and mode, uuid, a free slot, nobody else on it (`mutex`), memory, cores, a whole GPU for 100
@@ -72,7 +72,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 def fit(gpus: Sequence[HamiGpuUsage], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
     """
-    The GPUs for one container, or why there are too few. `cards` come in the order in which they are tried.
+    The GPUs for one container, or why there are too few. `gpus` come in the order in which they are tried.
 
     Raises TooMuchWork where the best connected GPUs are not found within the limit on work.
     """

@@ -1,5 +1,5 @@
 """
-Which of the GPUs that fit are connected best, and what the links between two GPUs are worth.
+Chooses the best connected of the GPUs that fit, and scores the links between two GPUs.
 
 Of several GPUs, the set with the highest sum of pair scores; of equal ones the first in the order in which GPUs are
 tried. For one GPU it is the other way round: the one with the lowest sum of scores to the others that fit, so that

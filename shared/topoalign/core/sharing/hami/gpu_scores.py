@@ -1,5 +1,5 @@
 """
-How full GPUs and nodes are: slots, cores and memory as parts of what there is, each weighted, times ten.
+Scores how full GPUs and nodes are: the used fractions of slots, cores and memory, each weighted, times ten.
 
 A GPU of 10 slots, 4 cores and 8192 MiB of which 2, 1 and 2048 are used scores 10 x (0.2 + 0.25 + 0.25) = 7. With a
 request for one core and 1024 MiB on top, 10 x (0.3 + 0.5 + 0.375) = 11.75, however many GPUs it asks for.

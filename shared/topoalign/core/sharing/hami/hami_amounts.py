@@ -1,5 +1,5 @@
 """
-A GPU and a share of it in HAMi's amounts: what the checks, scores and orders of this package compare.
+Describes a GPU and a share of it in HAMi's amounts, which the checks, scores and orders of this package compare.
 
 What is not a whole MiB counts against whoever asks: of what a GPU has it is cut off, of what is held it is rounded
 up. A GPU that somebody holds whole is used up. An unknown NUMA node counts as node 0, as upstream registers it.

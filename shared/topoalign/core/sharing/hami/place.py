@@ -1,5 +1,5 @@
 """
-Where a pod goes on one node: the GPUs of each of its containers.
+Chooses the GPUs of each container of a pod on one node.
 
 Each container starts with the GPUs as those before it leave them, but each init container with the GPUs as they are
 before the pod: they run one after another, and end before the others start. Of each container's GPUs the scores are

@@ -1,5 +1,6 @@
 """
-The GPUs of a node as HAMi's device plugin registers them in annotations, and the scores of their links.
+Reads and writes the annotations in which HAMi's device plugin registers the GPUs of a node and the scores of their
+links.
 
 Today's text is JSON, and what is zero is left out of it: index 0, NUMA node 0 and an unhealthy GPU's health. Older
 versions wrote `id,count,memory,cores,type,numa,health[,index,mode]:` for each GPU, without index and mode in the

@@ -1,8 +1,8 @@
 """
-Which GPUs a pod accepts, and how they are chosen: its annotations, read once as HAMi does.
+Reads the annotations of a pod, as HAMi does, that restrict which GPUs it accepts and how they are chosen.
 
 Types are matched without regard to case, as a part of the model; uuids exactly. A list that is empty or blank is no
-constraint; one that has only commas matches nothing (`demand.card_annotations` has how lists are read).
+constraint; one that has only commas matches nothing (`demand.share_annotations` describes how lists are read).
 
 Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies.
 """
