@@ -35,7 +35,7 @@ class NotAligned(NoFit):
     def __init__(
         self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment, shortage: str = ""
     ) -> None:
-        """`shortage`: which amounts decide, for people (`describe_shortage`); empty: they were not looked for."""
+        """`shortage`: which amounts decide, as text (`describe_shortage`); empty: not computed."""
         whose = "the pod" if container is None else f"container {container!r}"
         unmet = sorted({name for hints in alignment.hints.values() for name, each in hints.items() if each == ()})
         mask = alignment.merged.affinity
@@ -68,7 +68,7 @@ class Aligned(NamedTuple):
 
 
 def unaligned(container: ContainerName | None, note: str = "") -> tuple[Alignment, Aligned]:
-    """Where nobody is asked for hints."""
+    """The alignment where no hint provider is asked."""
     return Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True, note=note), Aligned(
         NO_AFFINITY, NO_AFFINITY
     )
@@ -76,7 +76,7 @@ def unaligned(container: ContainerName | None, note: str = "") -> tuple[Alignmen
 
 def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tuple[Alignment, Aligned]:
     """
-    The alignment of a container, or of the pod as a whole. Whether it is admitted stands in the Alignment.
+    Aligns a container, or the pod as a whole. The Alignment contains whether it is admitted.
 
     `work` is what is left of the limit for the whole decision. Raises TooMuchWork.
     """
@@ -104,8 +104,9 @@ def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tup
 
 def goes_on(rules: AdmissionRules) -> bool:
     """
-    Whether a container that could not be aligned within the limit on work is admitted all the same: where topoalign decides
-    itself and aligns as well as it can. A prediction would be a guess, and a strict policy promises more.
+    Whether a container that could not be aligned within the limit on work is admitted nevertheless. It is where
+    topoalign decides itself and aligns as well as it can; it is not in a prediction, which would be a guess, nor
+    under a strict policy.
     """
     return profile_of(rules.mode).unaligned_beyond_limit and POLICIES[rules.policy].admits(NO_AFFINITY)
 

@@ -5,7 +5,7 @@ A container that needs fewer devices than earlier init containers of its pod lef
 picks which at random (v1.36.3, device manager: the order of a Go map). The NUMA nodes of those that are left then bear on
 the hints of the containers after it, so one pick may admit the pod and another refuse it.
 
-Picks that differ in NUMA nodes are tried, from the most likely on, up to MOST_RUNS decisions. All devices count as equally
+Picks that differ in NUMA nodes are tried, the most likely first, up to MOST_RUNS decisions. All devices count as equally
 likely. Example: of devices on NUMA nodes 0, 0 and 1, two are picked as 0 and 0 once and as 0 and 1 twice of three times.
 The more likely decision is the answer. Where it is to be explained, a note gives the chance of the other one; else no more
 picks are tried once one decision has more than half of the chance.

@@ -1,8 +1,8 @@
 """
 Finds from amounts alone whether a kubelet would admit a pod: in microseconds, for one node of thousands.
 
-In mode `kubelet` the sets of NUMA nodes that are preferred depend on the empty machine. So they are found once for each
-kind of machine and demand (`need_of`), and of a node only what is free on them is compared (`judge_amounts`):
+In mode `kubelet` the sets of NUMA nodes that are preferred depend on the empty machine. So they are computed once for
+each kind of machine and demand (`need_of`); for each node only the free amounts are compared (`judge_amounts`):
 
     2 NUMA nodes with 4 GPUs each, policy restricted, 3 GPUs and 8 CPUs: {0} and {1} are preferred
     free now: 2 GPUs on node 0, 4 on node 1; 30 CPUs on each: node 1 has both, and the pod is admitted
@@ -43,7 +43,7 @@ from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import initial_state
 from topoalign.core.state.share_amounts import offered_in_slots
 
-# Whether amounts decide about a pod of which several containers ask for something.
+# Finds whether amounts decide about a pod in which several containers ask for something.
 #
 # They do where the totals of the pod suffice, because it is aligned as one or admitted however it is aligned; and where
 # it is known after each container what is left on each NUMA node, because what it has is all on one.
@@ -56,7 +56,7 @@ NOT_NEAR = {CpuOption.FULL_PCPUS_ONLY, CpuOption.ALIGN_BY_SOCKET}
 
 
 def asks_alike(container: ContainerDemand, pod: PodDemand) -> bool:
-    """Whether the pod as a whole asks for what one of its containers does."""
+    """Whether the pod as a whole asks for the same as one of its containers."""
     return (container.devices, container.cpus, container.memory) == (pod.devices, pod.cpus, pod.memory)
 
 
@@ -104,7 +104,7 @@ def disjoint(*some: Collection[DeviceID]) -> bool:
     return len(frozenset().union(*some)) == sum(map(len, some))
 
 
-# What one container is given once it is aligned, and what of it a node has too little of in all.
+# Computes what one container is given once it is aligned, and what of it a node has too little of in total.
 #
 # The alignment of a container does not matter here: devices and CPUs of other NUMA nodes make up for what is not
 # there (kubelet v1.36.3, device manager and CPU manager).
@@ -168,7 +168,7 @@ def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole
 
 
 class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a demand comes to on one kind of machine, under the rules of its kubelet."""
+    """What a demand needs on one kind of machine, under the rules of its kubelet."""
 
     refused: str
     """Code of the refusal, whatever is free; empty: it depends on that."""
@@ -196,11 +196,11 @@ class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NeedSteps = Generator[None, None, PodNeed | None]
-"""Finds a need in steps, between which others may work: 100 containers on 8 NUMA nodes take 50 ms."""
+"""Computes a need in steps, between which other tasks may run: 100 containers on 8 NUMA nodes take 50 ms."""
 
 
 def need_of(topology: Topology, demand: PodDemand) -> PodNeed | None:
-    """What a demand comes to on a machine. None: more than amounts decides."""
+    """Computes what a demand needs on a machine. None: amounts alone do not decide."""
     return drive(need_steps(topology, demand), lambda _: None)
 
 
@@ -320,7 +320,7 @@ def are_listed(topology: Topology, demand: PodDemand) -> bool:
 
 
 def find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
-    """The code with which no pod like this is decided on the machine, whatever is free; empty where it is."""
+    """Returns the code with which the machine refuses every pod like this, whatever is free; empty: it does not."""
     try:
         check_decidable(initial_state(NodeName(""), topology, {}, ""), demand)
     except NoFit as misfit:
@@ -329,7 +329,10 @@ def find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
 
 
 def judge_amounts(need: PodNeed, free: Free) -> str | None:
-    """Empty: the kubelet would admit the pod; else the code of the refusal. None: more than amounts decides."""
+    """
+    Compares a need with what is free. Returns an empty text if the kubelet would admit the pod, else the code of the
+    refusal; None: amounts alone do not decide.
+    """
     if need.refused:
         return need.refused
     if free.cpus < 0 and any(step.cpus for step in need.steps):
@@ -346,7 +349,7 @@ def judge_amounts(need: PodNeed, free: Free) -> str | None:
 
 
 def lacking_without_memory(need: PodNeed, free: Free) -> str | None:
-    """The verdict where no preferred set has all, memory included."""
+    """The result where no preferred set has everything, memory included."""
     nowhere = not has_memory_anywhere(need, free)
     chosen = 0
     if nowhere:

@@ -36,7 +36,7 @@ from topoalign.core.state.fold import NodeState
 Amount = tuple[ResourceName, int]
 
 NONE = -1
-"""Less than the 0 that are free where all are held."""
+"""Below 0, which means that all are held."""
 
 
 class Free(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class Free(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_free(state: NodeState, rules: AdmissionRules) -> Free:
-    """What is free on a node under the rules of its kubelet."""
+    """Counts what is free on a node under the rules of its kubelet."""
     hardware = state.hardware
     machine = state.hardware.node_ids
     supplies: dict[ResourceName, Mapping[Mask, int]] = {
@@ -180,11 +180,11 @@ def subtract_container(
     )
 
 
-# On which sets of NUMA nodes the kubelet prefers to align a demand: found from the empty machine, once for all machines
-# alike.
+# Finds the sets of NUMA nodes to which the kubelet prefers to align a demand: from the empty machine, once for all
+# equal machines.
 #
-# In mode `kubelet` a hint is preferred if it has as few NUMA nodes as the empty machine could do with, so what is held
-# on a node has no say in it. The merge prefers a set that every hint provider prefers (kubelet v1.36.3,
+# In mode `kubelet` a hint is preferred if it has as few NUMA nodes as the empty machine could do with, so what is
+# held on a node does not matter. The merge prefers a set that every hint provider prefers (kubelet v1.36.3,
 # topologymanager):
 #
 #     2 NUMA nodes with 4 GPUs each: 3 GPUs prefer {0} and {1}; 3 GPUs and 70 of 2 x 64 CPUs prefer no set at all

@@ -1,13 +1,13 @@
 """
 Plans nodes for all pods of a gang, which start together or not at all.
 
-They are planned as a whole, or not at all. GPUs of different nodes reach one another over NVLink within a fabric; so each
-fabric is tried alone, and all nodes together only where no fabric has room.
+They are planned as a whole, or not at all. GPUs of different nodes are connected by NVLink within a fabric. So each
+fabric is tried alone first, and all nodes together only if no fabric has room.
 
 The rule within a group of nodes: node by node, each takes the pods that it would admit one after the other, of those that
-may go to it. For pods that are alike this finds a place for all if there is one. Pods that differ are tried in three orders:
-those that ask for most first, those that may go to the fewest nodes first, those that ask for least first. This may miss a
-place that another order would find: the gang waits, and nothing is reserved.
+may go to it. For equal pods this finds nodes for all if there are any. Pods that differ are tried in three orders:
+those that ask for most first, those that may go to the fewest nodes first, those that ask for least first. This may
+miss a plan that another order would find. Then the gang waits, and nothing is reserved.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ def plan_gang(
     fixed: tuple[str, NodeName] | None = None,
 ) -> Generator[None, None, Plan | None]:
     """
-    What to reserve for all members on these nodes, for so many seconds; None: not all have a place. It stops after each
+    Plans what to reserve for all members on these nodes, for so many seconds; None: not all of them fit. It stops after each
     decision, so that a caller can do something else in between. `fixed`: UID of a member, and the node that it goes to.
 
     Raises InvalidField for an invalid member.
@@ -216,7 +216,7 @@ def limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
 
 def is_given_as_reserved(allocation: Allocation) -> bool:
     """
-    Whether a container has parts of several GPUs in units, or whole ones and memory: only a reservation shows to the
+    Whether a container has shares of several GPUs in units, or whole ones and memory: only a reservation shows to the
     code that gives them that they are of one container.
     """
     amounts = allocation.amounts.values()

@@ -46,7 +46,7 @@ def place_jointly(
     state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
 ) -> ContainerDevices:
     """
-    What a container gets on these NUMA nodes (None: on any).
+    Chooses the devices of a container on these NUMA nodes (None: on any).
 
     A policy that admits without alignment has devices of other nodes, too, where those do not do. Raises DevicesDoNotFit
     and TooMuchWork.
@@ -56,7 +56,7 @@ def place_jointly(
 
 
 def follows_koordinator(container: ContainerDemand) -> bool:
-    """Whether the container gets Koordinator's answers, odd ones included."""
+    """Whether the container gets Koordinator's answers, its known faults included."""
     return container.joint is not None and container.joint.compat
 
 
@@ -131,7 +131,7 @@ SPREAD = ("NUMA nodes", "root complexes", "switches")
 
 
 def measure_spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, int]:
-    """On how many parts of the machine devices are, of those that are known."""
+    """Counts the NUMA nodes, root complexes and switches of these devices, as far as they are known."""
     places = [place for device in devices if (place := locate_devices(topology).get(device)) is not None]
     return (
         len({each.node for each in places}),
@@ -179,7 +179,7 @@ class Bounds(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether there is no more to it than that all are among the same devices."""
+        """Whether any of the same devices may be taken."""
         return not (self.fixed and self.choice)
 
     @property

@@ -177,7 +177,7 @@ def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
 
 def as_others(state: NodeState, demand: PodDemand) -> NodeState:
     """
-    The state in which what a pod of this name has is somebody else's: the kubelet distinguishes pods by their UIDs, and the
+    The state in which another pod owns what a pod of this name has: the kubelet distinguishes pods by their UIDs, and the
     pod that comes next has a new one.
     """
     name = (demand.namespace, demand.pod)

@@ -76,7 +76,7 @@ HALVES_BY_RESERVATION = (
 
 
 class AdmissionRun:
-    """A decision under way: how far it is, what was given so far, and how that came about."""
+    """A decision in progress: the next step, what was given so far, and the explanation."""
 
     def __init__(
         self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
@@ -286,14 +286,14 @@ class AdmissionRun:
         )
 
     def admission(self) -> Admission:
-        """What all containers were given."""
+        """Returns what all containers were given."""
         explanation = self.explanation()
         if self.needs_reservation:
             explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, HALVES_BY_RESERVATION))
         return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=explanation)
 
     def refusal(self, misfit: NoFit) -> Refusal:
-        """Why the pod does not fit, and what the kubelet had given before it found that."""
+        """Returns why the pod does not fit, and what the kubelet had given before it found that."""
         given = self.profile.gives_while_deciding and self.alignments
         return Refusal(
             reason="TopologyAffinityError" if self.is_refused_by_policy else reason_of(misfit),
@@ -307,7 +307,7 @@ class AdmissionRun:
         )
 
     def explanation(self) -> Explanation:
-        """How it came about so far."""
+        """The explanation of the decision so far."""
         return Explanation(
             not_covered=tuple(not_covered(self.demand)),
             alignments=tuple(self.alignments),
@@ -328,13 +328,13 @@ class AdmissionRun:
 
     @property
     def needs_reservation(self) -> bool:
-        """Whether a kubelet asks for what has to be of one GPU, by separate calls that do not say for which container."""
+        """Whether a kubelet asks for what has to be of one GPU, by separate calls that do not name the container."""
         return not self.profile.seeks_units_by_gpu and any(
             asks_for_both_halves(self.state.hardware, each.devices) for each in self.demand.containers
         )
 
     def notes(self) -> Iterator[str]:
-        """What a prediction cannot say for certain, or people would not expect of the kubelet."""
+        """Notes on what a prediction cannot determine, and on behaviour of the kubelet that people do not expect."""
         if (self.demand.jointly or self.chooses_gpus) and not self.profile.aligns_jointly:
             yield BY_RESERVATION
         yield from self.by_chance

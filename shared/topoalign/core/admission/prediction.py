@@ -216,7 +216,10 @@ def held_by_kubelet(
 def checkpoint_entry_from_usage(
     used: ContainerUsage, *, cpus: bool = False, memory: bool = False, devices: bool = False
 ) -> CheckpointEntry:
-    """A part of what PodResources showed of a container. It knows no UIDs: the name of the pod stands for it."""
+    """
+    Turns what PodResources reported of a container into a checkpoint entry. PodResources has no UIDs, so the name of
+    the pod is used.
+    """
     return CheckpointEntry(
         pod_uid=f"{used.owner.namespace}/{used.owner.pod}",
         container=used.owner.container,
@@ -299,7 +302,7 @@ def starting(age: float) -> str:
 
 
 def doubted(doubt: str) -> str:
-    """The note of an answer while the record is unconfirmed for this reason."""
+    """The note of an answer while the allocator's record is unconfirmed for this reason."""
     return f"the journal was damaged ({doubt}): something may be held that is not in the record"
 
 

@@ -9,7 +9,7 @@ an earlier set may have room, and the pod takes what was free there, too, which 
     a pod with 2 CPUs of node 0 ends: A is aligned to node 0 and takes its GPU, and B is refused
 
 So of each pod all preferred sets count up to the first one with room, as `feasibility` finds them. Of an earlier one it
-takes whatever is free there now, up to what it asks for; what has ended besides helps the others, and does not count. A set
+takes whatever is free there now, up to what it asks for; what else has ended helps the others, and does not count. A set
 of several NUMA nodes counts as taken whole: how a pod is spread over it is not known from amounts.
 """
 
@@ -42,9 +42,9 @@ class PendingPodAmounts(NamedTuple):
     key: object
     """Equal for pods that ask for the same."""
     must_fit: bool
-    """Whether all is in vain if it is refused."""
+    """Whether the whole plan fails if this pod is refused."""
     takes: PodNeed | None
-    """What it takes where it is aligned. None: that is not known, and it is taken to stay where it was predicted."""
+    """What it takes where it is aligned. None: not known; it is assumed to stay where it was predicted."""
     decides: bool
     """Whether these amounts decide about it."""
 

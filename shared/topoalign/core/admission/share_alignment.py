@@ -9,14 +9,14 @@ pod that finds its GPU on node 1 may be aligned to node 0 once another pod has g
     asked: 60 cores and 4 CPUs; node 0 has free slots, GPUs with 40 cores left, and 2 CPUs; node 1 has enough of all
     now the pod is aligned to node 1; when a pod with 8 CPUs of node 0 ends, to node 0, where no GPU has 60 cores
 
-An earlier preferred set is a danger if no GPUs of it have enough, and the kubelet could come to it although nobody ends
-whose end would change that: what a pod holds of GPUs, of CPUs and of memory becomes free together.
+An earlier preferred set is a danger if no GPU of it has enough, and if the kubelet could align to it without the end
+of a pod that would free enough. What a pod holds of GPUs, CPUs and memory becomes free together.
 
     the 8 CPUs are held by the pod that has 60 cores of a GPU of node 0: when it ends, the cores are free, too: no danger
 
-Pods that come before are rivals: each may take its share of any GPUs. And a pod that limits its GPUs, spreads its units over
-several, or asks for whole GPUs and memory, must have those that are reserved for it: to such a one each other set is a
-danger. Devices that become healthy are not reckoned with.
+Pods that are admitted before are competitors: each may take its share of any GPUs. A pod that limits its GPUs,
+spreads its units over several, or asks for whole GPUs and memory, must have those that are reserved for it. For such
+a pod every other set is a danger. Devices that become healthy are not taken into account.
 """
 
 from collections import Counter, defaultdict
@@ -60,7 +60,7 @@ Left = Mapping[DeviceID, SlotsLeft] | Mapping[DeviceID, UnitsLeft]
 
 
 class Sets(NamedTuple):
-    """Sets of NUMA nodes to which a kubelet may align something, and for which amounts it looks."""
+    """Sets of NUMA nodes to which a kubelet may align something, and the amounts that it compares."""
 
     preferred: tuple[int, ...]
     near: tuple[Amount, ...]
@@ -68,7 +68,7 @@ class Sets(NamedTuple):
 
 
 class AlignedContainer(NamedTuple):
-    """A container that asks for parts of GPUs, and by what its kubelet aligns it."""
+    """A container that asks for shares of GPUs, and what its kubelet aligns it by."""
 
     container: ContainerDemand
     share: SlotShare | Share
@@ -156,12 +156,12 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
     strangers = [each for other in others for each in other.containers]
     for part in parts:
         besides = [each for each in pod.containers if each is not part.container]
-        rivals = (share_in(state.hardware, each) for each in (*besides, *strangers))
-        search = AlignmentSearch(state, pod.rules, part, [share for _, share in filter(None, rivals)])
+        competitors = (share_in(state.hardware, each) for each in (*besides, *strangers))
+        search = AlignmentSearch(state, pod.rules, part, [share for _, share in filter(None, competitors)])
         room = first_with_room(part.aligned.preferred, part.aligned.near, part.aligned.memory, free)
         before = strangers if pod.rules.scope is Scope.POD else (*besides, *strangers)
         for sets, number in iterate_possible_alignments(part, free, before):
-            if number == room and not search.rivals:
+            if number == room and not search.competitors:
                 continue
             if not search.suffices(number, is_here=number == room) and search.can_be_reached(sets, number):
                 return False
@@ -169,18 +169,18 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
 
 
 def iterate_possible_alignments(
-    part: AlignedContainer, free: Free, rivals: Sequence[ContainerDemand]
+    part: AlignedContainer, free: Free, competitors: Sequence[ContainerDemand]
 ) -> Iterator[tuple[Sets, int]]:
     """
     The sets to which a container may be aligned once something has ended, up to the first that has room now even after all
     these rivals have taken what they ask for from it.
     """
     taken = Counter[ResourceName]()
-    for each in rivals:
+    for each in competitors:
         taken.update(each.devices)
         taken.update({CPU: each.cpus})
         taken.update(each.memory)
-    by_memory = any(each.memory for each in rivals)  # they may also use it in groups
+    by_memory = any(each.memory for each in competitors)  # they may also use it in groups
     aligned = part.aligned
     near = tuple((name, amount + taken[name]) for name, amount in aligned.near)
     for number in aligned.preferred:
@@ -192,21 +192,21 @@ def iterate_possible_alignments(
 
 
 class AlignmentSearch:
-    """Looks whether sets of NUMA nodes have GPUs for one container, and whether a kubelet may come to them."""
+    """Checks whether sets of NUMA nodes have GPUs for one container, and whether a kubelet may align to them."""
 
     def __init__(
-        self, state: NodeState, rules: AdmissionRules, part: AlignedContainer, rivals: Sequence[SlotShare | Share]
+        self, state: NodeState, rules: AdmissionRules, part: AlignedContainer, competitors: Sequence[SlotShare | Share]
     ) -> None:
         self._state = state
         self._rules = rules
         self._part = part
-        self.rivals = rivals
+        self.competitors = competitors
         self._in_slots = isinstance(part.share, SlotShare)
 
     def suffices(self, number: int, *, is_here: bool = False) -> bool:
         """
-        Whether enough GPUs near this set have room for the container, whatever its rivals take. `is_here`: it is aligned to
-        this set now.
+        Whether enough GPUs near this set have room for the container, whatever its competitors take. `is_here`: it is
+        aligned to this set now.
         """
         return self._suffices(self._left(self._state), number, is_here=is_here)
 
@@ -228,8 +228,8 @@ class AlignmentSearch:
         fit = [
             gpu for gpu in self._gpus(number) if gpu in left and fits_with_competitors(hardware, gpu, left[gpu], share)
         ]
-        kept = [gpu for gpu in fit if fits_with_competitors(hardware, gpu, left[gpu], share, self.rivals)]
-        lost = min(len(fit) - len(kept), sum(each.gpus for each in self.rivals))
+        kept = [gpu for gpu in fit if fits_with_competitors(hardware, gpu, left[gpu], share, self.competitors)]
+        lost = min(len(fit) - len(kept), sum(each.gpus for each in self.competitors))
         return len(fit) - lost >= share.gpus
 
     def _gpus(self, number: int) -> list[DeviceID]:
@@ -274,17 +274,17 @@ def fits_with_competitors(
     gpu: DeviceID,
     left: SlotsLeft | UnitsLeft,
     share: SlotShare | Share,
-    rivals: Sequence[SlotShare | Share] = (),
+    competitors: Sequence[SlotShare | Share] = (),
 ) -> bool:
-    """Whether of a GPU, of which so much is left, there is enough for a share, and for all of these rivals besides."""
+    """Whether a GPU, of which so much is left, has enough for a share and for all of these competing shares."""
     if isinstance(left, SlotsLeft) and isinstance(share, SlotShare):
-        taken = [each.amount_of(left.offered) for each in rivals if isinstance(each, SlotShare)]
+        taken = [each.amount_of(left.offered) for each in competitors if isinstance(each, SlotShare)]
         if taken and left.profiles:  # which places a rival's MIG instance takes is not known
             return False
         less = msgspec.structs.replace(left, slots=left.slots - len(taken), held=sum_amounts((left.held, *taken)))
         return may_be_on(topology, share, gpu) and has_slot_for(less, share)
     if isinstance(left, UnitsLeft) and isinstance(share, Share):
-        others = [each for each in rivals if isinstance(each, Share)]
+        others = [each for each in competitors if isinstance(each, Share)]
         rest = msgspec.structs.replace(
             left,
             cores=left.cores - sum(min(CORES, each.of_each.cores) for each in others),

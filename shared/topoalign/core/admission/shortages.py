@@ -43,7 +43,7 @@ MOST_NAMED = 3
 
 
 class Shortage(NamedTuple):
-    """Why a set of NUMA nodes does not do."""
+    """Why a set of NUMA nodes does not suit the demand."""
 
     text: str
     """With `{}` in the place of the NUMA nodes."""
@@ -53,7 +53,7 @@ class Shortage(NamedTuple):
 
 def describe_shortage(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
     """
-    Why no set of NUMA nodes that the policy accepts suits the demand, for people. `hints`: those of each provider. Empty:
+    Describes why no set of NUMA nodes that the policy accepts suits the demand. `hints`: those of each provider. Empty:
     amounts do not decide, or the search takes too much work.
     """
     try:
@@ -246,7 +246,7 @@ def format_sets(masks: Sequence[Mask], machine: Sequence[int]) -> str:
     return f"each of {text}" if size == 1 else f"any {size} of {text}"
 
 
-# Which single change of a pod, or of its kubelet's rules, makes it fit: found by making the decision with the change.
+# Finds the single changes of a pod, or of its kubelet's rules, that make it fit, by deciding again with each change.
 #
 # - **less of one resource**: the most that one container can ask for of it: devices, whole CPUs, GiB of memory;
 # - **other rules**: alignment of the pod instead of its containers, or the reverse; the strictest of the other

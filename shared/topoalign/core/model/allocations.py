@@ -240,7 +240,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class MemoryUse(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What the memory manager knows of one NUMA node beyond its size (spec/kubelet.md section 5)."""
+    """What the memory manager knows of one NUMA node beyond its size."""
 
     reserved: dict[ResourceName, int] = {}
     """Bytes held by containers."""

@@ -3,7 +3,7 @@ Hints, and the question that a hint provider answers.
 
 A hint names NUMA nodes on which the request can be met, and whether they are as few as possible (`preferred`). A
 provider answers per resource with a list of hints, with an empty list (cannot be met) or with None (no opinion), and
-the three mean different things to the merge (spec/kubelet.md section 1).
+the three mean different things to the merge.
 
 A question carries all that its answer depends on, so that a provider in another process answers from the asker's own
 knowledge and never from the facts that it happens to have received so far.

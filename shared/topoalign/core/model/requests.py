@@ -20,7 +20,7 @@ LARGEST_QUANTITY = 2**63 - 1
 """Kubernetes quantities are 64-bit; anything above is a mistake or an attack."""
 
 MOST_CONTAINERS = 100
-"""Init containers included: far above the pods that are run, and a decision looks at each beside all before it."""
+"""Init containers included: far above the pods that are run, and a decision compares each with all before it."""
 
 
 GANG = "topoalign.io/gang"
@@ -54,7 +54,7 @@ class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     requests: dict[ResourceName, int] = {}
     limits: dict[ResourceName, int] = {}
     sidecar: bool = False
-    """An init container with restart policy Always: it runs on beside the app containers."""
+    """An init container with restart policy Always: it runs on together with the app containers."""
 
 
 class PodLevelResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

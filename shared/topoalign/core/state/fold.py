@@ -1,8 +1,8 @@
 """
 Folds the facts that a node published into the state of the node.
 
-`NodeState.apply` is the only way anything gets in. The allocator folds its own journal, the registry and every client fold
-the stream, and starting up is nothing but folding again, so there is one truth and one way to load it.
+Only `NodeState.apply` changes the state. The allocator folds its own journal; the registry and every client fold the
+stream. At start the facts are folded again, so there is one source of truth and one method to load it.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ from topoalign.core.state.persistent_map import PersistentMap
 R = TypeVar("R", bound=Reading)
 
 TO_FOLLOW = "to follow"
-"""Under this name a state keeps how its `ownership` follows from that of the state before, until somebody asks for it."""
+"""The attribute in which a state keeps how its `ownership` follows from that of the state before, until it is first read."""
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -146,7 +146,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.followed(msgspec.structs.replace(self, allocations=live))
 
     def followed(self, after: "NodeState") -> "NodeState":
-        """Returns `after`, which holds what this state holds on the same hardware, with what is known of that already."""
+        """Returns `after` with what this state has already computed; both hold the same on the same hardware."""
         is_same = (
             after.allocations is self.allocations
             and after.reported_health is self.reported_health
@@ -228,7 +228,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits, equal for equal allocations whatever way they came about: compares two folds."""
+        """16 hex digits, equal for equal allocations, whatever facts led to them: compares two folds."""
         live = sorted(map(known_to_all, self.allocations.values()), key=lambda allocation: allocation.id)
         body = msgspec.json.encode([live, sorted(self.memory.items())], order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]

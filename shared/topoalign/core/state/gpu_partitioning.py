@@ -1,11 +1,11 @@
 """
 Describes how a GPU is partitioned, who holds its parts, and what of it can still be given.
 
-A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS, in units or in slots. Of instances in slots
-the cores are hundredths of each instance: seven of them have 700. Where slots become instances, what is left is the largest
-one that can be made. What is held may be of a former way: a GPU that a container has whole is in units since the
-configuration changed, and nothing of it is left. Example, of a GPU with 80 GiB in units, of which two containers have 20
-and 30 hundredths of computing time with 8 GiB each:
+A GPU is offered by one sharing strategy: whole, in MIG instances, in time slices, by MPS, in units or in slots. Of
+instances in slots the cores are hundredths of each instance: seven of them have 700. Where slots become instances, what
+is left is the largest one that can be created. What is held may be of a former strategy: a GPU that a container has
+whole is in units since the configuration changed, and nothing of it is left. Example, of a GPU with 80 GiB in units, of
+which two containers have 20 and 30 hundredths of computing time with 8 GiB each:
 
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
@@ -54,15 +54,15 @@ class UsedParts(NamedTuple):
     """What two of its records name counts once, a slot with the larger amount."""
     alone: Parts
     """
-    The same without what containers that came later have as well, as of an init container. A slot is the newest one's; an
-    earlier one has alone what its amount is larger by: of first 60 and then 30 cores 30, without a slot. So these add up to
-    what is not left, but for units that two pods have, where a kubelet gave them again: here they count for the pod that
-    came later, and in what is left for both.
+    The parts without those that later containers reuse, as from an init container. A slot counts for the newest
+    container. Example: the init container had 60 cores and the app container reuses 30 of them, so the init container
+    alone accounts for the other 30, without a slot. These parts add up to what is not left, with one exception: units
+    that a kubelet gave to a second pod count here for the later pod, and in what is left for both.
     """
     taken_over: bool = False
     """Whether later containers of its pod have all of it as well, if not as much of a slot; as of an init container."""
     lost: tuple[DeviceID, ...] = ()
-    """Uuids of MIG instances that were made for its slots and are gone: it has to be made anew."""
+    """Uuids of MIG instances that were created for its slots and are gone: the container has to be created again."""
 
     @property
     def is_left(self) -> bool:
@@ -71,7 +71,7 @@ class UsedParts(NamedTuple):
 
 
 class GpuPartitioning(NamedTuple):
-    """How one GPU is divided now."""
+    """How one GPU is partitioned now."""
 
     ways: tuple[Way, ...]
     """How it is offered; empty: it is not. Instances may be in time slices."""
@@ -91,7 +91,7 @@ class GpuPartitioning(NamedTuple):
 
 
 def divisions(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
-    """GPU -> how it is divided, for all GPUs of a node in the hardware's order."""
+    """Returns GPU -> its partitioning, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
     records = [allocation_with_parts(each, hardware) for each in state.allocations.values()]
     held: dict[DeviceID, dict[object, tuple[Allocation, dict[DeviceID, Part]]]] = {}

@@ -1,12 +1,12 @@
 """
 Indexes the live allocations of one node: who holds which holding, and which parts of a device are held.
 
-It is made once of all allocations and then follows each grant and release, at a cost that depends on what is granted or
+It is built once from all allocations and then follows each grant and release, at a cost that depends on what is granted or
 released and not on all that is held (`persistent_map`). Of shares it keeps a table for each device that is shared, because
 thousands of them may be held. It is immutable: the index of a former state stays what it was.
 
 It reads each id by the GPUs of all parts that the hardware shows or showed (`parent_devices`), so it follows only
-allocations that do not change these; for the others a new one is made.
+allocations that do not change these; for the others it is built again.
 """
 
 from collections import Counter
@@ -178,10 +178,10 @@ def placed_on(gpus: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
     return holding if gpu is None or gpu == holding.device else holding_of(holding.id, gpus)
 
 
-# Which of the devices that a node lists are held, under the ids under which they are handed out.
+# Indexes the held devices among those that a node lists, under the ids under which they are handed out.
 #
-# Like `holders` it is made once of all allocations, and follows each grant and release at the cost of what is granted
-# or released. A device may be held by several allocations, where the kubelet has given it to a second container.
+# Like `Holders` it is built once from all allocations, and follows each grant and release at the cost of what is
+# granted or released. A device may be held by several allocations, where the kubelet has given it to a second container.
 
 
 Sets = Mapping[ResourceName, DeviceSet]
@@ -230,12 +230,12 @@ class HeldDevices:
         return found
 
 
-# What allocations hold that is not offered now as it was given: after a change of what is offered, or of the hardware.
+# Indexes what allocations hold that is not offered now as it was given: after a change of the offers, or of the hardware.
 #
 # A slot with an amount is no time slice, although both have the same id: of a GPU of which a container has 100 cores by
 # `GPU-0::0` nobody gets the slice `GPU-0::1`. The other way round a time slice counts as a slot of an equal part.
 #
-# Like `holders` it is made once of all allocations, and follows each grant and release.
+# Like `Holders` it is built once from all allocations, and follows each grant and release.
 
 
 Place = tuple[ResourceName, DeviceID]

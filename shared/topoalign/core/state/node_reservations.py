@@ -3,14 +3,14 @@ Folds `ReservationsChanged` and what the node reports into what is reserved on o
 
 The newest message has all reservations of the node. A reservation lasts for the seconds given in the message, counted
 by the reader's own monotonic clock from receipt; a later message that repeats it does not prolong it. It is held part by
-part: a device, the CPUs, each kind of memory of a container. A part ends as soon as the node shows it: an allocation, or an
-entry of the kubelet's checkpoints, gives the container of this pod the resource, whichever devices it got. Where a
-checkpoint cannot be read, PodResources counts instead; where the node does not know the pod's UID, its names do. Companions
-end with the GPUs of their container. A part that was shown once stays shown, although the container may end before
-the reservation does. What the registry's view holds for bound pods ends by the same rule.
+part: a device, the CPUs, each kind of memory of a container. A part ends as soon as the node reports it: an allocation,
+or an entry of the kubelet's checkpoints, gives the container of this pod the resource, whichever devices it got. Where a
+checkpoint cannot be read, PodResources counts instead; where the node does not know the pod's UID, its names do.
+Co-allocated devices end with the GPUs of their container. A part that was reported once stays reported, although the
+container may end before the reservation does. The registry's assumed pods end by the same rule.
 
-That some allocation holds a reserved device does not show it to others than the node: what they know of the node lags, and
-the allocation may be that of a pod which had the device before.
+For readers other than the node, an allocation that holds a reserved device does not report it: their state of the
+node lags, and the allocation may belong to a pod that had the device before.
 
 Example: GPU-0 and CPUs 0-3 are reserved for pod a, GPU-1 for pod b. The usage of the node lists CPUs 0-3 for a: GPU-0 alone
 stays reserved for it. An allocation of a has GPU-1, because the kubelet cannot distinguish equal pods: what was reserved for
@@ -93,7 +93,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _is_newest(self, event: ReservationsChanged) -> bool:
-        """Whether this is the newest message once more: nothing is made a second time by it."""
+        """Whether this is the newest message once more: it has no second effect."""
         newest = self.newest
         return newest is not None and (newest.writer, newest.epoch, newest.seq) == (
             event.writer,

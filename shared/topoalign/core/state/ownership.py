@@ -1,10 +1,10 @@
 """
 Answers who holds what of a node, what is left of it, and what overlaps.
 
-`Ownership` is read from a `NodeState` (`state.ownership`) and is the only one that answers these questions; the state itself
-only folds. That of the next state shares with this one what a fact does not change (`holders`). No GPU is given twice,
-however it is divided: a GPU that is held whole keeps back its shares and its instances, and one of them keeps back the whole
-GPU.
+`Ownership` is read from a `NodeState` (`state.ownership`) and is the only class that answers these questions; the
+state itself only folds. That of the next state shares with this one what a fact does not change (`holders`). No GPU is
+given twice, however it is divided: a GPU that is held whole keeps back its shares and its instances, and one of them
+keeps back the whole GPU.
 
     held: GPU-0, GPU-1::2, MIG-0 (of GPU-2)
     overlap with the first: GPU-0, GPU-0::1; with the second: GPU-1; with the third: GPU-2, MIG-0::0; with none: GPU-1::0
@@ -93,7 +93,7 @@ class Ownership:
         held: HeldDevices | None,
     ) -> "Ownership":
         """
-        Begins with what is known already (None: not known); with nothing if what `changed` names parts that the hardware
+        Starts from what is known already (None: not known); with nothing if what `changed` names parts that the hardware
         does not show now: such a record has a say in where they belong, and so in how others are read.
         """
         after = type(self)(self._hardware, allocations, reported_health, ended)

@@ -23,7 +23,7 @@ PodNames = tuple[Namespace, PodName]
 
 
 class ReservedPart(NamedTuple):
-    """What of a reservation ends at once."""
+    """The smallest piece of a reservation that can end by itself."""
 
     pod_uid: str
     container: ContainerName
@@ -99,8 +99,8 @@ def shown_by(
     reservation, which show nothing of it by what they hold; `origins`, `own`: as `NodeReservations.observe`.
 
     What an init container holds shows nothing of the next ones, init containers included: they take it over, and may come
-    with more. Of an init container whose devices another took over the record has nothing any more; it had its turn where
-    a later container of the pod has the resource.
+    with more. Of an init container whose devices another took over the record has nothing any more; it has run if a
+    later container of the pod has the resource.
     """
     live = state.allocations.values() if own else ()
     holders = {device: each.id for each in live for device in ids_held(each)}

@@ -114,7 +114,7 @@ def pod_names(allocation: Allocation) -> tuple[Namespace, PodName] | None:
 
 
 class Holder(NamedTuple):
-    """Who has units of GPUs."""
+    """A container that has units of GPUs."""
 
     pod: str
     """UID of the pod, else its namespace and name; empty: not known."""
@@ -219,11 +219,11 @@ def units_left(
     return found
 
 
-# What containers hold of GPUs whose slots become MIG instances, and which places of these GPUs are taken.
+# Computes what containers hold of GPUs whose slots become MIG instances, and which placements of these GPUs are taken.
 #
 # What is held by a slot is one of the GPU's profiles: its memory and its hundredths of the multiprocessors. Taken are
 # the places of all instances that the GPU has, whoever made them, and those of slots whose instance is not there yet,
-# because it is reserved or has just been made: each in turn where an instance of its size would be put
+# because it is reserved or has just been created: each in turn where an instance of its size would be put
 # (`mig.find_place`). So two decisions that follow one another never count on the same place.
 #
 #     A100 of 40 GiB with an instance 3g.20gb at slice 4; a slot of 5 GiB is reserved
@@ -288,7 +288,7 @@ def instances_of(allocations: Iterable[Allocation]) -> Mapping[DeviceID, DeviceI
 def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[DeviceID, DeviceID]:
     """
     Slot -> uuid of its instance, for those instances of an allocation that its GPUs do not have any more, as after a reboot
-    or a reset: its container cannot use them, nor start again, and has to be made anew.
+    or a reset: its container cannot use them, nor start again, and has to be created again.
     """
     gpus = topology.gpu_by_id
     return {
@@ -326,13 +326,13 @@ class SlotsLeft(msgspec.Struct, frozen=True):
         return self.all_slots - self.slots
 
     def instance_for(self, memory: int) -> Amount | None:
-        """What an instance with so many bytes has, where one can be made; None: none can."""
+        """What an instance with so many bytes has, where one can be created; None: none can."""
         place = None if self.taken is None else find_place(self.profiles, self.taken, memory)
         return None if place is None else amount_of_profile(place[0])
 
     @property
     def left(self) -> Amount:
-        """What nobody holds; of a GPU whose slots become instances the largest that can be made."""
+        """What nobody holds; of a GPU whose slots become instances the largest that can be created."""
         if not self.usable:
             return NONE_HELD
         if self.profiles:
@@ -424,8 +424,8 @@ def spent_slots(
     topology: Topology, allocations: Iterable[Allocation], running: Iterable[Allocation]
 ) -> frozenset[DeviceID]:
     """
-    The GPUs in slots of which all cores or all memory are held by `running` ones of the allocations, or all places for
-    instances, which stay until a record has ended. Their free slots are not to be had.
+    The GPUs in slots of which all cores or all memory are held by `running` ones of the allocations, or all
+    placements for instances, which stay until a record has ended. Their free slots are not to be had.
     """
     if not offers_in_slots(topology):
         return frozenset()

@@ -1,7 +1,7 @@
 """
 Describes how two devices of a node are connected, and the score of a connection.
 
-The classes are those that `nvidia-smi topo -m` prints; the scores are go-gpuallocator's (spec/nvidia.md section (a)), so
+The classes are those that `nvidia-smi topo -m` prints; the scores are go-gpuallocator's, so
 that sets chosen here compare with sets chosen there.
 """
 

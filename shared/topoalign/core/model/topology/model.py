@@ -248,7 +248,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
 
     def listed_nodes(self, affinity: tuple[int, ...]) -> tuple[int, ...] | None:
         """The one node a device is listed with: the first of its affinity that has CPUs, else the first; None if unknown."""
-        # all fifteen that GB200 reports would give the kubelet 2^30 subsets for two GPUs (spec/kubelet.md section 3)
+        # all fifteen that GB200 reports would give the kubelet 2^30 subsets for two GPUs
         if not affinity:
             return None
         return (next((node for node in affinity if self.cpus_by_node.get(node)), affinity[0]),)

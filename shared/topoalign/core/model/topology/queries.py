@@ -30,7 +30,7 @@ def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
 
 def connection_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     """
-    The score of the connection of two devices: that of the PCIe path plus that of each NVLink (spec/nvidia.md (a)).
+    The score of the connection of two devices: that of the PCIe path plus that of each NVLink, as go-gpuallocator adds them.
 
     NVLinks between two cliques of a fabric count nothing: the fabric manager keeps the cliques apart.
     """

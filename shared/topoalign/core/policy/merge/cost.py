@@ -1,7 +1,7 @@
 """
 Estimates how long the kubelet's own merge takes: it tries every combination of one hint of each resource.
 
-A combination takes it 0.14 to 0.3 microseconds (v1.36.3, on a whole core; spec/kubelet.md, section 10), with the option
+A combination takes it 0.14 to 0.3 microseconds (v1.36.3, on a whole core), with the option
 prefer-closest-numa-nodes as well as without. So the product of the lengths of the lists gives the time: five resources
 that each have all 255 hints of 8 NUMA nodes are 1.1e12 combinations, or three days. While it merges it admits no other
 pod.
