@@ -80,7 +80,7 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     slots: dict[DeviceID, Amount] = {}
     """Slot of a GPU among them -> what this container holds of that GPU by it; one that is not here: an equal part."""
     instances: dict[DeviceID, DeviceID] = {}
-    """Slot of a GPU among them -> uuid of the MIG instance that was made for this container."""
+    """Slot of a GPU among them -> uuid of the MIG instance that was created for this container."""
 
 
 class ResourceGrant(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     id: AllocationID
     """Names the allocation for as long as it lives; `AllocationBound` and `AllocationReleased` repeat it."""
     owner: Owner | None = None
-    """None until it is known: the kubelet's Allocate does not say for whom."""
+    """None until it is known: the kubelet's Allocate does not name the container."""
     role: Role = "app"
     """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
@@ -113,7 +113,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     memory: tuple[MemoryBlock, ...] = ()
     """Memory and hugepages that are its own. Empty where the kubelet gives out memory by itself."""
     affinity: tuple[int, ...] | None = None
-    """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not say."""
+    """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not report it."""
     lowest_first: bool = False
     """
     Its memory goes back to the lowest node of a group first, as far as that has any in use, and not to where it was taken
@@ -144,7 +144,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """
 
     instances: dict[DeviceID, DeviceID] = {}
-    """Slot of a GPU among the devices -> uuid of the MIG instance that was made for it."""
+    """Slot of a GPU among the devices -> uuid of the MIG instance that was created for it."""
     reserved_for: tuple[str, ...] = ()
     """
     UIDs of the pods for which as much was reserved as is held by the slots, as long as it is not known that it was reserved

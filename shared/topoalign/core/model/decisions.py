@@ -22,9 +22,9 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     resource: ResourceName
     devices: tuple[DeviceID, ...]
     seam: str = ""
-    """Of GPUs the connection across the weakest division of the set, for people: `4 NVLinks, 80 GB/s`."""
+    """Of GPUs the connection across the weakest split of the set, for people: `4 NVLinks, 80 GB/s`."""
     score: int
-    """The sum of the scores of its links (`topoalign.core.model.topology.queries.pair_score`)."""
+    """The sum of the scores of its links (`topoalign.core.model.topology.queries.connection_score`)."""
     chosen: bool
     why: str
     """Why it won or lost, for people."""
@@ -105,7 +105,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     folds to what it then knows. Mode `best` gives nothing before all is decided.
     """
     resolvability: Resolvability | None = None
-    """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: it was not looked for."""
+    """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: not computed."""
 
 
 Decision = Admission | Refusal
@@ -125,13 +125,13 @@ def with_unserved(decision: Decision, names: tuple[ResourceName, ...]) -> Decisi
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `explain`: what is held now, and the decision, for as long as the allocator remembers it."""
+    """The answer to `explain`: what is held now, and the decision, as long as the allocator keeps it."""
 
     allocations: tuple[Allocation, ...]
     decision: Decision | None
     """None: it was made by the kubelet, or before the allocator last started."""
     ailing: dict[DeviceID, DeviceHealth] = {}
-    """How those held devices are that would not be handed out now: unhealthy, of unknown health, or cordoned."""
+    """Held devices that would not be handed out now, with their health: unhealthy, of unknown health, or cordoned."""
     notes: tuple[str, ...] = ()
     """Why nothing is held, and how former allocations of this name ended, newest first, as far as that is remembered."""
 

@@ -194,7 +194,7 @@ class NobodyAnswers(BusUnavailable):
 
 
 class DeadlinePassed(Unavailable):
-    """Raised for a request that comes after the time up to which its caller waits. Nothing of it was done."""
+    """Raised for a request that arrives after its caller has stopped waiting. It had no effect."""
 
     code = "DeadlinePassed"
 
@@ -271,7 +271,7 @@ def clean(text: str, width: int = 80) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-# What another service failed with: how it looks in an answer, and as this side's error.
+# The failure of another service: its form in an answer, and the error that it becomes here.
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
@@ -297,7 +297,7 @@ class RemoteBadRequest(RemoteFailure, BadRequest):
 
 
 class RemoteNoFit(RemoteFailure, NoFit):
-    """Raised when the other service found that the request is sound, and does not fit the node as it is now."""
+    """Raised when the other service found that the request is valid, and does not fit the node as it is now."""
 
 
 class RemoteUnavailable(RemoteFailure, Unavailable):

@@ -1,9 +1,9 @@
 """
 The facts that topoalign publishes.
 
-A fact is frozen, in the past tense and announced by one writer only: discovery announces what the hardware is, the
-allocator of a node what it gave away; only what is reserved on a node several registries announce. A subscriber may rely
-on it. Facts arrive at least once and, per writer and node, in order; `(node, epoch, seq)` distinguishes a repetition
+A fact is frozen, in the past tense, and published by one writer only: discovery publishes the hardware, the allocator
+of a node what it gave away. Only reservations of a node are published by several registries. A subscriber may rely on
+facts. Facts arrive at least once and, per writer and node, in order; `(node, epoch, seq)` distinguishes a repetition
 from a new fact. Fields are never renamed or re-used, only added.
 """
 

@@ -5,8 +5,8 @@ A hint names NUMA nodes on which the request can be met, and whether they are as
 provider answers per resource with a list of hints, with an empty list (cannot be met) or with None (no opinion), and
 the three mean different things to the merge.
 
-A question carries all that its answer depends on, so that a provider in another process answers from the asker's own
-knowledge and never from the facts that it happens to have received so far.
+A question carries all that its answer depends on, so that a provider in another process answers from what the asker
+knows, and never from the facts that it has received so far.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ one is written. `cards` maps each part to its device: MIG-y is an instance of GP
     GPU-x::c7       Holding("GPU-x", Unit(kind="cores", number="7"))
     MIG-y           Holding("GPU-x", Instance(uuid="MIG-y"))
     MIG-y::0        Holding("GPU-x", TimeSlice(replica="0", of=Instance(uuid="MIG-y")))
-    0000:99:00.1    Holding("mlx5_1", Function(address="0000:99:00.1"))
+    0000:99:00.1    Holding("mlx5_1", FunctionHolding(address="0000:99:00.1"))
 
 Two holdings overlap if they are the same, or one is a part of the other: the whole GPU overlaps each of its parts, an
 instance its time slices. Two parts of one device do not overlap. Nor do amounts: whether they fit is a question of

@@ -18,7 +18,8 @@ for a while, because a service of the node saw it fail.
 
 class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Tells discovery to cordon, uncordon or heal devices, or that they fail; answered with the health of each from now on.
+    Asks discovery to cordon, uncordon or heal devices, or reports to it that they fail; answered with the health of each
+    from now on.
 
     A request for several devices holds for all of them or for none. Repeating it changes nothing.
     """

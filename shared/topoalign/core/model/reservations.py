@@ -1,8 +1,8 @@
 """
 What of a node is reserved for a pod that its kubelet has not admitted yet.
 
-A registry reserves what a node's decision will give the pod, before it binds the pod to the node. `ReservationsChanged`
-(`events`) says all reservations of a node at once.
+A registry reserves what a node's decision will give the pod, before it binds the pod to the node.
+`ReservationsChanged` (`events`) contains all reservations of a node.
 
 Fields are never renamed or re-used, only added, as in `events`.
 """

@@ -12,8 +12,8 @@ The rule, among the GPUs that have enough (`positions_with_enough`):
 - **topology-aware**: a share of one GPU, too, goes by policy `topology` first, and then where the least is left. Several
   are chosen as they are without it.
 - **Whole GPUs**: policy `topology` among the unused ones.
-- **binpack, spread**: shares go to the GPUs that are fullest, or emptiest, with the share on them: the sum of slots, cores
-  and memory as parts of what there is, each weighted. Of equally full ones those that come first by policy `topology`.
+- **binpack, spread**: shares go to the GPUs that are fullest, or emptiest, with the share on them: the sum of the
+  used fractions of slots, cores and memory, each weighted. Of equally full ones those that come first by policy `topology`.
 
 The lowest index comes last, so that no tie is left to chance. Memory left is compared in blocks of 256 MiB, since GPUs of
 one model differ by a few pages. Up to 126 sets (nine GPUs have no more) are all compared; beyond that, the sets that
@@ -49,7 +49,7 @@ from topoalign.core.sharing.share_refusals import (
 )
 from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
 
-# Which GPUs have enough for a container, each for itself, or why there are too few.
+# Finds the GPUs that have enough for a container, or why there are too few.
 #
 # The rule, in this order:
 #
@@ -61,8 +61,8 @@ from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, Share
 #   core that nobody holds: nothing limits the computing of such a share, and where all cores are held it would take
 #   theirs.
 #
-# The first thing of which too few GPUs have enough is the refusal. If all GPUs together have it, it is split
-# (`ShareSplit`).
+# The refusal names the first amount of which too few GPUs have enough. If all GPUs together have it, the refusal is
+# `ShareSplit`.
 
 
 SharedGpuList = Sequence[SharedGpu]
@@ -204,7 +204,7 @@ def choose_gpus(
     fields: ShareFields = FIELDS,
 ) -> tuple[SharedGpu, ...]:
     """
-    The GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by their positions there.
+    Chooses the GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by their positions there.
 
     Raises InvalidField for an invalid request, and ShareDoesNotFit where the GPUs do not have it.
     """
@@ -239,7 +239,7 @@ def groups_by_numa_node(
 
 
 class SetComparison:
-    """What sets of GPUs are compared by."""
+    """The data by which sets of GPUs are compared."""
 
     def __init__(
         self, gpus: Sequence[SharedGpu], enough: list[int], asked: ShareRequest, scorer: SetScorer, rules: GpuRules

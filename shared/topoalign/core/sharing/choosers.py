@@ -84,7 +84,7 @@ from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import NONE_HELD, NOTHING, held_by_slot, held_of_gpus, larger, unshareable
 
-# On which GPUs a container gets its units of computing time and of memory.
+# Chooses the GPUs on which a container gets its units of computing time and of memory.
 #
 # Which GPU is decided by `choice`, or with `compat: gaia` by gpu-manager's rules (`gaia.evaluators`). A kubelet counts
 # units per NUMA node, and not per GPU: where its alignment leaves no GPU with enough, the container is refused
@@ -100,11 +100,11 @@ WHOLE_REMEDY = (
 )
 
 SHARE = "share"
-"""What refusals call the units that a container has, of both kinds."""
+"""The name in refusals of a container's units of both kinds."""
 
 
 def unit_candidates(topology: Topology, left: Left) -> tuple[SharedGpu, ...]:
-    """All GPUs of the machine, in its order; of those that are not in units nothing is to be had."""
+    """All GPUs of the machine, in its order; those that are not in units have nothing left."""
     found = []
     for gpu in topology.gpus:
         units = left.get(gpu.id)
@@ -129,7 +129,7 @@ def choose_gpus_for_units(
 ) -> tuple[DeviceID, ...]:
     """
     The GPUs, of these, that a container gets its units of; () where none have enough left. `compat`: as in the rules of the
-    node; gpu-manager knows no parts of several GPUs.
+    node; gpu-manager has no shares of several GPUs.
     """
     part = share.of_each
     request = ShareRequest(
@@ -197,7 +197,7 @@ class UnitChooser:
     def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
         The units that the container gets, of those that may be chosen; () where no GPU has enough. `near`: GPUs of which it
-        has units already, of the other kind. Units that it takes over from an init container decide as these do.
+        has units already, of the other kind. Units that it takes over from an init container count as well.
         """
         topology = self._state.hardware
         near = near or taken_over(self._state, self._container)
@@ -279,7 +279,7 @@ def check_units(
 
 
 def allocation_title(allocation: Allocation) -> str:
-    """Whose an allocation is, or its id."""
+    """The pod of an allocation, or the allocation's id."""
     owner = allocation.owner
     return allocation.id if owner is None else f"{owner.namespace}/{owner.pod}"
 
@@ -333,7 +333,7 @@ def link_scorer(topology: Topology) -> SetScorer:
 
 
 def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedGpu, ...]:
-    """All GPUs and instances of `shareable_devices`; of those that are not in slots nothing is to be had."""
+    """All GPUs and instances of `shareable_devices`; those that are not in slots have nothing left."""
     in_slots = offers_in_slots(topology)
     found = []
     for base, gpu in shareable_devices(topology):
@@ -523,7 +523,7 @@ class SlotChooser:
         )
 
     def _objection(self, gpus: Sequence[DeviceID]) -> str:
-        """Why these GPUs together would not do; empty: they would."""
+        """Why these GPUs cannot be used together; empty: they can."""
         hardware = self._state.hardware
         share = self._share
         left = self._left
@@ -633,7 +633,7 @@ def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
     )
 
 
-# What a decision about a pod asks of GPUs that are offered by amounts: in units, or in slots.
+# Chooses for a decision about a pod among GPUs that are offered by amounts: in units, or in slots.
 
 
 class Chooser(Protocol):
@@ -678,7 +678,7 @@ def check_shares(
     container: ContainerDemand,
     devices: Mapping[ResourceName, Sequence[DeviceID]],
 ) -> None:
-    """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together; others are all right."""
+    """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together; accepts all others."""
     share = share_from_units(state.hardware, container.devices, container.cards)
     if share is not None:
         check_units(state, demand, devices, share)

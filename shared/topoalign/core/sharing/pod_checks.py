@@ -1,21 +1,21 @@
 """
 Finds what is invalid in a pod on every node: one answer for the webhook, the scheduler's filter and `what-if`.
 
-`check_pod` reads amounts and annotations as every mode does, and looks at what is asked for in units and slots of GPUs. A
-node has this judged by what it offers itself (`check_asked`, `check_slots_asked`); for a cluster a pod is refused if each
-way in which some node offers these refuses it. The field is named as the pod's manifest has it:
+`check_pod` reads amounts and annotations as every mode does, and looks at what is asked for in units and slots of GPUs.
+A node checks this against its own offers (`check_asked`, `check_slots_asked`). A cluster refuses a pod if every
+sharing strategy by which some node offers these refuses it. The field is named as in the pod's manifest:
 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
-Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads them, computing time without memory, more
+Refused are, in units: amounts of 0, shares of several GPUs where nothing spreads them, computing time without memory, more
 memory than a GPU has, units together with GPUs that are requested in another way, and all annotations of HAMi about
 GPUs, which have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
 (below). So is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not
 divide evenly, and together with whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores,
 amounts without a number of GPUs, units in the same container, invalid annotations, those of Koordinator,
-and those that have an effect where no amount is named: nodes that offer whole GPUs under the same name look at none.
-Where HAMi's rules choose the GPUs (`compat`), lists of policies are valid. What is a wish alone, and has no effect
-here, is no reason to refuse a pod: `pod_warnings` names it.
+and those that have an effect where no amount is named: nodes that offer whole GPUs under the same name ignore them.
+Where HAMi's rules choose the GPUs (`compat`), lists of policies are valid. A preference without an effect here does
+not refuse a pod: `pod_warnings` names it.
 
 Amounts by names of HAMi that nobody offers are judged by what every GPU in slots would refuse.
 """
@@ -118,7 +118,7 @@ def check_slots_not_joint(pod: PodRequest, offered: SlotResources) -> None:
 
 
 def without_effect(what: Literal["units", "slots"]) -> str:
-    """What is found of an annotation that chooses otherwise."""
+    """The finding for an annotation that chooses devices in another way."""
     return f"has no effect on {what} of GPUs{', which go where least is left' if what == 'units' else ''}"
 
 
@@ -201,7 +201,7 @@ def check_shares_known(pod: PodRequest, machine: Topology) -> None:
 
 
 def check_one(checks: Iterable[Callable[[], None]]) -> None:
-    """Raises what the first of the checks does if all of them raise NoFit. No checks are all right."""
+    """Raises what the first of the checks raises if all of them raise NoFit. Without checks nothing is raised."""
     refusal: NoFit | None = None
     for check in checks:
         try:
@@ -352,7 +352,7 @@ def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -
 
 
 def is_for_slots(pod: PodRequest, offered: SlotResources, otherwise: Collection[ResourceName]) -> bool:
-    """Whether a pod can be for no nodes but those with such slots. `otherwise`: as of `check_pod`."""
+    """Whether only nodes with such slots can run the pod. `otherwise`: as of `check_pod`."""
     return names_amounts(pod, offered) or (asks_for_slots(pod, offered) and offered.resource not in otherwise)
 
 

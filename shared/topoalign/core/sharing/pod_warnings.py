@@ -5,7 +5,7 @@ The webhook returns these texts as warnings of an AdmissionReview, and `what-if`
 
     nvidia.com/gpumem: "4000" as an annotation      an amount is a limit of a container
     nvidia.com/use-gpu-uuid                         a key that nobody reads, near nvidia.com/use-gpuuuid
-    hami.io/node-scheduler-policy: spread           a wish that has no effect where nodes are ranked otherwise
+    hami.io/node-scheduler-policy: spread           a preference without effect where nodes are ranked otherwise
     nvidia.com/gpus: 2 as a limit                   a name that no node serves, near nvidia.com/gpu
 
 What is invalid, or would get other devices than it names, is refused (`pod_checks`).
@@ -90,7 +90,10 @@ def of_annotations(
 
 
 def meant_key(key: str) -> str | None:
-    """The annotation, or HAMi's amount, that a key was probably meant for. None: it is known, or no concern of ours."""
+    """
+    The annotation, or HAMi's amount, that a key was probably meant for. None: it is known, or not of topoalign's
+    domains.
+    """
     if key in READ or key in WRITTEN or key.startswith(OWN_DOMAIN):
         return None
     return nearest_name(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)

@@ -2,7 +2,7 @@
 Finds the containers that wait because one of higher priority computes on one of their GPUs.
 
 The library that limits a container notes 2 when a kernel is launched (`recent_kernel`), and lets launches wait while it
-finds a number below 0. Whoever watches counts down, every few seconds: what is above 0 afterwards is a container that has
+finds a number below 0. The watcher counts down, every few seconds: what is above 0 afterwards is a container that has
 launched since the last but one time. It computes on all GPUs that it holds. A container waits while another one of higher
 priority, which is a smaller number, computes on one of its own GPUs.
 

@@ -27,17 +27,17 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations, not_given, reserved_allocations
 from topoalign.core.state.share_amounts import NONE_HELD, larger
 
-# What reservations say to a kubelet that asks for units of GPUs.
+# Answers a kubelet that asks for units of GPUs with those that are reserved.
 #
 # It asks for the two halves of a share one after the other, and names no container. Both halves of a reservation are of
-# one GPU, or of the same ones, so they are tied: the second is the answer only if the first is on its GPU. Example:
+# one GPU, or of the same ones, so the second half is the answer only if the first is on its GPU. Example:
 #
 #     reserved: for pod a 20 units of computing time and 16 blocks of GPU-0, for pod b 20 and 8 of GPU-1
 #     asked for 20 units of computing time: those of GPU-0; then for 8 blocks: none of these, the kubelet came for pod b, and
 #     follows what that has been given of GPU-0
 #
-# A share that is spread over several GPUs is given as it is reserved or not at all: who gives it does not know that it
-# is spread, and of one GPU a container would have another share than was meant.
+# A share that is spread over several GPUs is given as it is reserved or not at all: the code that gives it does not
+# know that it is spread, and of one GPU a container would have a wrong share.
 
 
 class OpenHalf(NamedTuple):
@@ -222,7 +222,7 @@ PartName = tuple[str, ContainerName]
 
 
 class OpenPart(NamedTuple):
-    """The slots of a container that it is not known to have."""
+    """The reserved slots of a container that it is not yet known to have."""
 
     name: PartName
     slots: frozenset[DeviceID]
@@ -347,8 +347,8 @@ def displaced_pod(
     state: NodeState, reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> str:
     """
-    UID of the pod that waits, at monotonic second `now`, for as many slots as these, and whose own ones others have got, as
-    far as is known; empty: there is none, or just these are reserved.
+    Returns the UID of the displaced pod: at monotonic second `now` it waits for as many slots as these, and other
+    pods have got its own, as far as is known. Empty: there is none, or just these are reserved.
     """
     if amounts_reserved(reserved, now, resource, slots):
         return ""

@@ -73,7 +73,7 @@ class AmountMissing(InvalidField):
 
 
 class ShareDoesNotFit(NoFit):
-    """Base of refusals of a sound request by the GPUs of a node; `field` is the path of what they lack."""
+    """Base of refusals of a valid request by the GPUs of a node; `field` is the path of what they lack."""
 
     code = "ShareDoesNotFit"
 
@@ -206,7 +206,7 @@ class NoneByHami(ShareDoesNotFit):
 
 
 class WholeGpuInUse(ShareDoesNotFit):
-    """Raised for a whole GPU of which somebody has a part, and for a part of a GPU that somebody has whole."""
+    """Raised for a whole GPU of which somebody has a share, and for a share of a GPU that somebody has whole."""
 
     code = "WholeGpuInUse"
 

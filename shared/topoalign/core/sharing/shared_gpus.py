@@ -1,8 +1,8 @@
 """
 Types for decisions about shares: what is known of a GPU, and what is asked for.
 
-Cores are hundredths of a GPU, memory is in bytes. Whoever holds a GPU whole leaves nothing of it, whatever else is counted
-as held. Where more is held than is offered, as after a change of the configuration, nothing is left.
+Cores are hundredths of a GPU, memory is in bytes. If somebody holds a GPU whole, nothing of it is left, whatever else
+is counted as held. Where more is held than is offered, as after a change of the configuration, nothing is left.
 """
 
 import msgspec

@@ -7,12 +7,12 @@ Fills in what a pod that asks for slots of GPUs leaves out, as HAMi does, under 
     nvidia.com/gpu: 1, gpumem: 4000  nothing
     nvidia.com/priority: 1           CUDA_TASK_PRIORITY=1 in the environment, together with slots
 
-Where nodes offer the same resource in another way, too, `nvidia.com/gpu: 1` alone is left as it is: with an amount it would
-be refused by these nodes, and without one no other container has memory of its GPU, either.
+Where nodes offer the same resource by another sharing strategy, too, `nvidia.com/gpu: 1` alone is left as it is: with
+an amount these nodes would refuse it, and without one no other container has memory of its GPU, either.
 
 What is invalid is left as it is: `pod_checks` refuses it.
 
-Source: HAMi 4707fb02, its admission webhook (spec hami.md 4).
+Source: HAMi 4707fb02, its admission webhook.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,15 +1,15 @@
 """
 Chooses the GPUs on which a container gets its slots where HAMi's rules apply (`compat: hami`).
 
-The GPUs that a container may get are put in HAMi's order and tried one after the other by HAMi's checks (`hami.choice`),
+The GPUs that a container may get are put in HAMi's order and tried one after the other by HAMi's checks (`hami.fit`),
 with what is held of them as HAMi counts it. Without a policy of the pod that is `spread`. Example with ten slots, 100 cores
 and 40960 MiB each, for one GPU with 40 cores:
 
     held of GPU-0: 1 slot, 30 cores, 4096 MiB: 10 x (0.1 + 0.3 + 0.1) = 5; of GPU-1: 2 slots, 8192 MiB: 10 x (0.2 + 0.2) = 4
     spread tries GPU-1 first, binpack GPU-0
 
-topoalign's own rules stay: a GPU of which not enough is left for them is tried as one without a free slot, whatever HAMi
-would make of it. So no trap of HAMi's gives out more than there is:
+topoalign's own rules still apply: a GPU without enough left by them is tried as one without a free slot, whatever
+HAMi would decide. So HAMi's rules never give out more than there is:
 
 - 100 cores are a whole GPU for HAMi only where it offers 100. Where it offers more, only unused ones serve; where it offers
   less, none does, as with HAMi.
@@ -17,7 +17,7 @@ would make of it. So no trap of HAMi's gives out more than there is:
 - HAMi gives a container several instances of a GPU in MIG mode; here each slot is of another GPU, and whether an instance
   fits is asked of the GPU's places.
 
-Source: HAMi 4707fb02 (spec hami.md 2.3 to 2.6).
+Source: HAMi 4707fb02.
 """
 
 from collections.abc import Collection, Iterable, Sequence
