@@ -1,9 +1,9 @@
 """
 Finds containers that get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs.
 
-The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. Of a variable in two answers the
-kubelet passes on one value, so a list in that variable has to name the GPUs of all resources of the container, or the
-container does not see some of them. Mounts and CDI names add up.
+The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. If a variable is in two
+answers, the kubelet passes on one of its values. So the list in that variable has to name the GPUs of all resources
+of the container; otherwise the container does not see some of them. Mounts and CDI names are merged.
 
 The two resources of units name the same GPUs and count as one.
 

@@ -1,10 +1,11 @@
 """
 Applies the filters of kube-scheduler that decide by what the API server reports of a pod and its nodes.
 
-A node is for a pod if it has every label of `nodeSelector`; if one term of the required node affinity matches it, where
-there is one; if the pod tolerates each of its taints NoSchedule and NoExecute; and if it is not cordoned, or the pod
-tolerates that. A term matches with all its expressions and fields; one without any matches nothing, and so does one that
-an API server would not take. Pods that other pods draw or keep off, volumes and ports are not looked at.
+A node is eligible for a pod if it has every label of `nodeSelector`, if one term of the required node affinity
+matches it (where there is one), if the pod tolerates each of its taints NoSchedule and NoExecute, and if it is not
+cordoned or the pod tolerates that. A term matches if all its expressions and fields match. A term without any matches
+nothing, and so does one that an API server would not accept. Affinity between pods, volumes and ports are not
+considered.
 
 Source: Kubernetes v1.36, plugins NodeAffinity, TaintToleration and NodeUnschedulable; k8s.io/component-helpers,
 scheduling/corev1 (`nodeaffinity`, `ToleratesTaint`); k8s.io/apimachinery, labels (`Requirement.Matches`).
@@ -86,7 +87,7 @@ class Constraints(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a Kubernetes node these filters look at."""
+    """The properties of a Kubernetes node that these filters read."""
 
     name: NodeName
     labels: Mapping[str, str] = {}
@@ -109,7 +110,7 @@ class NodeNotAllowed(NoFit):
 
 
 def allows(node: NodeTraits, pod: Constraints) -> bool:
-    """Whether the node is for the pod."""
+    """Whether the node is eligible for the pod."""
     return next(exclusions(node, pod), None) is None
 
 

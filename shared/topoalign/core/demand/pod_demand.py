@@ -62,7 +62,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     container: ContainerName
     role: Role
     asked: Quantities
-    """All that it requests, limits filled in: what a node has to know of at all."""
+    """All that it requests, limits filled in: resources that the node must have."""
     devices: Quantities
     """Devices by resource, in the order of the names, which is the order in which the kubelet asks for hints."""
     together: frozenset[ResourceName] = NO_RESOURCES
@@ -82,7 +82,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def containers(self) -> "tuple[ContainerDemand, ...]":
-        """Itself alone, so that a container and a pod are asked alike."""
+        """The container itself, so that a container and a pod have the same attribute."""
         return (self,)
 
 
@@ -144,7 +144,7 @@ Demand = ContainerDemand | PodDemand
 
 def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     """
-    The demand of a pod, validated.
+    Reads and validates the demand of a pod.
 
     Raises InvalidField for an invalid request or invalid rules, annotations included where the mode reads them.
     """
@@ -249,8 +249,8 @@ def sort_by_resource(amounts: Quantities) -> dict[ResourceName, int]:
 
 # Which rules of a node are valid (kubelet v1.36.3): settings with which no kubelet would start are refused.
 #
-# A decision made with such rules would be one that no kubelet ever makes. Whether a kubelet starts with them on a given
-# machine is asked in `core.hints.preconditions`.
+# No kubelet ever decides by such rules. `core.hints.preconditions` checks whether a kubelet starts with valid rules
+# on a given machine.
 
 
 CONFLICTS = (

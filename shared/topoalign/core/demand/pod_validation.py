@@ -33,7 +33,7 @@ MOST_ANNOTATED = 256 * 1024
 
 def validate_pod(pod: PodRequest) -> PodRequest:
     """
-    The same request, if it is valid, with requests filled in from limits as the API server does.
+    Validates the request and returns it with requests filled in from limits, as the API server does.
 
     Raises InvalidField that names the field by its path.
     """
@@ -98,7 +98,7 @@ def check_object_name(path: str, name: str) -> None:
 
 
 def check_annotation_sizes(annotations: Mapping[str, str]) -> None:
-    """Sizes and keys; what they say is looked at where it counts."""
+    """Checks sizes and keys; the values are checked where they are read."""
     size = sum(len(key) + len(value) for key, value in annotations.items())
     if len(annotations) > MOST_ANNOTATIONS or size > MOST_ANNOTATED:
         most = f"at most {MOST_ANNOTATIONS} with {MOST_ANNOTATED} characters"
@@ -141,9 +141,9 @@ def check_limits(path: str, container: ContainerRequest) -> None:
             raise InvalidField(f"{path}.requests[{resource}]", finding, f"{kind} needs equal ones")
 
 
-# Pod-level resources (`spec.resources`): what the API server takes, and what it fills in.
+# Pod-level resources (`spec.resources`): what the API server accepts, and what it fills in.
 #
-# They are CPUs, memory and hugepages, never devices, and containers may ask for parts of them. A pod-level request that
+# They are CPUs, memory and hugepages, never devices, and containers may ask for a share of them. A pod-level request that
 # is left out next to a limit is what the containers request together, or the limit if they request nothing. Example:
 # with limits of 8 CPUs and 16 GiB, and containers that request 2 and 3 CPUs, the pod requests 5 CPUs and 16 GiB.
 #

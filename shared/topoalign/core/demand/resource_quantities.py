@@ -1,10 +1,10 @@
 """
 Computes what a container or a whole pod asks of each resource manager.
 
-Every manager looks at other numbers: devices at limits, the CPU manager at whole CPUs of containers that may have CPUs to
-themselves, the memory manager at memory and hugepages. For a whole pod each applies the same formula (`largest_moment`),
-because init containers run one after another, but together with the sidecars started before them (kubelet v1.36.3; effective
-request). Quotas count by it, too.
+Each manager uses other amounts: the device manager uses limits, the CPU manager the whole CPUs of containers that may
+have exclusive CPUs, the memory manager memory and hugepages. For a whole pod each applies the same formula
+(`largest_moment`), because init containers run one after another, but together with the sidecars started before them
+(kubelet v1.36.3; effective request). Quotas count by it, too.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -8,13 +8,13 @@ Reads the annotations, under HAMi's names, that restrict which shared GPUs a pod
     nvidia.com/vgpu-mode: mig                               GPUs whose containers are kept apart so: hami-core, mig, mps
     nvidia.com/numa-bind: "true"                            all GPUs of a container on one NUMA node
 
-`read_gpu_rules` is what topoalign reads in them, and refuses what would have no effect or another one than was meant: a word
-that is no policy, a list with nothing in it, a uuid that is none. Where HAMi's rules choose the GPUs, several policies may
-stand with commas in between, `numa` among them. HAMi's own reading passes over these (`read_as_hami`);
-of what is not refused both make the same. They are about GPUs in slots alone, so a pod that asks for none may say there
-what it likes.
+`read_gpu_rules` reads them for topoalign. It refuses values that have no effect, or another one than intended: an
+unknown policy, an empty list, a text that is no uuid. Where HAMi's rules choose the GPUs, several policies may be
+given, separated by commas, `numa` among them. HAMi's own reader ignores such values (`read_as_hami`); both readers
+agree on what is not refused. The annotations are about GPUs in slots only. For a pod that asks for none, their values
+do not matter.
 
-Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies (spec hami.md 2.3 to 2.6).
+Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies.
 """
 
 import re
@@ -35,7 +35,7 @@ from topoalign.core.model.ids import DeviceID
 
 
 VENDOR = "NVIDIA"
-"""The type of a request for NVIDIA's GPUs, and a part of the type of each such GPU."""
+"""The type of a request for NVIDIA's GPUs, which is contained in the type of each such GPU."""
 
 USE_TYPE = "nvidia.com/use-gputype"
 NO_USE_TYPE = "nvidia.com/nouse-gputype"
@@ -44,7 +44,7 @@ NO_USE_UUID = "nvidia.com/nouse-gpuuuid"
 VGPU_MODE = "nvidia.com/vgpu-mode"
 MIG = "mig"
 MODES = ("hami-core", MIG, "mps")
-"""What keeps containers on a GPU apart: HAMi-core, MIG instances that are made for them, NVIDIA's MPS."""
+"""What keeps containers on a GPU apart: HAMi-core, MIG instances that are created for them, NVIDIA's MPS."""
 NUMA_BIND = "nvidia.com/numa-bind"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 NODE_POLICY = "hami.io/node-scheduler-policy"
@@ -60,7 +60,7 @@ OF_PODS = (
     NODE_POLICY,
     SCORING_WEIGHTS,
 )
-"""What the annotations of a pod say of its GPUs."""
+"""The annotations of a pod about its GPUs."""
 
 CORDON = "hami.io/device-cordon"
 REGISTER = "hami.io/node-nvidia-register"
@@ -71,15 +71,15 @@ DEVICES_ALLOCATED = "hami.io/vgpu-devices-allocated"
 """Of a pod: its GPUs."""
 
 
-# What limits and orders the choice of a GPU, whoever decides: lists of models and uuids, and how its parts are
-# weighed.
+# Types for what limits and orders the choice of a GPU: lists of models and uuids, and weights of slots, cores and
+# memory.
 #
-# A model is matched as a part of the product's name, without regard to case: `h100` takes `NVIDIA H100 80GB HBM3`. A
+# A model matches if the product's name contains it, without regard to case: `h100` takes `NVIDIA H100 80GB HBM3`. A
 # uuid is matched exactly.
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """What slots, cores and memory count in a GPU's score."""
+    """The weights of slots, cores and memory in a GPU's score."""
 
     slot: int = 1
     core: int = 1
@@ -90,7 +90,7 @@ EQUAL_WEIGHTS = Weights()
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """A list of what is wanted and one of what is not. None: no such list."""
+    """A list of what is accepted and a list of what is excluded. None: no such list."""
 
     wanted: tuple[str, ...] | None = None
     unwanted: tuple[str, ...] | None = None
@@ -127,7 +127,7 @@ class GpuOrder(StrEnum):
 
 
 class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container, its node or the configuration say about the GPUs that it may get."""
+    """The rules of a container, its node and the configuration about the GPUs that it may get."""
 
     types: Selection = Selection()
     """Parts of the names of models."""
@@ -142,7 +142,7 @@ class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
     """All GPUs of the container on one NUMA node."""
     order: GpuOrder = GpuOrder.BEST_FIT
     weights: Weights = EQUAL_WEIGHTS
-    """What counts how much where it matters how full a GPU is: with `binpack` and `spread`."""
+    """The weights for `binpack` and `spread`, where the fullness of a GPU matters."""
     hami: str = ""
     """
     HAMi's policy, or several with commas in between, where its rules choose the GPUs instead of `order`; else empty.
@@ -150,7 +150,7 @@ class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> bool:
-        """Whether some GPUs would not do, whatever is left of them or wherever the others are."""
+        """Whether the rules exclude some GPUs, whatever is left of them and wherever the others are."""
         return self.types != ANY or self.uuids != ANY or self.mutex or self.numa_bind
 
     def takes_mode(self, mode: str) -> bool:

@@ -2,20 +2,20 @@
 Reads what a container asks for of GPUs that are offered in units or slots: a number of GPUs, and cores and memory of
 each.
 
-The kubelet is asked for the slots alone. The amounts are in resources that it never sees (`Slots`), by HAMi's rules
-(below): memory in MiB counts before a percentage; with neither it is all of a GPU's, and 0 of either is as if it
-were left out; cores that are not asked for are none. Two rules are stricter. 100 cores are all that is offered of a GPU,
-however it is scaled, and such a GPU is nobody else's. 0 cores are refused, because nothing keeps a container from computing.
-What HAMi would read as something else, or as no request at all, is refused, too (`check_amounts`).
+The kubelet allocates only the slots. The amounts are in resources that it never sees (`SlotResources`), by HAMi's
+rules (below). Memory in MiB counts before a percentage; without both, it is all memory of a GPU, and 0 counts as
+absent. Without a request for cores there are none. Two rules are stricter. 100 cores are all that is offered of a
+GPU, however it is scaled, and nobody else gets such a GPU. 0 cores are refused, because nothing keeps a container
+from computing. Requests that HAMi would misread or ignore are refused, too (`check_amounts`).
 
     nvidia.com/gpu: 1, gpumem: 4000, gpucores: 30     30 cores and 4000 MiB of one GPU
     nvidia.com/gpu: 2, gpumem-percentage: 50          half of the memory of each of two GPUs, without a claim on their cores
     nvidia.com/gpu: 1                                 all memory of one GPU: nobody else gets any of it
     nvidia.com/gpu: 1, gpumem: 16Gi                   refused: these are 17179869184 MiB
 
-Which GPUs would do, and which of them come first, the pod's annotations say (`share_annotations`).
+Which GPUs would do, and which of them come first, follows from the pod's annotations (`share_annotations`).
 
-Source: HAMi 4707fb02, GenerateResourceRequests (spec hami.md 2.2).
+Source: HAMi 4707fb02, GenerateResourceRequests.
 """
 
 import re
@@ -48,7 +48,7 @@ from topoalign.core.model.topology.device_offers import CORES, Offer, Slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, divide_amount, offered_in_slots
 
-# What a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.
+# Reads what a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.
 #
 # A share is of one GPU, so both are; or of several in equal parts, where the pod asks for that (`spread`). From 100 on
 # computing time is that of whole GPUs, and their memory comes with them.
@@ -66,7 +66,7 @@ from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, divide
 
 
 USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory"))
-"""What units are called where the configuration does not say."""
+"""The names of units where the configuration sets none."""
 Left = Mapping[DeviceID, UnitsLeft]
 """GPU -> what is left of it."""
 
@@ -207,13 +207,13 @@ def gpus_with_room(left: Left, share: Share) -> tuple[DeviceID, ...]:
     return tuple(gpu for gpu, units in left.items() if fits_left_units(units, share))
 
 
-# Over how many GPUs the units of a container are spread, by an annotation of its pod.
+# Reads the annotation that sets over how many GPUs the units of a container are spread.
 #
 #     topoalign.io/cards: "2"
 #
 # It holds for every container of the pod that asks for units: 60 of computing time and 40 blocks are then 30 and 20 of
 # each of two GPUs. It is about units alone. How many GPUs a container has slots of follows from the number of slots, and
-# whole GPUs by 100 of computing time each. Amounts that are no equal parts are refused, and not rounded.
+# whole GPUs by 100 of computing time each. Amounts that do not divide into equal parts are refused, not rounded.
 
 
 NUMBER = re.compile(r"[1-9][0-9]{0,2}")
@@ -254,7 +254,7 @@ def check_equal_parts(share: Share, fields: UnitFields) -> None:
             )
 
 
-# What a container asks for of GPUs in slots: how many GPUs, and memory and cores of each of them.
+# Reads what a container asks for of GPUs in slots, as HAMi does: how many GPUs, and memory and cores of each of them.
 #
 # A limit counts before a request. Memory in MiB wins over a percentage, of which 100 are all; with neither, it is the
 # default amount of memory, or else all of the GPU's. Cores that are not asked for are the default, which is none.
@@ -264,9 +264,9 @@ def check_equal_parts(share: Share, fields: UnitFields) -> None:
 #     nvidia.com/gpu: 1, gpumem-percentage: 150, gpucores: 30    all memory of a GPU, and 30 of its cores
 #     nvidia.com/gpu: 1, gpumem-percentage: 0                    all memory of a GPU
 #
-# Which amounts are invalid is decided elsewhere (`slots.check_amounts`).
+# `check_amounts` refuses invalid amounts.
 #
-# Source: HAMi 4707fb02, GenerateResourceRequests (spec hami.md 2.2).
+# Source: HAMi 4707fb02, GenerateResourceRequests.
 
 
 ALL_MEMORY = 100
@@ -296,7 +296,7 @@ class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container gets that does not say."""
+    """What a container gets that asks for no amounts."""
 
     memory: int = 0
     """MiB. 0: all of the GPU's."""
@@ -351,7 +351,7 @@ class SlotShare(NamedTuple):
     memory: int
     """MiB of each; 0: by `percentage`."""
     percentage: int
-    """Memory as hundredths of what is offered of each. 0, or `card_requests.UNSET`: none."""
+    """Memory as hundredths of what is offered of each. 0, or `UNSET`: none."""
     parts: int = 0
     """Above 0 the amounts are not known, and each is one of so many equal parts."""
     rules: GpuRules = ANY_GPU
@@ -430,7 +430,7 @@ class SlotResources(NamedTuple):
 
 
 BEYOND_ALL_GPUS = 1 << 22
-"""MiB: 4 TiB. No GPU has as much; whoever writes `16Gi` or `64Mi` asks for more."""
+"""MiB: 4 TiB. No GPU has as much, and `16Gi` or `64Mi` by mistake are more."""
 USUAL_SLOTS = SlotResources(GPU, Slots(), BEYOND_ALL_GPUS)
 """How GPUs in slots are asked for where no node offers any: by the names of HAMi."""
 

@@ -2,9 +2,9 @@
 Finds device resources of a pod that no plugin serves: a kubelet ignores them and starts the container without the
 devices.
 
-The rule of the kubelet (v1.36.3, devicemanager): a resource that no device plugin has registered is not looked at. A
-scheduler does look at it, and leaves the pod pending. Neither is what the pod was written for, so `what-if` ends with this
-finding instead of what else the pod would get.
+The rule of the kubelet (v1.36.3, devicemanager): a resource that no device plugin has registered is ignored. A
+scheduler does not ignore it, and leaves the pod pending. Neither is what the user wants, so `what-if` ends with this
+finding instead of a decision.
 
     limits of the pod          served here      the finding names
     nvidia.com/gpus: 2         nvidia.com/gpu   nvidia.com/gpu, which was probably meant
@@ -95,7 +95,7 @@ def served_by(machines: Iterable[Topology]) -> set[ResourceName]:
     return {name for each in machines for name in (*each.devices, *amount_resources(each))}
 
 
-# Koordinator's names for GPUs, which a kubelet passes over.
+# Refuses pods that ask for GPUs by Koordinator's names where a kubelet decides: it ignores these names.
 #
 # A kubelet gives what its device plugins list, and nobody lists `koordinator.sh/gpu`: a container that asks for GPUs by
 # Koordinator's names alone would start without one. So a pod with Koordinator's annotations is refused that asks so
@@ -137,9 +137,9 @@ def check_not_passed_over(pod: PodRequest) -> None:
 
 MARKS = str.maketrans("", "", "-_.")
 SAME_DOMAIN = 0.75
-"""How alike domains are at least: twice the characters in common, of those of both."""
+"""The least similarity of domains: twice the characters in common, divided by those of both."""
 SIMILAR = 0.7
-"""The same of the rests of names."""
+"""The least similarity of the rests of names."""
 LONGEST = 100
 """Characters of a name that are compared."""
 
@@ -210,7 +210,7 @@ def likeness(one: str, other: str, least: float) -> float:
     return matcher.ratio() if all(bound() >= least for bound in bounds) and matcher.ratio() >= least else 0.0
 
 
-# What a pod asks for that a decision does not cover, for people.
+# Lists what a pod asks for that a decision does not cover.
 #
 # A decision is about devices of plugins, exclusive CPUs, and memory on NUMA nodes. Devices of resource claims are given
 # by their drivers (dynamic resource allocation); the kubelet's Topology Manager does not align them (kubelet v1.36.3).

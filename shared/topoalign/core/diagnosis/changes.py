@@ -89,7 +89,7 @@ def shortage(question: ClusterQuestion, node: QueriedNode) -> float:
 
 def cheapest_move(question: ClusterQuestion, node: QueriedNode) -> SufficientChange | None:
     """
-    Pods that have to leave this node, none of them in vain. None: nothing suffices.
+    Pods that have to leave this node; each of them is needed. None: nothing suffices.
 
     The one pod that holds the fewest devices and suffices alone; else pods go in this order until the pod fits, and then
     each that is not needed stays, the one with the most devices first.

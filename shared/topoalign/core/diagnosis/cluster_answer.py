@@ -26,7 +26,7 @@ class RefusalReason(msgspec.Struct, frozen=True, kw_only=True):
     """Stable code: `NotAligned`, `NotEnoughDevices`."""
     resolvability: Resolvability
     nodes: int
-    """How many nodes say so."""
+    """How many nodes have this reason."""
     examples: tuple[NodeName, ...]
     """The first of them by name."""
     finding: str

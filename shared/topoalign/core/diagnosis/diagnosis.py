@@ -8,7 +8,7 @@ Kubernetes' constraints, then of nodes that never would, then of nodes whose GPU
 have what is asked for; among these the one that most nodes give. So a thousand nodes without GPUs are not the reason why a
 GPU pod waits, if ten with GPUs are full.
 
-The first node of each reason is explained in full (`admission.resolvability`): nobody is advised to wait where that does
+The first node of each reason is explained in full (`admission.resolvability`): waiting is never advised where it does
 not help.
 """
 
@@ -167,7 +167,7 @@ def reasons_excluded(question: ClusterQuestion, excluded: Iterable[ExcludedNode]
 
 
 def resolvability(question: ClusterQuestion, node: QueriedNode) -> Resolvability:
-    """What can become of a node that refuses the pod."""
+    """Whether waiting can help on a node that refuses the pod."""
     if question.of(node.kind).missing is not None:
         return Resolvability.MISSING
     empty = node.emptied()
@@ -209,7 +209,7 @@ def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Refusa
     )
 
 
-# How many of several like pods fit on the nodes of a cluster at once.
+# Counts how many of several equal pods fit on the nodes of a cluster at once.
 #
 # Each node is filled until it refuses one more. Nodes do not depend on one another, so the sum is the most that fits,
 # as their kubelets decide. A pod is decided in full only where the totals leave room for another one after it.
@@ -260,7 +260,7 @@ def allocations_of_replica(decision: Admission, count: int) -> Iterator[Allocati
         yield msgspec.structs.replace(each, id=AllocationID(f"pod {count}/{each.id}"))
 
 
-# The weakest seam of the GPUs that a pod would get on a node.
+# Computes the weakest seam of the GPUs that a pod would get on a node.
 #
 # The kubelet's full decision is computed, so these are the GPUs that it would give, whatever ranks the nodes. Of
 # several containers the weakest seam counts. Plain init containers count only where no other container gets GPUs,

@@ -1,9 +1,9 @@
 """
 Checks that a hint answer from another process is a possible answer to its question.
 
-A provider that left something out would read as one that does not care, and the pod would be admitted unaligned. A rule
-larger than any that this machine's providers make would keep the search for an alignment busy for minutes, whatever its
-limit on steps: each step looks at every need. So an answer is accepted only if the providers here could have given
+If a provider left something out, that would count as no opinion, and the pod would be admitted unaligned. A rule
+larger than any of this machine's providers would keep the search for an alignment busy for minutes in spite of its
+limit on steps, because each step compares every need. So an answer is accepted only if the providers here could have given
 it, as far as that can be checked without asking them.
 """
 
@@ -19,7 +19,7 @@ from topoalign.core.numa_sets.search import mask_meets_needs
 from topoalign.core.numa_sets.subsets import MOST_NODES
 
 MOST_HINTS = (1 << MOST_NODES) - 1
-"""In one list: more NUMA nodes than these are never listed (`subsets`)."""
+"""In one list; subsets of more NUMA nodes are never listed (`subsets`)."""
 
 REMEDY = "see that the hinting service is of this version"
 

@@ -4,8 +4,8 @@ Finds the NUMA nodes with enough exclusive CPUs (kubelet v1.36.3, CPU manager, p
 Subsets are taken of the NUMA nodes that have CPUs. All CPUs of a pod's finished init containers must lie inside a subset
 for it to count, because the next container is to take them over.
 
-Where CPUs are aligned by socket, a subset is preferred, too, that touches no more sockets than the narrowest would need: the
-nodes of a socket are then as good as one (align-by-socket). Mode `best` takes the narrowest nodes in any case.
+Where CPUs are aligned by socket, a subset is preferred, too, that touches no more sockets than the narrowest would need:
+the nodes of a socket then count as one (align-by-socket). Mode `best` takes the narrowest nodes in any case.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
 """
 Finds the NUMA nodes with enough devices of one resource (kubelet v1.36.3, device manager hints).
 
-Subsets are taken of the NUMA nodes that bear a device of the resource, healthy or not. A device that is near several nodes
-is there for each of them and counts once; a device of which no node is known counts nowhere, nor does a node that the
-machine lacks.
+Subsets are built from the NUMA nodes that have a device of the resource near them, healthy or not. A device that is near
+several nodes is there for each of them and counts once; a device of which no node is known counts nowhere, nor does a
+node that the machine lacks.
 """
 
 from collections import Counter
@@ -114,7 +114,7 @@ def bearing_nodes(by_nodes: Iterable[tuple[int, ...] | None], machine: tuple[int
 
 
 def device_answer(asked: HintRequest) -> ProviderHints:
-    """Per resource that this node has devices of, or that is decided together; nothing else is anybody's business."""
+    """Per resource that this node has devices of, or that is decided together; other resources have no hints."""
     state, demand, rules = asked
     held = held_by_pod(state, demand)
     own = own_part(held, demand)

@@ -8,12 +8,12 @@ topoalign makes itself, they differ in these points; docs/modes.md has an exampl
 2. A hint is preferred if nothing narrower fits now. To the kubelet it is preferred only if nothing narrower would fit
    an empty machine.
 3. What fits nowhere is answered as fitting nowhere: memory, whose key the kubelet leaves out, which counts as no
-  opinion, so that the pod dies after it was admitted; and too few devices of which no NUMA node is known.
+  opinion, so that the pod fails after it was admitted; and too few devices of which no NUMA node is known.
 4. CPUs and memory are exclusive to any container whose request is firm (equal to its limit, CPUs whole), whatever the QoS
    class of its pod, and for nobody else. For a pod as a whole, what only init containers and sidecars ask for counts, too.
 5. A resource of which nothing is asked is not asked for: a limit of 0 neither narrows the choice nor fails.
-6. Devices of a pod with Koordinator's annotations are looked for together (`joint_devices`).
-7. Sockets have no say (align-by-socket), because the merge judges by width alone.
+6. Devices of a pod with Koordinator's annotations are searched together (`joint_hints`).
+7. Sockets do not count (align-by-socket), because the merge judges by the number of nodes alone.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,8 @@
 Finds what a container may take over from earlier containers of its own pod.
 
 Plain init containers have ended when the next container starts, so what they held is free for it; what a sidecar or an
-app container took is not (kubelet v1.36.3, reuse in a pod). All of it is read off the pod's own allocations in the order
-in which they were decided, so that a question about hints carries it without a word more.
+app container took is not (kubelet v1.36.3, reuse in a pod). All of it follows from the pod's own allocations in the
+order in which they were decided, so a question about hints needs no further field for it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -74,8 +74,8 @@ def check_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int], c
     """
     Raises SplitCore or NotEnoughCores.
 
-    CPUs that the pod's own init containers left do not count, though the container would take them over: so the kubelet
-    has it.
+    CPUs that the pod's own init containers left do not count, although the container would take them over: the
+    kubelet counts in the same way.
     """
     if cpus.cpus_per_core and count % cpus.cpus_per_core:
         raise SplitCore(count, cpus.cpus_per_core)

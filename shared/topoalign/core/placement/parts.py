@@ -3,8 +3,8 @@ Chooses which shares, MIG instances or virtual functions a container gets.
 
 They are chosen one by one, from the GPU of which the fewest are held (`distributed`) or the most (`packed`), counting those
 chosen already; of equals from the GPU that this container has the fewest of, then from the nearest to the GPUs that it
-has, then in the hardware's order. The first two rules are those of NVIDIA's device plugin v0.20.0, which leaves the rest to
-chance.
+has, then in the hardware's order. The first two rules are those of NVIDIA's device plugin v0.20.0, which leaves the
+order of the rest open.
 
 A node may offer thousands of shares, and few of them are wanted. So those of each GPU are counted (`device_sets`), and of
 a chosen GPU the first ones are taken.

@@ -72,7 +72,7 @@ def prefer(
     context: PlacementContext = NO_CONTEXT,
 ) -> tuple[DeviceID, ...]:
     """
-    The `size` devices of a resource that are best, in the hardware's order; the order of the input has no say.
+    The `size` devices of a resource that are best, in the hardware's order; the order of the input does not matter.
 
     GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; shares, MIG instances and virtual
     functions by how much of their GPUs is held (`prefer_parts`); others in the hardware's order.

@@ -1,12 +1,13 @@
 """
 Answers a kubelet that asks which devices it should take with those that are reserved.
 
-GetPreferredAllocation names neither pod nor container. The answer is the reserved part that fits the question: devices of
-the resource, as many as are asked for, all of them available, those among them that must be included. Of several that fit,
-one of a container that has got another of its parts comes first, because the kubelet asks for the resources of a container
-one after the other; then the one that was reserved first. Parts of one size are interchangeable, and which pod has which is
-known once the kubelet names the owner. What is planned for a pod of a gang, and not for one that is about to be bound, is no
-answer while another part of its size is: the kubelet comes for that one. Example:
+GetPreferredAllocation names neither pod nor container. The answer is the reserved device set that fits the question:
+devices of the resource, as many as are asked for, all of them available, those among them that must be included. Of
+several that fit, one of a container that has got another of its parts comes first, because the kubelet asks for the
+resources of a container one after the other; then the one that was reserved first. Parts of one size are
+interchangeable, and which pod has which is known once the kubelet names the owner. What is planned for a pod of a gang,
+and not for one that is about to be bound, is not the answer while another one of its size is: the kubelet asks for that
+one. Example:
 
     reserved: for pod a GPU-0, GPU-1 and mlx5_0; for pod b GPU-4, GPU-5 and mlx5_4
     asked for 2 of all GPUs: GPU-0, GPU-1; then for 1 of all NICs: mlx5_0, because pod a's GPUs are given by now
@@ -33,7 +34,7 @@ def prefer_reserved(
     """
     The devices reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do.
 
-    A part of which the node has shown something is given already, and fits no more.
+    If the node has reported a device of a set, the set is already given and no longer fits.
     """
     if not reserved.reservations:  # most often, and thousands of shares may be available
         return ()

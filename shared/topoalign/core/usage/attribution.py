@@ -2,8 +2,8 @@
 Attributes measured use of GPUs to the containers that hold them.
 
 A process belongs to the container that holds the GPU, or the MIG instance, on which it runs: the pod's UID must be that of
-the allocation, and the name of the container too, where both are known. All others are listed next to the holders, because
-they are what somebody looks for who finds a GPU busy: processes of the host, of pods that were given no GPU, of containers
+the allocation, and the name of the container too, where both are known. All others are listed next to the holders,
+because a user who finds a GPU busy looks for them: processes of the host, of pods that were given no GPU, of containers
 that were given another one. Nothing is guessed: a process of which nobody knows where it runs belongs to nobody, and then
 what the holders use is not known either.
 
@@ -28,7 +28,7 @@ from topoalign.core.usage.given import WHOLE_DEVICE as WHOLE_DEVICE
 from topoalign.core.usage.given import HeldShare, all_held, given_to
 
 Where = Literal["pod", "host", "unknown"]
-"""Where processes run that hold nothing of a device: in a pod, in none, or nobody knows."""
+"""Where processes run that hold nothing of a device: in a pod, in none, or unknown."""
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that holds a device or a part of it, and what it uses. One that uses nothing stands here as well."""
+    """A container that holds a device or a part of it, and what it uses. One that uses nothing is listed as well."""
 
     owner: Owner | None
     """None: the kubelet has not reported yet for whom it is."""
@@ -64,8 +64,8 @@ class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
     use: Use
     library: LibraryCount | None = None
     """
-    What the library that limits it counts, by a file that the container writes: no authority. None: it has none, or it is
-    not known.
+    What the library that limits it counts, by a file that the container writes, so it is not reliable. None: it has
+    none, or it is not known.
     """
 
     @property
@@ -289,7 +289,7 @@ def other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> O
     )
 
 
-# Which containers use more memory of a GPU than they were given, for several measurements in a row.
+# Finds containers that use more memory of a GPU than they were given, for several measurements in a row.
 #
 # One measurement proves nothing: memory of a process that ends may count together with that of its successor. Only a
 # container that was given an amount can use more of it; a time slice has none. A measurement without what a

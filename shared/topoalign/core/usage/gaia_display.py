@@ -12,8 +12,9 @@ The tree is that of Gaia's evaluators (`core.sharing.gaia.pcie_tree`). A line fo
 processes. What is left of a GPU in units or slots may be more than the GPU has, where it is scaled; nothing is left of
 one that may not be given. Nodes stand before others of a higher level, then by `aval`, then by their first GPU.
 
-What is not known is 0, because the form has no other word for it. A GPU in MIG mode is divided by its instances and not by
-cores, so nothing of it can be allocated here. Source: gpu-manager 8cd842ed, device/nvidia (tree, node), display.
+What is not known is 0, because the format has no other value for it. A GPU in MIG mode is partitioned by its
+instances and not by cores, so nothing of it can be allocated here. Source: gpu-manager 8cd842ed, device/nvidia (tree,
+node), display.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -147,7 +148,7 @@ def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning) -> Am
 
 
 def uses(row: DeviceShares) -> Iterator[Use]:
-    """The use of all who use a GPU or an instance."""
+    """The sum of all use of a GPU or an instance."""
     yield from (holder.use for holder in row.holders)
     yield from (other.use for other in row.others)
 

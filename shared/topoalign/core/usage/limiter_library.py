@@ -15,7 +15,7 @@ from topoalign.core.usage.attribution import HolderUse, NodeShares
 
 
 def has_library(state: NodeState) -> bool:
-    """Whether containers of the node may be limited by a library that shares files: so it is worth to ask."""
+    """Whether containers of the node may be limited by a library that shares files: so the library is asked."""
     return any(offer.limiter == "hami-core" for offer in state.hardware.offered)
 
 
