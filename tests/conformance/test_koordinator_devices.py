@@ -127,10 +127,10 @@ def test_what_is_booked_is_in_use_of_that_device_alone() -> None:
         {"devices": [{"type": "rdma", "minor": minor, "health": True, "resources": {"r": 100}} for minor in (1, 0)]}
     )
 
-    booked = node.booked(DeviceType.RDMA, 1, {"r": 30}, ["vf"]).booked(DeviceType.RDMA, 1, {"r": 80, "s": 1})
-    ignored = booked.booked(DeviceType.RDMA, 7, {"r": 1}).booked(DeviceType.FPGA, 1, {"r": 1})
+    with_used = node.with_used(DeviceType.RDMA, 1, {"r": 30}, ["vf"]).with_used(DeviceType.RDMA, 1, {"r": 80, "s": 1})
+    ignored = with_used.with_used(DeviceType.RDMA, 7, {"r": 1}).with_used(DeviceType.FPGA, 1, {"r": 1})
 
-    idle, used = booked.by_type[DeviceType.RDMA]
+    idle, used = with_used.by_type[DeviceType.RDMA]
     assert ({}, {"r": 100}, False) == (idle.used, idle.free, idle.busy)
     assert ({"r": 110, "s": 1}, {"r": 0}, frozenset({"vf"}), True) == (
         used.used,
@@ -138,6 +138,6 @@ def test_what_is_booked_is_in_use_of_that_device_alone() -> None:
         used.used_functions,
         used.busy,
     )
-    assert ignored == booked
-    assert node.booked(DeviceType.RDMA, 0, {}, ["vf"]).by_type[DeviceType.RDMA][0].busy
-    assert not node.booked(DeviceType.RDMA, 0, {"r": 0}).by_type[DeviceType.RDMA][0].busy
+    assert ignored == with_used
+    assert node.with_used(DeviceType.RDMA, 0, {}, ["vf"]).by_type[DeviceType.RDMA][0].busy
+    assert not node.with_used(DeviceType.RDMA, 0, {"r": 0}).by_type[DeviceType.RDMA][0].busy

@@ -153,13 +153,13 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
     if not parts:
         return True
     free = count_free(state, pod.rules)
-    strangers = [each for other in others for each in other.containers]
+    other_containers = [each for other in others for each in other.containers]
     for part in parts:
         besides = [each for each in pod.containers if each is not part.container]
-        competitors = (share_in(state.hardware, each) for each in (*besides, *strangers))
+        competitors = (share_in(state.hardware, each) for each in (*besides, *other_containers))
         search = AlignmentSearch(state, pod.rules, part, [share for _, share in filter(None, competitors)])
         room = first_with_room(part.aligned.preferred, part.aligned.near, part.aligned.memory, free)
-        before = strangers if pod.rules.scope is Scope.POD else (*besides, *strangers)
+        before = other_containers if pod.rules.scope is Scope.POD else (*besides, *other_containers)
         for sets, number in iterate_possible_alignments(part, free, before):
             if number == room and not search.competitors:
                 continue

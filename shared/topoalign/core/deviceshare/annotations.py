@@ -1,10 +1,10 @@
 """
 Reads the device annotations of a pod: hints per device type, joint allocation, and a GPU partition.
 
-An annotation is JSON that a person wrote, so every field is checked. Koordinator ignores what it does not know: a
-misspelt field or strategy has no effect, and the pod gets something else than was meant. The default refuses it and
-names its place; with `compat` it is ignored, names of fields may be in any case, and later rules read the strings as
-they are.
+An annotation is JSON written by a person, so every field is checked. Koordinator ignores what it does not know: a
+misspelt field or strategy has no effect, and the pod gets other devices than intended. By default an unknown value is
+refused with its path. With `compat` it is ignored, names of fields may be in any case, and later rules read the
+strings as they are.
 """
 
 import re
@@ -181,7 +181,7 @@ def _check_bandwidth(partition: PartitionSpec) -> None:
 
 
 def _check_supported_values(hints: Mapping[str, Hint], joint: Joint | None, partition: PartitionSpec | None) -> None:
-    """Every value that would be ignored otherwise."""
+    """Raises InvalidField for values that would be ignored otherwise."""
     _known(device_annotation_path(HINT_ANNOTATION), hints, DeviceType)
     for device, hint in hints.items():
         where = f"{device_annotation_path(HINT_ANNOTATION)}.{device}"

@@ -3,8 +3,9 @@ Selects the devices that may be considered, and counts how many are wanted of ea
 on hints).
 
 A device may be considered if it is near the NUMA nodes asked for (or of no known node) and its labels match the selector.
-With `exclusivePolicy` the default looks at what others have, too: `DeviceLevel` takes untouched devices only, `PCIeLevel`
-only devices with no other device of their type in use next to them. Koordinator computes the latter and discards it.
+With `exclusivePolicy` the default also considers what other pods have: `DeviceLevel` takes untouched devices only,
+`PCIeLevel` only devices with no other device of their type in use next to them. Koordinator computes the latter and
+discards it.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -76,18 +77,21 @@ class JointRequest(msgspec.Struct, frozen=True, kw_only=True):
     """NUMA nodes to stay on. None: anywhere."""
     scorer: DeviceScorer | None = None
     chooser: Chooser | None = None
-    """Says which whole GPUs to take of a scope that has more than enough. None: the first ones."""
+    """Chooses the whole GPUs of a scope that has more than enough. None: the first ones."""
     caps: Caps = {}
     units: Mapping[DeviceID, GpuUnits] | None = None
     """GPU -> the units of it that may be given, where GPUs are given in units. None: they are given whole."""
     step: Callable[[], None] | None = None
-    """Told of each step of a search, so that many of them can have one limit: it may raise TooMuchWork."""
+    """Called at each step of a search, so that several searches can share one limit: it may raise TooMuchWork."""
     first_look: bool = False
-    """Whether the node would do, rather than what it gives: secondary devices of a well-planned node are left out."""
+    """
+    Whether only the suitability of the node is asked, not the devices: secondary devices of a well-planned node are
+    left out.
+    """
 
     @property
     def compat(self) -> bool:
-        """Whether Koordinator's answer is wanted, with all that is odd there."""
+        """Whether Koordinator's answer is wanted, with its known faults."""
         return self.demand.compat
 
 
@@ -218,7 +222,7 @@ def all_of(asked: JointRequest, kind: DeviceType) -> list[InventoryDevice]:
     return [device for device in asked.inventory.by_type[kind] if selector_matches(selector, device.labels)]
 
 
-# Picking devices of a type one by one along an order, with a virtual function of each where wanted.
+# Takes devices of a type one by one in an order, with a virtual function of each where wanted.
 #
 # Koordinator's order for secondary devices (a7a1b76b): devices on the primary ones' PCIe come first, one of each PCIe
 # in turn, then all others.

@@ -34,7 +34,7 @@ from topoalign.core.model.ids import GPU, NIC, ResourceName
 from topoalign.core.model.requests import CARDS, GANG, GANG_SIZE
 
 RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, NIC}
-"""What a pod with annotations asks for its devices by."""
+"""The resources by which a pod with annotations asks for devices."""
 
 OWN_DOMAIN = "topoalign.io/"
 OF_USERS = (GANG, GANG_SIZE, CARDS)
@@ -56,7 +56,7 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
     by_whole_name: bool = False
     """Whether GPUs are asked for as `nvidia.com/gpu`: those that are offered whole under this name."""
     compat: bool = False
-    """Whether Koordinator's answers are wanted, traps included."""
+    """Whether Koordinator's answers are wanted, with its known faults."""
 
     @property
     def gpu(self) -> GpuDemand | None:
@@ -66,7 +66,7 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_shared(self) -> bool:
-        """Whether parts of GPUs are asked for, so that others may have the rest."""
+        """Whether shares of GPUs are asked for, so that others may have the rest."""
         return self.gpu is not None and self.gpu.shared
 
     @property
@@ -130,7 +130,7 @@ def needs_co_allocated(annotations: Mapping[str, str]) -> bool:
 
 
 def check_keys(annotations: Iterable[str]) -> None:
-    """Raises InvalidField for one about devices that nobody knows: it would have no effect, and was meant to have one."""
+    """Raises InvalidField for an unknown annotation about devices: it would have no effect."""
     for key in annotations:
         if key.startswith((DEVICE_PREFIX, OWN_DOMAIN)) and key not in KNOWN:
             usable = OF_USERS if key.startswith(OWN_DOMAIN) else ANNOTATIONS

@@ -68,7 +68,7 @@ def used_minors(asked: JointRequest, candidates: Sequence[DeviceCandidate]) -> f
 
 
 def is_shared(asked: JointRequest) -> bool:
-    """Whether a part of a GPU is asked for, so that other pods may have the rest."""
+    """Whether a share of a GPU is asked for, so that other pods may have the rest."""
     return asked.demand.is_shared
 
 
@@ -81,7 +81,7 @@ def partitions(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> list[list[DeviceCandidate]]:
     """
-    The partitions that would do, the preferred one first; none where the node has no table or the GPUs are shared.
+    The suitable partitions, the preferred one first; none where the node has no table or the GPUs are shared.
 
     Raises DevicesDoNotFit where only a partition will do and there is none.
     """
@@ -147,7 +147,7 @@ def completed(given: DeviceGrant) -> DeviceGrant:
     return msgspec.structs.replace(given, resources=resources)
 
 
-# GPU partitions: sets of GPUs that a fabric manager can set apart, from a table of the node (koordinator a7a1b76b).
+# Chooses GPU partitions: sets of GPUs that a fabric manager can isolate, from a table of the node (koordinator a7a1b76b).
 #
 # Partitions of the wanted size are tried by groups of equal `allocationScore`. Upstream's comment says that a higher
 # score is preferred and its code tries the lowest first; the default follows the comment. Within a group the partition

@@ -1,8 +1,8 @@
 """
 Describes the devices of a node for joint allocation: where they are, what they have, and what of it is used.
 
-It is made of a node's state (`node_inventory`). The types are named as the field's words have it; encoded they are named
-as in Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object is decoded as it is.
+It is built from a node's state (`node_inventory`). The types have the usual names of the field; encoded they are
+named as in Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object is decoded as it is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,11 +14,11 @@ import msgspec
 from topoalign.core.deviceshare.koordinator_names import DeviceType
 
 ANYWHERE = -1
-"""The NUMA node of a device of which it is not known."""
+"""The NUMA node of a device whose NUMA node is not known."""
 
 
 class DeviceLocation(msgspec.Struct, frozen=True, rename={"node": "nodeID", "pcie": "pcieID"}):
-    """Where a device sits. Ids are compared, never read; an empty one is not known."""
+    """Where a device is. Ids are compared, never parsed; an empty one is not known."""
 
     node: int = ANYWHERE
     pcie: str = ""
@@ -128,7 +128,7 @@ class NodeInventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ordered = sorted(self.devices, key=lambda device: device.minor)
         return {kind: tuple(device for device in ordered if device.kind is kind) for kind in DeviceType}
 
-    def booked(
+    def with_used(
         self,
         kind: DeviceType,
         minor: int,

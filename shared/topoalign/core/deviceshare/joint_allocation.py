@@ -3,9 +3,9 @@ Allocates the devices of all types that a pod asks of a node.
 
 The first type of the joint list is decided by itself, and the others near what it got. By default near means on the same
 switch, else the same root complex, else the same NUMA node, else anywhere (`nearest`), and `SamePCIe` looks for primary
-devices that have enough of the others below the same PCIe scope (`same_pcie`). With `compat` it is what Koordinator
-a7a1b76b does: same root complex, else anywhere; and `SamePCIe` is checked once everything is decided, without a second
-try.
+devices that have enough of the others below the same PCIe scope (`same_pcie`). With `compat` it decides as
+Koordinator a7a1b76b: the same root complex, else anywhere. `SamePCIe` is then checked once everything is decided,
+without a second try.
 """
 
 from collections.abc import Mapping, Sequence

@@ -45,7 +45,7 @@ class DevicesDoNotFit(NoFit):
 
 
 class SharesNeedUnits(NoFit):
-    """Raised when a part of a GPU is asked for, and the node offers no GPU in units."""
+    """Raised when a share of a GPU is asked for, and the node offers no GPU in units."""
 
     code = "SharesNeedUnits"
 

@@ -9,7 +9,7 @@ which nobody has any. Example, of a GPU with 318 blocks:
     koordinator.sh/gpu-memory: 10Gi    40 blocks
     koordinator.sh/gpu: 100            100 units of computing time, 318 blocks
 
-What is true of units is true of these, too: nothing is left of a GPU of which all computing time is held, and who has all
+The rules of units apply: nothing is left of a GPU of which all computing time is held, and who has all
 of it has the GPU alone.
 """
 

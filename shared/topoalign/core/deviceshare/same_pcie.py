@@ -1,12 +1,12 @@
 """
 Implements `SamePCIe`: sets of devices in which every device has one of each other type below the same PCIe scope.
 
-Whether a set will do depends only on the PCIe scopes it is on: each must have all the types, and all together enough of
-each. So scopes are searched instead of devices. The rule: in the smallest part of the machine that will do (a switch, a
+Whether a set is suitable depends only on its PCIe scopes: each must have all the types, and all together enough of
+each. So scopes are searched instead of devices. The rule: in the smallest suitable part of the machine (a switch, a
 root complex, a NUMA node, all), on the same switches, or else on the same root complexes, which is all that Koordinator
 asks for; there the fewest scopes, those with the least to spare first.
 
-Koordinator chooses the primary devices without a look at the others and refuses the node if that went wrong.
+Koordinator chooses the primary devices without regard to the others, and refuses the node if the others do not fit.
 """
 
 from collections.abc import Callable, Mapping, Sequence

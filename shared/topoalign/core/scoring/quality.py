@@ -18,11 +18,11 @@ Nodes are compared by one key, element by element, which begins like that of dev
     c: all but one are held; it cuts none                                   first
 
 Element 4 fills GPUs and nodes as well as fragmentation gradient descent does (docs/decisions/0021), and knows no workload.
-Which GPUs a pod would get is in `taken_gpus`; which CPUs and memory are free there is not looked at. For MIG instances and
+Which GPUs a pod would get is in `taken_gpus`; which CPUs and memory are free there is not considered. For MIG instances and
 functions nodes differ in the packing only.
 
-Which machine it is, what is free by position, and what is asked for decide the key; so it is remembered by these for all
-machines of one model. A node with too few of a device has none.
+Which machine it is, what is free by position, and what is asked for decide the key; so keys are cached by these for
+all machines of one model. A node with too few of a device has none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ from topoalign.core.sharing.choosers import link_scorer, shareable_devices
 from topoalign.core.state.fold import NodeState
 
 MOST_KEPT = 16_384
-"""Keys that are remembered for machines of one model."""
+"""Keys that are cached for machines of one model."""
 
 
 class NodePacking(StrEnum):
@@ -175,7 +175,7 @@ Question = tuple[DeviceNeed, tuple[int, ...], tuple[tuple[GpuLeft, ...], ...], N
 
 @made_once
 def keys_of(topology: Topology) -> dict[Question, NodeKey | None]:
-    """The keys that are remembered for machines of one shape."""
+    """The cached keys for machines of one shape."""
     return {}
 
 

@@ -5,7 +5,7 @@ Each has functions for what changes at different times, because a scheduler asks
 depends on, once for each kind of machine; what is left on a node, once for each change of the node; the key of a node for a
 pod, once for each change of either; and the scores of the nodes that are asked about, by their keys.
 
-    scorer = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+    scorer = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
     need = scorer.need(topology, demand)
     left = scorer.left(state, demand.rules)
     scorer.scores([scorer.key(topology, need, left), ...])
@@ -37,15 +37,15 @@ from topoalign.core.sharing.shared_gpus import ShareRequest
 from topoalign.core.sharing.slots_as_hami import usage_of_gpus
 from topoalign.core.state.fold import NodeState
 
-# The order in which gpu-admission prefers nodes: of those on which the pod fits, the one first that has the least left.
+# Orders nodes as gpu-admission does: of those on which the pod fits, the one with the least left comes first.
 #
 #     cores left of all GPUs in units, then their memory, then the name
 #     a: 150 cores and 200 blocks, b: 150 and 180, c: 800 and 1280 are tried in the order b, a, c
 #
 # gpu-admission leaves no other node than the first on which the pod fits; here the others come after it, and last those
-# on which it finds no room, in the same order: whether topoalign finds room, the filter has decided. A pod without such
-# a GPU, or of memory alone, it lets go anywhere: to such a one all nodes are equal. The GPUs that it promises are not
-# taken over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
+# on which it finds no room, in the same order: whether topoalign finds room, the filter has decided. It does not
+# restrict a pod without such a GPU, or with memory alone: for such a pod all nodes are equal. The GPUs that it promises
+# are not taken over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
 
 
 Containers = tuple[ShareRequest, ...]
@@ -106,9 +106,9 @@ class Scoring(StrEnum):
     BALANCED = NumaScore.BALANCED.value
     LEAST_NUMA_NODES = NumaScore.LEAST_NUMA_NODES.value
     GAIA = "gaia"
-    """The order in which gpu-admission prefers nodes (`scoring.gaia`)."""
+    """The order in which gpu-admission prefers nodes."""
     HAMI = "hami"
-    """How full the GPUs in slots are, as HAMi ranks nodes (`scoring.hami`)."""
+    """How full the GPUs in slots are, as HAMi ranks nodes."""
 
 
 class NodeScorer(Protocol, Generic[Need, Left]):
@@ -179,7 +179,7 @@ class NumaScorer:
 
 @dataclass(frozen=True)
 class GaiaScorer(ByPlace):
-    """Scores by the place of a node in the order of gpu-admission (`scoring.gaia`)."""
+    """Scores by the place of a node in the order of gpu-admission."""
 
     def need(self, topology: Topology, demand: PodDemand) -> Containers:
         """The containers that gpu-admission looks at."""
@@ -196,7 +196,7 @@ class GaiaScorer(ByPlace):
 
 @dataclass(frozen=True)
 class HamiScorer(ByPlace):
-    """Scores by the place of a node in HAMi's order (`scoring.hami`)."""
+    """Scores by the place of a node in HAMi's order."""
 
     def need(self, topology: Topology, demand: PodDemand) -> str | None:
         """The pod's policy for nodes."""
@@ -234,18 +234,18 @@ def by_place(keys: Sequence[Key]) -> list[int]:
     return [scores.get(key, 1) for key in keys]
 
 
-# The order in which HAMi ranks nodes: by how full their GPUs in slots are before the pod comes.
+# Orders nodes as HAMi does: by how full their GPUs in slots are before the pod arrives.
 #
-# HAMi's score of a node is 10 times the sum of its slots, cores and memory that are held, as parts of what all of its
-# GPUs in slots offer together. The pod's annotation `hami.io/node-scheduler-policy` sets whether the fullest node comes
-# first (`binpack`, the default) or the emptiest (`spread`). What the pod asks for, links and NUMA nodes count nothing:
+# HAMi's score of a node is 10 times the sum of its held slots, cores and memory, each as a fraction of what all of
+# its GPUs in slots offer together. The pod's annotation `hami.io/node-scheduler-policy` sets whether the fullest node comes
+# first (`binpack`, the default) or the emptiest (`spread`). What the pod asks for, links and NUMA nodes do not count:
 #
 #     two GPUs of 10 slots, 100 cores and 8000 MiB on each node; held is 1 slot with 25 cores and 2000 MiB on a, with 75
 #     cores and 6000 MiB on b: a has 10 x (1/20 + 25/200 + 2000/16000) = 3, b 10 x (1/20 + 75/200 + 6000/16000) = 8
 #     binpack ranks b before a, spread a before b
 #
-# A node without GPUs in slots counts as an empty one. Pods that ask for no GPU HAMi lets go anywhere: to them all are
-# equal. Source: HAMi 4707fb02 (spec hami.md 2.7).
+# A node without GPUs in slots counts as an empty one. HAMi does not restrict pods that ask for no GPU: for them all
+# nodes are equal. Source: HAMi 4707fb02.
 
 
 def policy_of(topology: Topology, demand: PodDemand) -> str | None:

@@ -4,8 +4,8 @@ Predicts which GPUs a pod would get on a node, for the score `quality`.
 Whole GPUs are those that the node's device policy prefers. If the node aligns, they are on the lowest of the fewest NUMA
 nodes that have enough; where topoalign decides itself (mode `best`), on those of the fewest NUMA nodes whose GPUs come first
 by policy `topology`. A share is on the GPU with the least left that has enough; shares of several GPUs are on those that
-come first by policy `topology`. Containers take GPUs one after another; what is cut and what stays free is judged after the
-last.
+come first by policy `topology`. Containers take GPUs one after another; what is cut and what stays free is computed
+after the last.
 """
 
 from collections import Counter

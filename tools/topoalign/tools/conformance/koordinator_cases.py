@@ -71,7 +71,7 @@ class NodeCase(msgspec.Struct, Generic[A], frozen=True, kw_only=True):
         inventory = inventories.read(self.device, self.node_labels)
         for kind, parts in self.assigned.items():
             for part in parts:
-                inventory = inventory.booked(kind, part.minor, part.resources, [each.bus for each in part.vfs or ()])
+                inventory = inventory.with_used(kind, part.minor, part.resources, [each.bus for each in part.vfs or ()])
         return JointRequest(
             demand=self.pod.demand,
             inventory=inventory,

@@ -1,7 +1,7 @@
 """
 Reads Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), as the suites `koordinator/…` describe nodes.
 
-It says what there is; what pods use is not in it, and is booked on top (`Inventory.booked`).
+It says what there is; what pods use is not in it, and is added by `NodeInventory.with_used`.
 """
 
 from collections.abc import Mapping

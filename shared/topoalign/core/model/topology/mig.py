@@ -83,7 +83,7 @@ def find_place(
     """
     The smallest profile with so many bytes that has a free place, and the place; None: there is none.
 
-    Smallest by memory, then by compute slices, then in the driver's order (HAMi 4707fb02, spec hami.md 6.2).
+    Smallest by memory, then by compute slices, then in the driver's order (HAMi 4707fb02).
     """
     enough = [each for each in profiles if each.memory >= memory]
     for profile in sorted(enough, key=lambda each: (each.memory, each.slices)):
