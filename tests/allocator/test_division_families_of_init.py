@@ -13,14 +13,14 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.gpu_partitioning import divisions
+from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 
 GPU0 = DGX.gpus[0].id
 SIZE = DGX.gpus[0].memory or 0
 
 
 def first(state: NodeState) -> Row:
-    return rows_of(divisions(state), state.hardware)[0]
+    return rows_of(partitioning_by_gpu(state), state.hardware)[0]
 
 
 def units(cores: range, blocks: int = 0, begin: int = 0) -> dict[ResourceName, tuple[DeviceID, ...]]:

@@ -8,7 +8,7 @@ from decision_support import GIB, NODE, asking, container, machine, node, pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.admission.admit import admission, answer_to
+from topoalign.core.admission.admit import answer_to, iterate_decision_for_request
 from topoalign.core.hints.answer_checks import MOST_HINTS, check_answer
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import answer_hint_request
@@ -74,7 +74,7 @@ def test_what_the_providers_here_say_is_never_refused(
     state = msgspec.structs.replace(node(has), memory=memory)
     each = {str(FPGA): fpgas}
     init = [container(f"init-{i}", gpus=1, cpus=2, gib=gib, others=each, sidecar=i == 1) for i in range(3)]
-    steps = admission(state, pod(container(gpus=1, cpus=2, gib=gib, others=each), init=init), rules)
+    steps = iterate_decision_for_request(state, pod(container(gpus=1, cpus=2, gib=gib, others=each), init=init), rules)
     asked = 0
     try:
         wanted = next(steps)

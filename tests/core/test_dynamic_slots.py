@@ -24,7 +24,7 @@ from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.gpu_partitioning import Parts, divisions
+from topoalign.core.state.gpu_partitioning import Parts, partitioning_by_gpu
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 from topoalign.core.usage.attribution import attribute_use
 
@@ -152,11 +152,11 @@ def test_what_displaced_containers_held_is_not_in_the_digest() -> None:
 def test_what_is_left_is_the_largest_instance_that_can_be_made() -> None:
     state = held(node(machine(1, place(4, 4))), 20, made=["MIG-0"])
 
-    division = divisions(state)[DGX.gpus[0].id]
+    division = partitioning_by_gpu(state)[DGX.gpus[0].id]
 
     assert ("MIG", "slots") == division.ways
     assert Parts(slots=6, cores=15, memory=20 * GIB) == division.left
-    assert Parts() == divisions(held(state, 20, 20))[DGX.gpus[0].id].left
+    assert Parts() == partitioning_by_gpu(held(state, 20, 20))[DGX.gpus[0].id].left
 
 
 def test_processes_in_an_instance_are_of_the_container_with_its_slot() -> None:

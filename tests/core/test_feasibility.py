@@ -10,14 +10,14 @@ from faults_support import THOROUGH
 from feasibility_support import demand_of, some_machine, some_node, some_pod, some_rules
 
 from topoalign.core.admission.admit import decide_demand
-from topoalign.core.admission.feasibility import PodNeed, digest, judge_amounts, machine_key, need_of
+from topoalign.core.admission.feasibility import PodNeed, judge_amounts, machine_key, need_of, order_free_digest
 from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.shapes import rename_devices, uuids
+from topoalign.core.model.topology.shapes import device_uuids, rename_devices
 
 PODS = 10
 """That are asked about on each node."""
@@ -56,7 +56,7 @@ def test_machines_with_equal_keys_have_equal_needs() -> None:
         random = Random(seed)
         hardware = some_machine(random)
         rules = some_rules(random, hardware)
-        other = rename_devices(hardware, {uuid: DeviceID(f"other-{uuid}") for uuid in uuids(hardware)})
+        other = rename_devices(hardware, {uuid: DeviceID(f"other-{uuid}") for uuid in device_uuids(hardware)})
         assert machine_key(hardware) == machine_key(other)
         for number in range(PODS):
             demand = demand_of(some_pod(random, hardware, f"p{number}"), rules)
@@ -71,7 +71,9 @@ def test_machines_with_equal_keys_have_equal_needs() -> None:
 def demand_key(demand: PodDemand) -> bytes:
     """Equal for demands that ask for the same under the same rules."""
     containers = [(each.role, each.asked, each.devices, each.cpus, each.memory) for each in demand.containers]
-    return digest((demand.rules, demand.manages_memory, demand.devices, demand.cpus, demand.memory, containers))
+    return order_free_digest(
+        (demand.rules, demand.manages_memory, demand.devices, demand.cpus, demand.memory, containers)
+    )
 
 
 def judged(hardware: Topology, request: PodRequest, rules: AdmissionRules) -> tuple[str | None, str]:

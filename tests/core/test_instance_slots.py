@@ -25,7 +25,7 @@ from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.choosers import link_scorer, shareable_devices
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.gpu_partitioning import Parts, divisions
+from topoalign.core.state.gpu_partitioning import Parts, partitioning_by_gpu
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 
 BOTH = [BEST, KUBELET]
@@ -91,7 +91,7 @@ def test_a_full_instance_leaves_the_others_of_its_gpu() -> None:
 def test_what_is_left_of_a_gpu_is_that_of_its_instances() -> None:
     state = held(node(MACHINE), ("MIG-0-0", 100, 100), ("MIG-0-1", 30, 1_000))
 
-    first, second = (divisions(state)[gpu.id] for gpu in MACHINE.gpus[:2])
+    first, second = (partitioning_by_gpu(state)[gpu.id] for gpu in MACHINE.gpus[:2])
 
     assert ("MIG", "slots") == first.ways == second.ways
     assert Parts(slots=6, cores=200, memory=14_720 * MIB) == first.offered

@@ -15,7 +15,7 @@ from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.demand import read_demand
 from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice, NodeInventory
 from topoalign.core.deviceshare.joint_allocation import allocate_all_types
-from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest, violation
+from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest, refuse_same_pcie
 from topoalign.core.deviceshare.koordinator_names import (
     ANNOTATIONS,
     CORE,
@@ -214,7 +214,7 @@ def test_a_search_for_same_pcie_is_exact_or_says_that_it_did_not_end(monkeypatch
     node = NodeInventory(devices=(*box([(0, str(i)) for i in complexes], nics).devices, *cards))
     joint = {"deviceTypes": ["gpu", "rdma", "fpga"], "requiredScope": "SamePCIe"}
 
-    assert violation().reasons[0] == chosen(node, {GPUS: 12, UNITS: 15_100, FPGA: 15_100}, joint)
+    assert refuse_same_pcie().reasons[0] == chosen(node, {GPUS: 12, UNITS: 15_100, FPGA: 15_100}, joint)
     got = chosen(node, {GPUS: 12, UNITS: 14_000, FPGA: 14_000}, joint)
     assert isinstance(got, dict)
     assert [12, 140, 140] == [len(got[kind]) for kind in ("gpu", "rdma", "fpga")]

@@ -30,7 +30,7 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodR
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.gpu_partitioning import Parts, divisions
+from topoalign.core.state.gpu_partitioning import Parts, partitioning_by_gpu
 from topoalign.machines import load_machine
 
 GIB = 1 << 30
@@ -116,7 +116,7 @@ def test_koordinators_names_need_no_annotation_where_no_kubelet_decides(amounts:
 def test_two_halves_fit_on_a_gpu_and_the_division_shows_them() -> None:
     """318 blocks are 159 for each. Units are asked for of the same GPU in their own name."""
     state = after(node(hardware([319])), {HUNDREDTHS: 50}, {CORE: 40, RATIO: 50})
-    (division,) = divisions(state).values()
+    (division,) = partitioning_by_gpu(state).values()
 
     assert ("units",) == division.ways
     assert [(50, 159), (40, 159)] == [

@@ -23,7 +23,7 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceN
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy
 from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, PciBridge, Topology, VirtualFunction
-from topoalign.core.placement.device_choice import choosing
+from topoalign.core.placement.device_choice import choose_for_container
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 
@@ -225,7 +225,7 @@ def followed(
 ) -> tuple[DeviceID, ...]:
     """What the kubelet takes if its plugin prefers these."""
     (demand,) = read_pod(msgspec.structs.replace(asked, annotations={}), rules).containers
-    steps = choosing(state, demand, resource, None if affinity is None else node_mask(affinity))
+    steps = choose_for_container(state, demand, resource, None if affinity is None else node_mask(affinity))
     try:
         next(steps)
         steps.send(tuple(preferred))

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from topoalign.core.admission.kubelet_devices import (
     as_others,
+    describe_unaccounted_grants,
     dropped_of,
     explain_unavailable_resources,
     find_unrecorded_devices,
     shared_ids,
-    unaccounted,
     with_others,
     without_dropped,
     without_ended,
@@ -143,7 +143,7 @@ def test_what_was_asked_for_and_no_container_has_is_noted(owned: bool, listed: b
         rules=to_kubelet_rules(RULES), entries=(entry(False, "GPU-0"),) if listed else (), checkpoint_unknown=unknown
     )
 
-    notes = unaccounted(state, kubelet)
+    notes = describe_unaccounted_grants(state, kubelet)
 
     assert noted == bool(notes)
     assert all("'GPU-0'" in note for note in notes)
@@ -156,7 +156,7 @@ def test_devices_that_came_with_others_are_not_noted_as_asked_for() -> None:
     )
     kubelet = KubeletObserved(rules=to_kubelet_rules(RULES), entries=(entry(False, "GPU-0"),))
 
-    assert () == unaccounted(STATE.holding(with_nic), kubelet)
+    assert () == describe_unaccounted_grants(STATE.holding(with_nic), kubelet)
 
 
 def test_devices_of_other_plugins_come_in_the_order_of_names() -> None:

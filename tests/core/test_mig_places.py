@@ -18,7 +18,7 @@ from topoalign.core.model.topology.mig import (
     find_place,
     free_mig_placement,
     free_placements,
-    occupied,
+    occupied_placements,
 )
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.topology_checks import validate
@@ -107,8 +107,8 @@ def test_of_profiles_with_equal_memory_the_one_with_fewer_slices_is_made() -> No
 
 
 def test_where_one_place_is_not_known_none_is_known_to_be_taken() -> None:
-    assert frozenset({place(6, 1)}) == occupied(GPU_0.mig or ())
-    assert None is occupied([instance(1, place(6, 1)), instance(2, None)])
+    assert frozenset({place(6, 1)}) == occupied_placements(GPU_0.mig or ())
+    assert None is occupied_placements([instance(1, place(6, 1)), instance(2, None)])
 
 
 def test_profiles_are_in_events_and_older_readers_pass_them_over() -> None:

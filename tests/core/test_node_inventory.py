@@ -16,8 +16,8 @@ from topoalign.core.deviceshare.node_inventory import (
     bridges_above,
     inventory_of,
     koordinator_partition_table,
-    label,
     locate_devices,
+    to_label_value,
 )
 from topoalign.core.model.events import Allocation, AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
@@ -73,7 +73,7 @@ def test_a_gpu_is_labelled_by_its_model_and_has_as_much_as_is_known() -> None:
 @given(st.text(alphabet="aZ9-_. é/", max_size=70))
 def test_a_label_is_a_value_that_kubernetes_takes(text: str) -> None:
     """Runs of other characters are one dash; nothing else is changed but the ends."""
-    got = label(text)
+    got = to_label_value(text)
 
     assert re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", got)
     assert re.sub(r"[ é/]+", "-", text)[:63].strip("-_.") == got

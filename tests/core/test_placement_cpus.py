@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.cpu_assignment import take
-from topoalign.core.cpu_assignment.packed import NotEnoughCpus, packed
+from topoalign.core.cpu_assignment.packed import NotEnoughCpus, take_packed
 from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.cpu_topology import cpu_topology
@@ -40,10 +40,10 @@ def test_a_take_is_as_large_as_asked_and_breaks_at_most_one_whole_core(available
     """Whole cores are taken as whole cores, and single CPUs come from cores that are broken already, if there are any."""
     if count > len(available):
         with pytest.raises(NotEnoughCpus):
-            packed(TWO, available, count)
+            take_packed(TWO, available, count)
         return
 
-    taken = packed(TWO, available, count)
+    taken = take_packed(TWO, available, count)
 
     whole = [core for core in TWO.in_core.values() if core <= available]
     split = [core for core in whole if core & taken and not core <= taken]
@@ -55,12 +55,12 @@ def test_a_take_is_as_large_as_asked_and_breaks_at_most_one_whole_core(available
 
 def test_a_whole_numa_node_is_taken_whole() -> None:
     """Node 0 is broken, so eight CPUs are node 1 and not what is lowest."""
-    assert "4-7,12-15" == format_cpuset(packed(TWO, set(range(1, 16)), 8))
+    assert "4-7,12-15" == format_cpuset(take_packed(TWO, set(range(1, 16)), 8))
 
 
 def test_what_is_broken_already_is_used_up_first() -> None:
     """CPU 5's sibling is in use, so a single CPU comes from that core."""
-    assert {5} == packed(TWO, set(range(16)) - {13}, 1)
+    assert {5} == take_packed(TWO, set(range(16)) - {13}, 1)
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import OfferedDevices
-from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, sides
+from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, split_by_affinity
 from topoalign.core.placement.gpus.device_policy import GpuChoice, Simple
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 
@@ -65,7 +65,7 @@ def test_what_init_containers_left_comes_first_whatever_its_node() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.sets(st.sampled_from([*DEVICES])), st.sampled_from([None, 0b01, 0b10, 0b11]))
 def test_sides_split_what_is_available(available: set[DeviceID], affinity: int | None) -> None:
-    split = sides(DEVICES, available, affinity)
+    split = split_by_affinity(DEVICES, available, affinity)
 
     assert sorted(available) == sorted(device for side in split for device in side)
     assert all(any(affinity and affinity >> node & 1 for node in DEVICES[device] or ()) for device in split.aligned)

@@ -5,7 +5,13 @@ import pytest
 from decision_support import container, machine, node, pod
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.prediction import KubeletUnknown, admission_rules, doubted, predict, to_kubelet_rules
+from topoalign.core.admission.prediction import (
+    KubeletUnknown,
+    admission_rules,
+    describe_unconfirmed_record,
+    predict,
+    to_kubelet_rules,
+)
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, Owner, UsageObserved
@@ -298,7 +304,7 @@ def test_a_record_in_doubt_is_noted() -> None:
     kubelet = KubeletObserved(rules=RULES, record_doubt="line 3 is not whole")
     notes = predict(told(kubelet), pod(container("main", gpus=1)), 0).explanation.notes
 
-    assert (doubted("line 3 is not whole"),) == notes
+    assert (describe_unconfirmed_record("line 3 is not whole"),) == notes
 
 
 def test_rules_of_the_question_go_before_those_of_the_kubelet() -> None:

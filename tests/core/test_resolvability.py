@@ -15,7 +15,7 @@ from unit_support import DGX, KUBELET
 from unit_support import MEMORY as MEMORY_UNITS
 
 from topoalign.core.admission.admit import decide_demand
-from topoalign.core.admission.resolvability import HEAL, NEVER, WAIT, explained
+from topoalign.core.admission.resolvability import HEAL, NEVER, WAIT, explain_decision
 from topoalign.core.admission.shortages import format_amount, smaller_requests
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission, Refusal, Resolvability
@@ -31,7 +31,7 @@ RESTRICTED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
 
 
 def refusal(state: NodeState, asked: PodRequest, rules: AdmissionRules) -> Refusal:
-    found = explained(state, read_pod(asked, rules))
+    found = explain_decision(state, read_pod(asked, rules))
     assert isinstance(found, Refusal)
     return found
 
@@ -254,7 +254,7 @@ def some_refusal(random: Random) -> tuple[NodeState, PodDemand, Refusal]:
         if demand is None:
             continue
         state = some_holders(random, node(hardware)) if in_shares else some_node(random, hardware, rules)
-        decision = explained(state, demand)
+        decision = explain_decision(state, demand)
         if isinstance(decision, Refusal):
             return state, demand, decision
 

@@ -8,7 +8,7 @@ from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.device_names import name_device
-from topoalign.core.model.topology.mig import free_placements, occupied
+from topoalign.core.model.topology.mig import free_placements, occupied_placements
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, UsedParts
 
@@ -74,7 +74,7 @@ def mig_document(gpu: Gpu | None) -> dict[str, object]:
     """
     if gpu is None or not gpu.mig_profiles:
         return {}
-    taken = occupied(gpu.mig or ())
+    taken = occupied_placements(gpu.mig or ())
     profiles = [
         {
             **msgspec.to_builtins(each),

@@ -23,7 +23,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import Compat, ExplainRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.state.gpu_partitioning import GpuPartitioning, divisions, parts_of_allocation
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu, parts_of_allocation
 
 if TYPE_CHECKING:
     from topoalign.kubelet.files import manifest
@@ -194,4 +194,4 @@ def cards_of(
     if cards.isdisjoint(topology.gpu_by_id):
         return (), topology
     status = links.discovered(link.node, link.nats_option, os.environ)
-    return [(gpu, each) for gpu, each in divisions(status.state).items() if gpu in cards], status.topology
+    return [(gpu, each) for gpu, each in partitioning_by_gpu(status.state).items() if gpu in cards], status.topology

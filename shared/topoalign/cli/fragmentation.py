@@ -14,7 +14,7 @@ from topoalign.core.model.topology.device_names import name_device
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpu_fragmentation import Fragmentation
 from topoalign.core.placement.gpu_fragmentation import measure_fragmentation as measured
-from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, Way, divisions, sum_parts
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, Way, partitioning_by_gpu, sum_parts
 
 if TYPE_CHECKING:
     from topoalign.cli import link
@@ -46,7 +46,7 @@ def fragmentation(node: str | None, nats: str | None, as_json: bool) -> None:
     status = link.discovered(node, nats, os.environ)
     free = free_gpus(status)
     found = measured(status.topology, free)
-    divided = {gpu: each for gpu, each in divisions(status.state).items() if not each.is_whole}
+    divided = {gpu: each for gpu, each in partitioning_by_gpu(status.state).items() if not each.is_whole}
     if as_json:
         sets = [
             {

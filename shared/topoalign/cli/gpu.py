@@ -17,7 +17,7 @@ from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu
-from topoalign.core.state.gpu_partitioning import GpuPartitioning, divisions
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
 
 NOT_ENFORCED = (
     "Limiter: none. Nothing limits what a container takes of a GPU in units or slots: amounts are counted, and not "
@@ -62,7 +62,7 @@ def list_devices(link: Link) -> None:
       topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
     status = links.discovered_or_read(link.node_option, link.nats_option, os.environ)
-    divided = divisions(status.state) if status.announced else {}
+    divided = partitioning_by_gpu(status.state) if status.announced else {}
     if link.as_json:
         rows = [
             {

@@ -42,7 +42,7 @@ from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.checkpoint_owners import with_checkpoint_owners
-from topoalign.core.state.fold import NodeState, initial_state, newer
+from topoalign.core.state.fold import NodeState, initial_state, newer_reading
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, connect_bus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
@@ -194,7 +194,7 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
             async for received in messages:
                 with suppress(BadRequest):  # what anybody may have written there; subscribers put it aside
                     event = wire.decode_event(received.message)
-                    newest = newer(newest, event) if isinstance(event, kind) else newest
+                    newest = newer_reading(newest, event) if isinstance(event, kind) else newest
                 if received.position >= last:
                     break
     return newest

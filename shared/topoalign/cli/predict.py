@@ -15,16 +15,16 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.admission.kubelet_devices import explain_unavailable_resources
-from topoalign.core.admission.resolvability import explained
+from topoalign.core.admission.resolvability import explain_decision
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import unit_resource_names
 from topoalign.core.demand.unserved import unserved_names
-from topoalign.core.model.decisions import Decision, noted, with_unserved
+from topoalign.core.model.decisions import Decision, with_notes, with_unserved
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import offers_of_machines
 from topoalign.core.sharing.slot_defaults import slot_defaults, with_defaults
@@ -86,17 +86,17 @@ class Described:
             rules, taken = configuration.load_with_note(self.kubelet_config)
         node = self.node(machine, rules)
         pod = validate_pod(pod)
-        rules = overridden(rules, changes)
+        rules = override_rules(rules, changes)
         if rules.mode is Mode.KUBELET:
             pod, filled = filled_in(pod, machine.topology)
             found = (*found, *filled)
         demand = pod_demand(pod, rules)
         passed_over = explain_unavailable_resources(demand, machine.topology, node.registered)
-        decision = with_unserved(explained(node.state, demand), unserved_names(demand, machine.topology))
+        decision = with_unserved(explain_decision(node.state, demand), unserved_names(demand, machine.topology))
         starting = settling(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         lists = list_notes(machine.topology, pod) if plugin.by_variable_alone else ()
         notes = [taken, *found, *node.findings, amounts_note(node.state), starting, *passed_over, *lists]
-        return node.state.node, noted(decision, tuple(filter(None, notes))), machine.topology
+        return node.state.node, with_notes(decision, tuple(filter(None, notes))), machine.topology
 
     def offering_machine(self) -> tuple[Machine, PluginFlags, tuple[str, ...]]:
         """

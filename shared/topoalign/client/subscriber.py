@@ -40,7 +40,7 @@ from topoalign.core.model.events import LedgerFact, Reading, TopologyDiscovered,
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
-from topoalign.core.state.fold import newer
+from topoalign.core.state.fold import newer_reading
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.request_turns import Turns
 
@@ -268,7 +268,7 @@ class Client:
                     if (
                         had is not None
                         and isinstance(had.event, Reading)
-                        and newer(had.event, delivery.event) is had.event
+                        and newer_reading(had.event, delivery.event) is had.event
                     ):
                         self.counts.repeated += 1
                         self._verifier.look_twice(had, delivery)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import TypeVar
 
-from topoalign.core.admission.by_chance import Run, likely
+from topoalign.core.admission.by_chance import Run, decide_most_likely
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.demand.shares import slot_resources, unit_resources
@@ -98,10 +98,10 @@ def decide_demand(state: NodeState, demand: PodDemand, *, explain: bool = False)
         decision = drive(iterate_decision(deciding), lambda asked: answer_to(asked, state, demand.rules))
         return decision, deciding.picks
 
-    return likely(run, explain=explain)
+    return decide_most_likely(run, explain=explain)
 
 
-def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
+def iterate_decision_for_request(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
     """`iterate_decision` for a request. Raises InvalidField, as `admit` does."""
     return iterate_decision(AdmissionRun(state, read_pod(pod, rules)))
 

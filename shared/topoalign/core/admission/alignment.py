@@ -18,7 +18,7 @@ from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, node_mask, n
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.search import NumaSearchBudget
-from topoalign.core.placement.device_choice import sides
+from topoalign.core.placement.device_choice import split_by_affinity
 from topoalign.core.placement.gpus.topology import SetOrder
 from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, choose_gpu_set, positions_by_gpu
 from topoalign.core.policy import POLICIES
@@ -67,7 +67,7 @@ class Aligned(NamedTuple):
     """NUMA nodes of devices that are decided jointly. None: any."""
 
 
-def unaligned(container: ContainerName | None, note: str = "") -> tuple[Alignment, Aligned]:
+def alignment_without_hints(container: ContainerName | None, note: str = "") -> tuple[Alignment, Aligned]:
     """The alignment where no hint provider is asked."""
     return Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True, note=note), Aligned(
         NO_AFFINITY, NO_AFFINITY
@@ -172,7 +172,7 @@ def order_by_gpus(asked: HintRequest) -> MaskOrder | None:
     def key(mask: Mask) -> tuple[Any, ...]:
         found = []
         for name, free, choice, order in questions:
-            aligned = sides(hardware.devices[name], free, mask).aligned
+            aligned = split_by_affinity(hardware.devices[name], free, mask).aligned
             members = choose_gpu_set(policy, choice._replace(available=[position[gpu] for gpu in aligned]))
             found.append((0, *order.rank(members)[:-1]) if members else NO_SET)
         return tuple(found)

@@ -68,7 +68,7 @@ def considered_gpus(
     could_have = gpu_positions(topology, free)
     taken = gpu_positions(topology, chosen)
     offered = {*gpu_positions(topology, asked.available if asked is not None else chosen)}
-    difference: Callable[[Members], str] = unweighed
+    difference: Callable[[Members], str] = no_policy_reason
     won = reason_for_gpus(asked, placement)
     order = SetOrder(scorer, could_have)
     if asked is not None:
@@ -130,18 +130,20 @@ def considered_nics(
 def best_others(free: Sequence[int], taken: Members, rank: Callable[[Members], Any]) -> list[Members]:
     """The best few other sets, the best first."""
     sets = combinations(free, len(taken))
-    compared: Iterable[Members] = sets if comb(len(free), len(taken)) <= MOST_COMPARED else neighbours(free, taken)
+    compared: Iterable[Members] = (
+        sets if comb(len(free), len(taken)) <= MOST_COMPARED else neighbouring_sets(free, taken)
+    )
     return nsmallest(MOST_KEPT, (members for members in compared if members != taken), key=rank)
 
 
-def neighbours(free: Sequence[int], taken: Members) -> Iterator[Members]:
+def neighbouring_sets(free: Sequence[int], taken: Members) -> Iterator[Members]:
     """The first MOST_COMPARED sets that differ from the one taken in a single device."""
     rest = [position for position in free if position not in taken]
     sets = (tuple(sorted({*taken, new} - {old})) for old in taken for new in rest)
     return islice(sets, MOST_COMPARED)
 
 
-def unweighed(members: Members) -> str:
+def no_policy_reason(members: Members) -> str:
     """The reason against a set where no device policy was called: none."""
     return ""
 

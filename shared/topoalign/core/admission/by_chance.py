@@ -17,7 +17,7 @@ from itertools import islice
 from math import comb, prod
 from typing import NamedTuple
 
-from topoalign.core.model.decisions import Admission, Decision, Refusal, noted
+from topoalign.core.model.decisions import Admission, Decision, Refusal, with_notes
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
@@ -77,7 +77,7 @@ def _pick(groups: list[DeviceSet], counts: tuple[int, ...], left: int, amount: i
     return Pick(ways / comb(left, amount), frozenset().union(*chosen))
 
 
-def likely(run: Callable[[tuple[int, ...]], Run], *, explain: bool) -> Decision:
+def decide_most_likely(run: Callable[[tuple[int, ...]], Run], *, explain: bool) -> Decision:
     """
     The more likely decision. `run` decides with these picks, each by its place in the list of those that are possible there.
     `explain`: with the note on the other decision.
@@ -103,7 +103,7 @@ def likely(run: Callable[[tuple[int, ...]], Run], *, explain: bool) -> Decision:
     if other is None or not explain:
         return found[answer]
     percent = max(1, round(100 * chances[not answer] / sum(chances.values())))
-    return noted(found[answer], [_other_decision(other, percent, all_tried=not waiting)])
+    return with_notes(found[answer], [_other_decision(other, percent, all_tried=not waiting)])
 
 
 def _other_decision(other: Decision, percent: int, *, all_tried: bool) -> str:

@@ -96,10 +96,10 @@ def are_counted(
     """Whether as much is left after a container as it was not given, of CPUs and of each resource."""
     if any(each.cpus for each in asking) and (hindering or not topology.cpu_topology.is_even):
         return False
-    return disjoint(*(topology.devices[name] for name in demand.device_names & topology.devices.keys()))
+    return are_disjoint(*(topology.devices[name] for name in demand.device_names & topology.devices.keys()))
 
 
-def disjoint(*some: Collection[DeviceID]) -> bool:
+def are_disjoint(*some: Collection[DeviceID]) -> bool:
     """Whether no device is in two of these."""
     return len(frozenset().union(*some)) == sum(map(len, some))
 
@@ -288,7 +288,7 @@ def need_of_part(
 def machine_key(topology: Topology) -> bytes:
     """Equal for two machines if `need_of` is the same for both, whatever the ids of their devices."""
     devices = topology.devices
-    clashes = [pair for pair in combinations(sorted(devices), 2) if not disjoint(*(devices[name] for name in pair))]
+    clashes = [pair for pair in combinations(sorted(devices), 2) if not are_disjoint(*(devices[name] for name in pair))]
     supplies = [
         (
             name,
@@ -301,10 +301,10 @@ def machine_key(topology: Topology) -> bytes:
     sizes = offered_in_slots(topology)
     gpus = ((base, gpu_of(topology, base)) for base in offered_in_slots(topology))
     in_slots = [(sizes[base].memory, gpu.name, gpu.numa_affinity) for base, gpu in gpus]
-    return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, in_slots))
+    return order_free_digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, in_slots))
 
 
-def digest(parts: tuple[object, ...]) -> bytes:
+def order_free_digest(parts: tuple[object, ...]) -> bytes:
     """Equal for equal parts, in whatever order their sets and mappings are."""
     return hashlib.sha256(
         msgspec.json.encode(msgspec.to_builtins(parts, str_keys=True, order="deterministic"))

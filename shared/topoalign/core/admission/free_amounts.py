@@ -18,7 +18,7 @@ from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.demand.pod_demand import Demand
 from topoalign.core.hints.cpu import aligned_by_socket, shared_cpus
 from topoalign.core.hints.device_hints import bearing_nodes, real_nodes
-from topoalign.core.hints.hint_rules import MOST_LISTED, totals
+from topoalign.core.hints.hint_rules import MOST_LISTED, totals_by_subset
 from topoalign.core.hints.memory_hints import MemoryNode, groups_agree, memory_node, memory_nodes
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.events import MemoryUse
@@ -123,7 +123,9 @@ def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int],
 def sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
     """By set of NUMA nodes how much is near one of them. Cached: nodes with as much free share the table."""
     space = subsets(machine)
-    return tuple(totals(space.nodes, space.masks, ResourceNeed(0, {mask: amount for mask, amount in supply if mask})))
+    return tuple(
+        totals_by_subset(space.nodes, space.masks, ResourceNeed(0, {mask: amount for mask, amount in supply if mask}))
+    )
 
 
 def in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[frozenset[int], int]:
@@ -261,7 +263,7 @@ def memory_sets(
 def narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict[Mask, int]]]) -> frozenset[Mask]:
     """The sets of these NUMA nodes that meet all needs, as (amount, where there is some), with the fewest nodes."""
     enough = [
-        [total >= amount for total in totals(space.nodes, space.masks, ResourceNeed(amount, supply))]
+        [total >= amount for total in totals_by_subset(space.nodes, space.masks, ResourceNeed(amount, supply))]
         for amount, supply in needs
     ]
     fitting = [

@@ -89,14 +89,14 @@ def plan_gang(
     """
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
-    for order in orders(members):
+    for order in member_orders(members):
         plan = yield from plan_in_order(gang, order, nodes, candidate, seconds, fixed)
         if plan is not None:
             return plan
     return None
 
 
-def orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
+def member_orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
     """The orders in which nodes are offered the members: one for those that are alike, else each that differs."""
     largest = sorted(members, key=member_size_key)
     scarcest = sorted(largest, key=lambda member: len(member.nodes))
@@ -122,7 +122,7 @@ def plan_in_order(
     for node in nodes:
         here = [member for member in left if node in member.nodes]
         at = candidate(node) if here else None
-        placed = (yield from fill(gang, here, at, seconds)) if at is not None else []
+        placed = (yield from fill_node(gang, here, at, seconds)) if at is not None else []
         if fixed is not None and node == fixed[1] and fixed[0] not in {each.pod_uid for each in placed}:
             return None
         if placed:
@@ -134,7 +134,7 @@ def plan_in_order(
     return plan if not left else None
 
 
-def fill(
+def fill_node(
     gang: str, members: Sequence[GangMember], at: GangPlacement, seconds: float
 ) -> Generator[None, None, list[Reservation]]:
     """What a node gives those of the members that it would admit one after the other."""

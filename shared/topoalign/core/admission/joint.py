@@ -16,7 +16,7 @@ from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.deviceshare.candidates import Chooser, DeviceCandidate, JointRequest
 from topoalign.core.deviceshare.inventory import NodeInventory
-from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, violation
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, refuse_same_pcie
 from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.node_devices import RESOURCE, ContainerDevices, joint_devices
 from topoalign.core.deviceshare.node_inventory import locate_devices
@@ -28,7 +28,7 @@ from topoalign.core.model.requests import AdmissionRules, Scope
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.device_choice import choosing
+from topoalign.core.placement.device_choice import choose_for_container
 from topoalign.core.placement.preference import prefer, prefer_gpus
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
@@ -51,7 +51,7 @@ def place_jointly(
     A policy that admits without alignment has devices of other nodes, too, where those do not do. Raises DevicesDoNotFit
     and TooMuchWork.
     """
-    asked = asked_for(state, container, None if follows_koordinator(container) else chooser(state, rules))
+    asked = asked_for(state, container, None if follows_koordinator(container) else device_policy_chooser(state, rules))
     return joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
 
 
@@ -60,7 +60,7 @@ def follows_koordinator(container: ContainerDemand) -> bool:
     return container.joint is not None and container.joint.compat
 
 
-def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
+def device_policy_chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
     """
     The device policy; None where GPUs are taken by index. So they are in scope `pod`: its hints stand on what one container
     leaves to the next, and were found that way.
@@ -228,7 +228,7 @@ def place_among(
     do. Raises DevicesDoNotFit and TooMuchWork.
     """
     asked = asked_for(state, container, partial(by_policy, state, rules.placement))
-    misfit = violation()
+    misfit = refuse_same_pcie()
     for nodes in affinities:
         for tried, limits in enumerate(iterate_limits(state, bounds, rules)):
             if tried >= MOST_TRIES:
@@ -237,11 +237,11 @@ def place_among(
                     "let init containers ask for as many GPUs as the others, or ease the pod's device annotations",
                 )
             try:
-                found = joint_devices(limited(asked, limits), nodes)
+                found = joint_devices(limit_to_devices(asked, limits), nodes)
             except DevicesDoNotFit as error:
                 misfit = error
                 continue
-            given = divided(state, bounds, found)
+            given = split_co_allocated(state, bounds, found)
             if given is not None:
                 return given
     raise misfit
@@ -251,7 +251,7 @@ def bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceNa
     """Which devices of a resource the kubelet takes. Raises what it refuses the container for."""
     amount = container.devices[resource]
     try:
-        choice = next(choosing(state, container, resource, affinity))
+        choice = next(choose_for_container(state, container, resource, affinity))
     except StopIteration as done:
         return Bounds(amount, done.value, ())
     must = choice.must_include
@@ -280,7 +280,7 @@ def sets_of(
         yield from bounds.sets(first or ())
 
 
-def limited(asked: JointRequest, limits: Limits) -> JointRequest:
+def limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
     """The same demand where only these devices may be chosen."""
     devices = tuple(
         each
@@ -293,7 +293,7 @@ def limited(asked: JointRequest, limits: Limits) -> JointRequest:
     return msgspec.structs.replace(asked, inventory=inventory)
 
 
-def divided(
+def split_co_allocated(
     state: NodeState, bounds: Mapping[ResourceName, Bounds], found: ContainerDevices
 ) -> ContainerDevices | None:
     """

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from topoalign.core.admission.feasibility import digest, machine_key
+from topoalign.core.admission.feasibility import machine_key, order_free_digest
 from topoalign.core.admission.prediction import PredictionBasis
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules
@@ -26,7 +26,7 @@ def kind_key(basis: PredictionBasis) -> object:
     """Equal for nodes of one kind."""
     hardware = basis.state.hardware
     machine = key_of_shape(hardware.shape) if hardware.shape is not hardware else machine_key(hardware)
-    return machine, digest((basis.rules,)), basis.registered
+    return machine, order_free_digest((basis.rules,)), basis.registered
 
 
 key_of_shape = made_once(machine_key)

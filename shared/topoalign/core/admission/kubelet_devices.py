@@ -106,12 +106,12 @@ def without_dropped(state: NodeState, dropped: Mapping[AllocationID, Devices]) -
     kept = {
         name: left
         for name, held in state.allocations.items()
-        if (left := remaining(held, dropped[name]) if name in dropped else held)
+        if (left := allocation_without_devices(held, dropped[name]) if name in dropped else held)
     }
     return msgspec.structs.replace(state, allocations=kept)
 
 
-def remaining(held: Allocation, dropped: Devices) -> Allocation | None:
+def allocation_without_devices(held: Allocation, dropped: Devices) -> Allocation | None:
     """An allocation without these devices. None: only co-allocated devices are left, and those end with them."""
     devices = {
         resource: left
@@ -158,7 +158,7 @@ def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Col
     }
 
 
-def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
+def describe_unaccounted_grants(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
     """
     A note that names what was granted and the checkpoint lists for no pod that runs: the pod may be refused yet, or was.
     Nothing where the checkpoint cannot be read.

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
+from topoalign.core.admission.alignment import Aligned, NotAligned, align, alignment_without_hints, goes_on
 from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, place_within, sets_considered
@@ -47,9 +47,9 @@ from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.numa_sets.search import NumaSearchBudget
-from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choosing
+from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choose_for_container
 from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
-from topoalign.core.placement.memory_blocks import NotEnoughMemory, holding, memory_for
+from topoalign.core.placement.memory_blocks import NotEnoughMemory, hold_allocation, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.profile import profile_of
@@ -115,7 +115,7 @@ class AdmissionRun:
         container = demand.container
         asked = HintRequest(self.state, demand, self.rules)
         if not POLICIES[self.rules.policy].asks or self.gave_up:
-            alignment, aligned = unaligned(container, self.gave_up)
+            alignment, aligned = alignment_without_hints(container, self.gave_up)
         else:
             try:
                 reply = yield asked
@@ -125,7 +125,7 @@ class AdmissionRun:
                 if not goes_on(self.rules):
                     raise
                 self.gave_up = f"not aligned: {ended.finding}"
-                alignment, aligned = unaligned(container, self.gave_up)
+                alignment, aligned = alignment_without_hints(container, self.gave_up)
         self.alignments.append(alignment)
         if not alignment.admitted:
             self.provider = DeviceProvider.name
@@ -159,7 +159,7 @@ class AdmissionRun:
             co_allocated=got.co_allocated,
             slots=slots_given(self.state, container, got.devices),
         )
-        after = holding(self.state, allocation, earlier)
+        after = hold_allocation(self.state, allocation, earlier)
         self.state = after.listed_as(self.state) if self.profile.learns_of_devices_later else after
 
     def devices(self, container: ContainerDemand, aligned: Aligned) -> Steps[ContainerDevices]:
@@ -209,7 +209,7 @@ class AdmissionRun:
                 chooser.check_takeover(reusable, amount)
             elif self.picks_matter(container):
                 picked = self.pick(devices, reusable, amount)
-        choice_of = choosing(self.state, container, resource, hint.affinity, among, picked)
+        choice_of = choose_for_container(self.state, container, resource, hint.affinity, among, picked)
         asking: PreferenceQuestion | None = None
         try:
             choice = next(choice_of)

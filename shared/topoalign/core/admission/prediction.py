@@ -18,25 +18,25 @@ import msgspec
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import (
     as_others,
+    describe_unaccounted_grants,
     explain_unavailable_resources,
     find_unrecorded_devices,
     shared_ids,
-    unaccounted,
     with_others,
     without_dropped,
     without_ended,
 )
-from topoalign.core.admission.resolvability import explained
+from topoalign.core.admission.resolvability import explain_decision
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.hints.memory_hints import memory_node
-from topoalign.core.model.decisions import Decision, noted, with_unserved
+from topoalign.core.model.decisions import Decision, with_notes, with_unserved
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, MemoryUse, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
@@ -88,7 +88,7 @@ def predict(
 ) -> Decision:
     """
     What the node's kubelet would decide about this pod at wall second `now`. `changes`: rules that differ from the
-    kubelet's, by field name; `explain` as `explained` does; `reserved` for other pods counts as held.
+    kubelet's, by field name; `explain` as `explain_decision` does; `reserved` for other pods counts as held.
 
     Raises KubeletUnknown where the node has not published the rules of its kubelet, or knows neither what its kubelet holds
     nor what PodResources shows. Raises InvalidField for an invalid pod or invalid rules, or a resource that the kubelet
@@ -96,16 +96,16 @@ def predict(
     """
     pod = validate_pod(pod)
     basis = prediction_basis(state, now)
-    rules = overridden(basis.rules, changes)
+    rules = override_rules(basis.rules, changes)
     demand = pod_demand(pod, rules)
     hardware = basis.state.hardware
     passed_over = explain_unavailable_resources(demand, hardware, basis.registered, basis.devices_unknown)
     held = with_reserved(basis.state, state, reserved)
     held = as_others(held, demand)
-    decision = explained(held, demand) if explain else decide_demand(held, demand)
+    decision = explain_decision(held, demand) if explain else decide_demand(held, demand)
     if kubelet_of(state).devices is not None:  # else another plugin may serve any name
         decision = with_unserved(decision, unserved_names(demand, hardware, basis.registered or ()))
-    return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
+    return with_notes(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
 
 
 def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
@@ -118,12 +118,12 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
     state, lagging = without_ended(with_others(state, kubelet.devices), kubelet.ended)
     entries, memory, missing = held_by_kubelet(state, kubelet, rules)
     state = without_dropped(state, kubelet.dropped)
-    notes = [*missing, *kubelet.notes, *unaccounted(state, kubelet)]
+    notes = [*missing, *kubelet.notes, *describe_unaccounted_grants(state, kubelet)]
     notes += (each for each in (kubelet.memory_doubt, describe_kubelet_start(kubelet, now)) if each)
     notes = [clean(note, 400) for note in (*notes, *other_version(kubelet))]
     others = [allocation_of(state, each, over) for each in entries]
     merged = {**state.allocations, **{each.id: each for each in others}}
-    doubts = (doubted(kubelet.record_doubt),) if kubelet.record_doubt else ()
+    doubts = (describe_unconfirmed_record(kubelet.record_doubt),) if kubelet.record_doubt else ()
     return PredictionBasis(
         state=msgspec.structs.replace(state, allocations=merged, memory=memory or state.memory),
         rules=rules,
@@ -290,10 +290,10 @@ def describe_kubelet_start(kubelet: KubeletObserved, now: float) -> str:
     """A note on a kubelet that has just started: it drops nothing of pods that are gone. Empty: it has settled."""
     if kubelet.started is None or not 0 <= now - kubelet.started < kubelet.settle_seconds:
         return ""
-    return starting(now - kubelet.started)
+    return describe_starting_kubelet(now - kubelet.started)
 
 
-def starting(age: float) -> str:
+def describe_starting_kubelet(age: float) -> str:
     """The note on a kubelet that started `age` seconds ago and has not settled."""
     return (
         f"the kubelet started {age:.0f} s ago: until it has received all its pods it drops nothing of pods that are gone, "
@@ -301,7 +301,7 @@ def starting(age: float) -> str:
     )
 
 
-def doubted(doubt: str) -> str:
+def describe_unconfirmed_record(doubt: str) -> str:
     """The note of an answer while the allocator's record is unconfirmed for this reason."""
     return f"the journal was damaged ({doubt}): something may be held that is not in the record"
 

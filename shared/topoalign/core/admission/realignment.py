@@ -120,7 +120,7 @@ def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget
     return True
 
 
-def realigned(state: NodeState, rules: AdmissionRules, need: PodNeed) -> Iterator[NodeState]:
+def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNeed) -> Iterator[NodeState]:
     """The node after the end of one of its pods, of each that may have another one aligned elsewhere than as it is now."""
 
     def place(now: NodeState) -> int:

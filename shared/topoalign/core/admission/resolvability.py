@@ -30,7 +30,7 @@ from topoalign.core.hints.preconditions import (
 from topoalign.core.model.decisions import Admission, Decision, PreferenceFailed, Refusal, Resolvability
 from topoalign.core.model.errors import InvalidField, TooMuchWork, clean, quoted
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.requests import AdmissionRules, PodRequest, overridden
+from topoalign.core.model.requests import AdmissionRules, PodRequest, override_rules
 from topoalign.core.state.fold import NodeState
 
 UNDECIDED = frozenset(
@@ -55,7 +55,7 @@ ELSEWHERE = (
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
-def explained(state: NodeState, demand: PodDemand) -> Decision:
+def explain_decision(state: NodeState, demand: PodDemand) -> Decision:
     """The decision with `explain`; a refusal with its resolvability, the amounts that decide and changes that help."""
     decision = decide_demand(state, demand, explain=True)
     return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
@@ -65,7 +65,7 @@ def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) ->
     """The refusal, which the node gave in this state, with its resolvability, and the finding and remedy for that."""
     if refusal.code in UNDECIDED:
         return msgspec.structs.replace(refusal, resolvability=Resolvability.NOT_KNOWN)
-    empty = emptied(state)
+    empty = without_any_allocation(state)
     resolvability, remaining = resolvability_on(empty, demand)
     finding = refusal.finding
     remedy = refusal.remedy
@@ -88,13 +88,13 @@ def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) ->
 
 def resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability, Refusal | None]:
     """
-    The resolvability of a refusal by a node of which this is the `emptied` state, and the refusal that remains: by the empty
-    node, for `never` with all devices healthy; None: it admits the pod.
+    The resolvability of a refusal by a node of which this is the state `without_any_allocation`, and the refusal that
+    remains: by the empty node, for `never` with all devices healthy; None: it admits the pod.
     """
     decision = decide_demand(empty, demand, explain=True)
     if isinstance(decision, Admission):
         return Resolvability.IN_USE, None
-    healthy = restored(empty)
+    healthy = with_healthy_devices(empty)
     if decision.code in UNDECIDED or healthy is empty:
         return Resolvability.NOT_KNOWN if decision.code in UNDECIDED else Resolvability.NEVER, decision
     on_healthy = decide_demand(healthy, demand, explain=True)
@@ -108,12 +108,12 @@ def names_waiting(refusal: Refusal) -> bool:
     return "wait" in refusal.remedy
 
 
-def emptied(state: NodeState) -> NodeState:
+def without_any_allocation(state: NodeState) -> NodeState:
     """The node as if nobody had anything."""
     return msgspec.structs.replace(state, allocations={}, memory={})
 
 
-def restored(state: NodeState) -> NodeState:
+def with_healthy_devices(state: NodeState) -> NodeState:
     """The node with all devices healthy and not cordoned; the same state where they are."""
     if state.health is None:
         return state
@@ -150,5 +150,5 @@ def sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) ->
             return False
 
     yield from (each.text for each in smaller_requests(demand.request, admits, refusal.container))
-    for changed in sufficient_rules(rules, lambda changes: admits(demand.request, overridden(rules, changes))):
+    for changed in sufficient_rules(rules, lambda changes: admits(demand.request, override_rules(rules, changes))):
         yield format_rule(changed, rules.mode)

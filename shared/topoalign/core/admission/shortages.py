@@ -78,7 +78,7 @@ def shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[Re
     found: dict[Shortage, list[Mask]] = {}
     for nodes in combinations(machine, size):
         mask = node_mask(nodes)
-        unmet = next((name for name, each in offers.items() if not suits(each, mask)), None)
+        unmet = next((name for name, each in offers.items() if not prefers_node_set(each, mask)), None)
         if unmet is None:  # each resource fits here, and the merge has found no combination
             return ""
         found.setdefault(shortage_of(asked, unmet, mask), []).append(mask)
@@ -114,7 +114,7 @@ def describe_sizes(asked: HintRequest, sizes: Mapping[ResourceName, int | None])
     return f"the numbers of NUMA nodes that are needed at least differ: {', '.join(texts)}"
 
 
-def suits(hints: Hints, mask: Mask) -> bool:
+def prefers_node_set(hints: Hints, mask: Mask) -> bool:
     """Whether a resource prefers this set of NUMA nodes."""
     if isinstance(hints, HintRule):
         among = mask in hints.besides or (not mask & ~hints.nodes and mask_meets_needs(hints.needs, mask))

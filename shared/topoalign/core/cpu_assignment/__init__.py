@@ -8,8 +8,8 @@ fits, or distributed evenly over NUMA nodes. The CPUs that are kept for the syst
 
 from collections.abc import Set
 
-from topoalign.core.cpu_assignment.distributed import distributed
-from topoalign.core.cpu_assignment.packed import packed
+from topoalign.core.cpu_assignment.distributed import take_distributed
+from topoalign.core.cpu_assignment.packed import take_packed
 from topoalign.core.model.requests import CpuOption, Mode
 from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.profile import profile_of
@@ -22,8 +22,8 @@ def take(cpus: CpuTopology, available: Set[int], count: int, options: Set[CpuOpt
     by_averages = profile_of(mode).counts_averages
     if CpuOption.DISTRIBUTE_ACROSS_NUMA in options:
         group = cpus.cpus_per_core if CpuOption.FULL_PCPUS_ONLY in options else 1
-        return distributed(cpus, available, count, group, by_averages=by_averages)
-    return packed(
+        return take_distributed(cpus, available, count, group, by_averages=by_averages)
+    return take_packed(
         cpus,
         available,
         count,

@@ -28,7 +28,7 @@ class NotEnoughCpus(NoFit):
         )
 
 
-def packed(
+def take_packed(
     cpus: CpuTopology,
     available: Set[int],
     count: int,

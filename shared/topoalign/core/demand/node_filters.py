@@ -102,19 +102,19 @@ class NodeNotAllowed(NoFit):
     code = "NodeNotAllowed"
 
     def __init__(self, exclusions: Sequence[str]) -> None:
-        """`exclusions`: as of the function; empty: Kubernetes has no such node."""
+        """`exclusions`: as of `list_exclusions`; empty: Kubernetes has no such node."""
         super().__init__(
             f"excluded by {', '.join(map(clean, exclusions))}" if exclusions else "Kubernetes has no such node",
             "change the pod's nodeSelector, affinity or tolerations, or uncordon the node",
         )
 
 
-def allows(node: NodeTraits, pod: Constraints) -> bool:
+def is_node_eligible(node: NodeTraits, pod: Constraints) -> bool:
     """Whether the node is eligible for the pod."""
-    return next(exclusions(node, pod), None) is None
+    return next(list_exclusions(node, pod), None) is None
 
 
-def exclusions(node: NodeTraits, pod: Constraints) -> Iterator[str]:
+def list_exclusions(node: NodeTraits, pod: Constraints) -> Iterator[str]:
     """
     What excludes the node: `cordon`, `taint gpu=yes:NoSchedule`, `nodeSelector pool=a`, `required node affinity`. Nothing
     where the node is for the pod. A cordoned node has both the field and the taint of that key: it is one exclusion.
@@ -122,12 +122,12 @@ def exclusions(node: NodeTraits, pod: Constraints) -> Iterator[str]:
     taints = [taint for taint in node.taints if taint.effect in REPELLING]
     if node.unschedulable:
         taints.append(Taint(UNSCHEDULABLE, "NoSchedule"))
-    not_tolerated = (taint for taint in taints if not any(tolerates(each, taint) for each in pod.tolerations))
+    not_tolerated = (taint for taint in taints if not any(tolerates_taint(each, taint) for each in pod.tolerations))
     yield from dict.fromkeys(map(format_taint, not_tolerated))
     for key, value in pod.labels.items():
         if node.labels.get(key) != value:
             yield f"nodeSelector {key}={value}"
-    if pod.required is not None and not selects(pod.required, node):
+    if pod.required is not None and not selector_matches_node(pod.required, node):
         yield "required node affinity"
 
 
@@ -139,7 +139,7 @@ def format_taint(taint: Taint) -> str:
     return f"taint {taint.key}{value}:{taint.effect}"
 
 
-def selects(selector: NodeSelector, node: NodeTraits) -> bool:
+def selector_matches_node(selector: NodeSelector, node: NodeTraits) -> bool:
     """Whether one of the terms matches the node."""
     return any(term_matches(term, node) for term in selector.node_selector_terms or ())
 
@@ -182,13 +182,13 @@ def meets_field(requirement: Requirement, fields: Mapping[str, str]) -> bool:
 
 def compare_label_number(operator: str, found: str, values: Sequence[str]) -> bool:
     """Whether a label is a number above (`Gt`) or below (`Lt`) the only value, which is a number, too."""
-    numbers = [integer(found), *map(integer, values)]
+    numbers = [parse_go_integer(found), *map(parse_go_integer, values)]
     if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
         return False
     return numbers[0] > numbers[1] if operator == "Gt" else numbers[0] < numbers[1]
 
 
-def integer(text: str) -> int | None:
+def parse_go_integer(text: str) -> int | None:
     """The number of 64 bits that Go's ParseInt reads in these digits; None: it is none."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 1000:
@@ -197,7 +197,7 @@ def integer(text: str) -> int | None:
     return number if -LARGEST - 1 <= number <= LARGEST else None
 
 
-def tolerates(toleration: Toleration, taint: Taint) -> bool:
+def tolerates_taint(toleration: Toleration, taint: Taint) -> bool:
     """Whether a toleration is for a taint."""
     if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
         return False

@@ -11,8 +11,8 @@ import msgspec
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.resource_quantities import (
     Quantities,
-    asked,
     device_limits,
+    effective_requests,
     exclusive_cpus,
     may_be_exclusive,
     memory_part,
@@ -217,7 +217,7 @@ def read_container(
         pod=pod.name,
         container=container.name,
         role="sidecar" if container.sidecar else "init" if init else "app",
-        asked=asked(container),
+        asked=effective_requests(container),
         devices=devices,
         together=together,
         joint=joint,

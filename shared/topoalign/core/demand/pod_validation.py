@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from topoalign.core.demand.resource_quantities import asked, pod_wide
+from topoalign.core.demand.resource_quantities import effective_requests, pod_wide
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages, is_native
 from topoalign.core.model.requests import (
@@ -166,7 +166,7 @@ def with_pod_level_requests(pod: PodRequest) -> PodLevelResources:
     requests = pod.resources.requests
     if not limits:
         return pod.resources
-    together = pod_wide(pod, asked)
+    together = pod_wide(pod, effective_requests)
     of_containers = {name: together[name] for name in (CPU, MEMORY) if name in together}
     return PodLevelResources(limits=limits, requests={**limits, **of_containers, **requests})
 
@@ -178,7 +178,7 @@ def check_pod_level_resources(pod: PodRequest) -> None:
     """
     limits = pod.resources.limits
     requests = pod.resources.requests
-    for name, amount in pod_wide(pod, asked).items():
+    for name, amount in pod_wide(pod, effective_requests).items():
         for kind, whole in (("limits", limits), ("requests", requests)):
             if name in whole and amount > whole[name]:
                 finding = f"{whole[name]} is less than the {amount} that the containers request together"

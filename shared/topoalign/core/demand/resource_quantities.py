@@ -19,7 +19,7 @@ Key = TypeVar("Key")
 """What amounts are of: resources, or GPUs."""
 
 
-def asked(container: ContainerRequest) -> dict[ResourceName, int]:
+def effective_requests(container: ContainerRequest) -> dict[ResourceName, int]:
     """The requests; a resource with a limit alone is requested up to it, as the API server fills it in."""
     return {**container.limits, **container.requests}
 
@@ -44,17 +44,17 @@ def largest_moment(init: Iterable[tuple[Mapping[Key, int], bool]], apps: Iterabl
     sidecars: dict[Key, int] = {}
     starting: dict[Key, int] = {}
     for own, is_sidecar in init:
-        needed = added(sidecars, own)
+        needed = add_quantities(sidecars, own)
         if is_sidecar:
             sidecars = needed
         starting = {name: max(starting.get(name, 0), needed.get(name, 0)) for name in {**starting, **needed}}
     running = sidecars
     for own in apps:
-        running = added(running, own)
+        running = add_quantities(running, own)
     return {name: max(starting.get(name, 0), running.get(name, 0)) for name in {**starting, **running}}
 
 
-def added(a: Mapping[Key, int], b: Mapping[Key, int]) -> dict[Key, int]:
+def add_quantities(a: Mapping[Key, int], b: Mapping[Key, int]) -> dict[Key, int]:
     """The sum, key by key."""
     return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
 
@@ -74,7 +74,7 @@ def may_be_exclusive(pod: PodRequest, profile: Profile) -> bool:
 
 def exclusive_cpus(pod: PodRequest, container: ContainerRequest, profile: Profile) -> int:
     """How many CPUs the container gets to itself; 0: it runs in the shared pool."""
-    millicores = asked(container).get(CPU, 0)
+    millicores = effective_requests(container).get(CPU, 0)
     if millicores % 1000 or not may_be_exclusive(pod, profile):
         return 0
     firm = profile.exclusive_by_qos or container.limits.get(CPU) == millicores
@@ -88,7 +88,9 @@ def pod_cpus(pod: PodRequest, profile: Profile) -> int:
 
 def memory_part(container: ContainerRequest, profile: Profile) -> dict[ResourceName, int]:
     """Memory and hugepages of one container, in bytes; in mode `best` only what is asked for firmly."""
-    amounts = {name: amount for name, amount in asked(container).items() if name == MEMORY or is_hugepages(name)}
+    amounts = {
+        name: amount for name, amount in effective_requests(container).items() if name == MEMORY or is_hugepages(name)
+    }
     if profile.exclusive_by_qos:
         return amounts
     return {name: amount for name, amount in amounts.items() if amount and container.limits.get(name) == amount}

@@ -245,7 +245,7 @@ def read_as_hami(annotations: Mapping[str, str], policy: str = GpuOrder.SPREAD.v
 def lone_policy(policy: str | None) -> tuple[str, ...]:
     """The policy that is named, if one is. Raises InvalidShare for a word that is none."""
     if policy is not None and policy not in POLICIES:
-        raise invalid(
+        raise annotation_error(
             GPU_POLICY, f"{quoted([policy])} is no policy", f"write one of {', '.join(POLICIES)}, or leave it out"
         )
     return () if policy is None else (policy,)
@@ -256,7 +256,7 @@ def hami_policies(policy: str | None) -> tuple[str, ...]:
     several = () if policy is None else split_list(policy)
     if wrong := [each for each in several if each not in (*POLICIES, NUMA)]:
         known = ", ".join((*POLICIES, NUMA))
-        raise invalid(GPU_POLICY, f"{quoted(wrong[:3])}: no policy", f"write some of {known}, or leave it out")
+        raise annotation_error(GPU_POLICY, f"{quoted(wrong[:3])}: no policy", f"write some of {known}, or leave it out")
     return several
 
 
@@ -270,7 +270,9 @@ def check_mode(found: Mapping[str, str]) -> None:
     """Raises InvalidShare for a text that names no mode."""
     text = found.get(VGPU_MODE)
     if text is not None and not any(mode in text for mode in MODES):
-        raise invalid(VGPU_MODE, f"{quoted([text])} is no mode", f"write one of {', '.join(MODES)}, or leave it out")
+        raise annotation_error(
+            VGPU_MODE, f"{quoted([text])} is no mode", f"write one of {', '.join(MODES)}, or leave it out"
+        )
 
 
 def check_numa_bind(found: Mapping[str, str]) -> None:
@@ -280,7 +282,7 @@ def check_numa_bind(found: Mapping[str, str]) -> None:
         try:
             parse_bool(text)
         except ValueError as error:
-            raise invalid(
+            raise annotation_error(
                 NUMA_BIND, f"{quoted([text])} is neither true nor false", 'write "true" or "false"'
             ) from error
 
@@ -291,7 +293,7 @@ def check_weights(found: Mapping[str, str], *, weighs: bool) -> None:
         return
     weights_meant(text)
     if not weighs:
-        raise invalid(
+        raise annotation_error(
             SCORING_WEIGHTS,
             f"has an effect with {' and '.join(ORDERS)} alone",
             f"add {GPU_POLICY}: {GpuOrder.BINPACK}, or leave it out",
@@ -322,7 +324,7 @@ def check_uuids(found: Mapping[str, str], key: str) -> None:
     remedy = "uuids of GPUs as `topoalign gpu list` shows them, with commas in between"
     check_entries(found, key, remedy)
     if wrong := [each for each in read_list_annotation(found, key) or () if not UUID.fullmatch(each)]:
-        raise invalid(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
+        raise annotation_error(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
 
 
 def check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
@@ -332,10 +334,10 @@ def check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
     several = split_list(found[key])
     if not all(several):
         empty = "an empty list" if not any(several) else "an entry of the list is empty"
-        raise invalid(key, empty, f"leave it out, or write {remedy}")
+        raise annotation_error(key, empty, f"leave it out, or write {remedy}")
     if len(several) > MOST_LISTED or max(map(len, several)) > LONGEST_ENTRY:
         limit = f"more than {MOST_LISTED} entries, or one of more than {LONGEST_ENTRY} characters"
-        raise invalid(key, limit, f"write {remedy}")
+        raise annotation_error(key, limit, f"write {remedy}")
 
 
 def check_something_is_left(key: str, selection: Selection, excludes: Callable[[str, str], bool]) -> None:
@@ -344,10 +346,10 @@ def check_something_is_left(key: str, selection: Selection, excludes: Callable[[
     unwanted = selection.unwanted or ()
     if wanted and all(any(excludes(no, yes) for no in unwanted) for yes in wanted):
         opposite = NO_USE_TYPE if key == USE_TYPE else NO_USE_UUID
-        raise invalid(key, f"{opposite} leaves nothing of it", "take what is wanted out of one of the two")
+        raise annotation_error(key, f"{opposite} leaves nothing of it", "take what is wanted out of one of the two")
 
 
-def invalid(key: str, finding: str, remedy: str) -> InvalidShare:
+def annotation_error(key: str, finding: str, remedy: str) -> InvalidShare:
     """The refusal of an annotation."""
     return InvalidShare(f"{annotation_path(key)}: {finding}", remedy)
 

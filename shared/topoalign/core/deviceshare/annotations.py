@@ -27,7 +27,7 @@ from topoalign.core.deviceshare.koordinator_names import (
     Strategy,
     TopologyScope,
 )
-from topoalign.core.deviceshare.labels import LabelSelector, fault
+from topoalign.core.deviceshare.labels import LabelSelector, selector_fault
 from topoalign.core.model.errors import InvalidField, clean, quoted
 
 LONGEST = 256 * 1024
@@ -164,7 +164,7 @@ def is_struct(kind: Any) -> bool:
 
 def _check_selectors(device: str, hint: Hint, compat: bool) -> None:
     for field, selector in (("Selector", hint.selector), ("VFSelector", hint.vf_selector)):
-        wrong = fault(selector, compat=compat) if selector is not None else None
+        wrong = selector_fault(selector, compat=compat) if selector is not None else None
         if wrong is not None:
             where = f"{device_annotation_path(HINT_ANNOTATION)}.{clean(device)}.{field[0].lower()}{field[1:]}"
             reason = f"invalid {field} of DeviceHint, deviceType: {clean(device)}, err: {wrong}"

@@ -124,11 +124,11 @@ def list_candidates(asked: JointRequest, kind: DeviceType, each: Quantities) -> 
         DeviceCandidate(device, free, score_device(asked.scorer, device.total, free, each) if asked.scorer else 0)
         for device in devices
         if caps is None or device.minor in caps
-        for free in [device.free if caps is None else capped(device.free, caps[device.minor])]
+        for free in [device.free if caps is None else cap_free(device.free, caps[device.minor])]
     )
 
 
-def capped(free: Quantities, cap: Quantities) -> dict[str, int]:
+def cap_free(free: Quantities, cap: Quantities) -> dict[str, int]:
     """Limits what is free of a device to what may be taken of it."""
     return {name: min(amount, cap.get(name, 0)) for name, amount in free.items()}
 
@@ -140,12 +140,12 @@ def not_disturbed(
     if hint.exclusive_policy == Exclusive.DEVICE:
         return tuple(device for device in devices if not device.busy)
     if hint.exclusive_policy == Exclusive.PCIE:
-        taken = {neighbourhood(device) for device in all_of_type if device.busy}
-        return tuple(device for device in devices if neighbourhood(device) not in taken)
+        taken = {pcie_neighbourhood(device) for device in all_of_type if device.busy}
+        return tuple(device for device in devices if pcie_neighbourhood(device) not in taken)
     return tuple(devices)
 
 
-def neighbourhood(device: InventoryDevice) -> tuple[str, str | int]:
+def pcie_neighbourhood(device: InventoryDevice) -> tuple[str, str | int]:
     """The key of what a device shares with others on PCIe: the switches, else the root complex, else nothing."""
     place = device.place
     if place is not None and (place.switch or place.pcie):
@@ -175,7 +175,7 @@ def free_function(candidate: DeviceCandidate, hint: Hint) -> InventoryFunction |
     return min(unused, key=lambda each: (each.bus not in device.left_functions, each.bus), default=None)
 
 
-def wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
+def count_wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
     """How many devices of a type are wanted, and what of each. Raises DevicesDoNotFit where the node has none."""
     devices = asked.inventory.by_type[kind]
     if not devices:

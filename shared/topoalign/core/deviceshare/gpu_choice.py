@@ -22,7 +22,7 @@ from topoalign.core.deviceshare.candidates import (
 )
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import Partition, Table
-from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, insufficient
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, refuse_too_few
 from topoalign.core.deviceshare.koordinator_names import GPU_BYTES, RATIO, WHOLE, DeviceType, Level
 from topoalign.core.deviceshare.scope_tree import ScopeSearch, build_scope_tree
 
@@ -37,14 +37,14 @@ NOT_ENOUGH = "Insufficient GPU Devices"
 
 def pick_gpus(asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]) -> list[DeviceGrant]:
     """Chooses GPUs for a demand: a partition, else the smallest scope, else one by one. Raises DevicesDoNotFit."""
-    for partition in partitions(asked, wanted, candidates):
+    for partition in suitable_partitions(asked, wanted, candidates):
         return given_all(partition, wanted)
     scoped = in_smallest_scope(asked, wanted, candidates)
     if scoped is not None:
         return given_all(scoped, wanted)
     picked = take_first(by_minor(candidates), wanted, wanted.count, NO_HINT, compat=asked.compat)
     if len(picked) < wanted.count:
-        raise insufficient(DeviceType.GPU)
+        raise refuse_too_few(DeviceType.GPU)
     return picked
 
 
@@ -77,7 +77,7 @@ def is_honored(asked: JointRequest) -> bool:
     return not is_shared(asked) and (asked.demand.partition is not None or asked.inventory.honored)
 
 
-def partitions(
+def suitable_partitions(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> list[list[DeviceCandidate]]:
     """
@@ -134,7 +134,7 @@ def in_smallest_scope(
     return found
 
 
-def completed(given: DeviceGrant) -> DeviceGrant:
+def complete_memory(given: DeviceGrant) -> DeviceGrant:
     """Adds the bytes that a ratio of this GPU's memory comes to, or the ratio that bytes come to, rounded down."""
     resources = given.resources
     memory = given.device.total.get(GPU_BYTES, 0)

@@ -2,8 +2,8 @@
 Allocates the devices of all types that a pod asks of a node.
 
 The first type of the joint list is decided by itself, and the others near what it got. By default near means on the same
-switch, else the same root complex, else the same NUMA node, else anywhere (`nearest`), and `SamePCIe` looks for primary
-devices that have enough of the others below the same PCIe scope (`same_pcie`). With `compat` it decides as
+switch, else the same root complex, else the same NUMA node, else anywhere (`choose_nearest`), and `SamePCIe` looks for
+primary devices that have enough of the others below the same PCIe scope (`same_pcie`). With `compat` it decides as
 Koordinator a7a1b76b: the same root complex, else anywhere. `SamePCIe` is then checked once everything is decided,
 without a second try.
 """
@@ -18,14 +18,14 @@ from topoalign.core.deviceshare.candidates import (
     JointRequest,
     Wanted,
     by_preferred_pcie,
+    count_wanted,
     list_candidates,
     take_first,
-    wanted,
 )
-from topoalign.core.deviceshare.gpu_choice import completed, is_shared, pick_gpus
-from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, insufficient, violation
+from topoalign.core.deviceshare.gpu_choice import complete_memory, is_shared, pick_gpus
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, refuse_same_pcie, refuse_too_few
 from topoalign.core.deviceshare.koordinator_names import DeviceType
-from topoalign.core.deviceshare.nearest import around, nearest
+from topoalign.core.deviceshare.nearest import choose_nearest, collect_surroundings
 from topoalign.core.deviceshare.same_pcie import Offers, Wants, able_ones, same_pcie
 
 Allocation = Mapping[DeviceType, Sequence[DeviceGrant]]
@@ -38,7 +38,7 @@ def allocate_all_types(asked: JointRequest) -> Allocation:
     for `SamePCIe` does not end within its limit.
     """
     kinds = types_to_give(asked)
-    wants = {kind: wanted(asked, kind) for kind in kinds}
+    wants = {kind: count_wanted(asked, kind) for kind in kinds}
     offers = {kind: list_candidates(asked, kind, wants[kind].each) for kind in kinds}
     joint = asked.demand.joint if len(kinds) > 1 else ()
     if not asked.compat:
@@ -46,9 +46,9 @@ def allocate_all_types(asked: JointRequest) -> Allocation:
     given = allocate_jointly(asked, joint, wants, offers)
     for kind in kinds:
         if kind not in given:
-            given[kind] = independently(asked, kind, wants[kind], offers[kind])
+            given[kind] = choose_independently(asked, kind, wants[kind], offers[kind])
     if DeviceType.GPU in given:
-        given[DeviceType.GPU] = [completed(each) for each in given[DeviceType.GPU]]
+        given[DeviceType.GPU] = [complete_memory(each) for each in given[DeviceType.GPU]]
     return {kind: sorted(each, key=lambda one: one.device.minor) for kind, each in given.items()}
 
 
@@ -73,7 +73,7 @@ def check_device_counts(asked: JointRequest, kinds: Sequence[DeviceType], wants:
     """
     short = [kind for kind in kinds if len(able_ones(asked, kind, wants[kind], offers[kind])) < wants[kind].count]
     if short and DeviceType.GPU not in short:
-        raise insufficient(short[0])
+        raise refuse_too_few(short[0])
 
 
 def allocate_jointly(
@@ -85,20 +85,20 @@ def allocate_jointly(
     if not asked.compat and asked.demand.same_pcie and len(joint) > 1:
         return same_pcie(asked, joint, wants, offers)
     primary, *secondary = joint
-    given = {primary: independently(asked, primary, wants[primary], offers[primary])}
+    given = {primary: choose_independently(asked, primary, wants[primary], offers[primary])}
     if not given[primary]:
         raise DevicesDoNotFit("node(s) Insufficient primary device")
     choose_others = as_upstream if asked.compat else choose_near_primary
     for kind in secondary:
         given[kind] = choose_others(asked, kind, wants[kind], offers[kind], given[primary])
     if asked.compat and asked.demand.same_pcie:
-        places = [pcies(given[kind]) for kind in joint]
+        places = [root_complexes_of(given[kind]) for kind in joint]
         if any(place != places[0] for place in places):
-            raise violation()
+            raise refuse_same_pcie()
     return given
 
 
-def independently(
+def choose_independently(
     asked: JointRequest, kind: DeviceType, want: Wanted, offer: Sequence[DeviceCandidate]
 ) -> list[DeviceGrant]:
     """Chooses devices of one type, wherever they are. Raises DevicesDoNotFit."""
@@ -116,7 +116,7 @@ def as_upstream(
     Chooses devices as Koordinator does: those on the primary ones' root complexes first, as many as there are of these.
     GPUs may be anywhere. Raises DevicesDoNotFit.
     """
-    preferred = pcies(primary)
+    preferred = root_complexes_of(primary)
     if asked.demand.same_pcie and len(preferred) > want.count:
         want = msgspec.structs.replace(want, count=len(preferred))
     if kind is DeviceType.GPU:
@@ -124,7 +124,7 @@ def as_upstream(
     most = max(want.count, len(preferred))
     picked = take_first(by_preferred_pcie(offer, preferred), want, most, asked.demand.hint(kind), compat=asked.compat)
     if len(picked) < want.count:
-        raise insufficient(kind)
+        raise refuse_too_few(kind)
     return picked
 
 
@@ -136,9 +136,9 @@ def choose_near_primary(
     primary: Sequence[DeviceGrant],
 ) -> list[DeviceGrant]:
     """Chooses devices from the tier nearest to the primary ones that has enough. Raises DevicesDoNotFit."""
-    return nearest(asked, kind, want, offer, around(each.device for each in primary))
+    return choose_nearest(asked, kind, want, offer, collect_surroundings(each.device for each in primary))
 
 
-def pcies(given: Sequence[DeviceGrant]) -> frozenset[str]:
+def root_complexes_of(given: Sequence[DeviceGrant]) -> frozenset[str]:
     """The root complexes that devices are on, as far as they are known."""
     return frozenset(each.device.place.pcie for each in given if each.device.place is not None)

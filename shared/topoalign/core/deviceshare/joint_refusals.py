@@ -57,7 +57,7 @@ class SharesNeedUnits(NoFit):
         )
 
 
-def insufficient(kind: DeviceType) -> DevicesDoNotFit:
+def refuse_too_few(kind: DeviceType) -> DevicesDoNotFit:
     """The refusal for too few devices of a type; it may pass when other pods leave."""
     return DevicesDoNotFit(f"Insufficient {kind} devices")
 
@@ -67,7 +67,7 @@ def refuse_missing_type(kind: DeviceType, what: str = "devices") -> DevicesDoNot
     return DevicesDoNotFit(f"Insufficient {kind} {what}", FrameworkStatus.UNRESOLVABLE)
 
 
-def violation() -> DevicesDoNotFit:
+def refuse_same_pcie() -> DevicesDoNotFit:
     """The refusal for `SamePCIe` without enough free devices side by side."""
     return DevicesDoNotFit(
         "node(s) Device Joint-Allocate rules violation",

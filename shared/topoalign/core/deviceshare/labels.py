@@ -52,7 +52,7 @@ def selector_matches(selector: LabelSelector | None, labels: Labels) -> bool:
     return selector is None or selector.matches(labels)
 
 
-def fault(selector: LabelSelector, *, compat: bool) -> str | None:
+def selector_fault(selector: LabelSelector, *, compat: bool) -> str | None:
     """Returns what is wrong with a selector, or None. Koordinator ignores `matchLabels` without expressions."""
     if compat and not selector.match_expressions:
         return None

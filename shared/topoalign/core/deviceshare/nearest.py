@@ -24,7 +24,7 @@ from topoalign.core.deviceshare.candidates import (
 )
 from topoalign.core.deviceshare.gpu_choice import pick_gpus
 from topoalign.core.deviceshare.inventory import ANYWHERE, DeviceLocation, InventoryDevice, pcie_switch_id, root_complex
-from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, insufficient
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, refuse_too_few
 from topoalign.core.deviceshare.koordinator_names import DeviceType
 
 NOWHERE = DeviceLocation()
@@ -58,7 +58,7 @@ class Around(msgspec.Struct, frozen=True):
         return 2 if place.node in self.nodes else ANY_TIER
 
 
-def around(devices: Iterable[InventoryDevice]) -> Around:
+def collect_surroundings(devices: Iterable[InventoryDevice]) -> Around:
     """Collects where these devices are; unknown places are left out."""
     places = [device_location(device) for device in devices]
     return Around(
@@ -73,7 +73,7 @@ def device_location(device: InventoryDevice) -> DeviceLocation:
     return device.place if device.place is not None else NOWHERE
 
 
-def nearest(
+def choose_nearest(
     asked: JointRequest, kind: DeviceType, want: Wanted, offer: Sequence[DeviceCandidate], primary: Around
 ) -> list[DeviceGrant]:
     """Chooses devices of a type near the primary ones, by the rule of this module. Raises DevicesDoNotFit."""
@@ -85,7 +85,7 @@ def nearest(
         order += in_turn([each for each in ranked if primary.tier(each.device) == tier], group)
     able = take_first(order, want, len(order), asked.demand.hint(kind), compat=asked.compat)
     if len(able) < want.count:
-        raise insufficient(kind)
+        raise refuse_too_few(kind)
     picked = able[: want.count]
     spare = able[want.count :]
     for scopes, scope_of in ((primary.switches, pcie_switch_id), (primary.pcies, root_complex)):

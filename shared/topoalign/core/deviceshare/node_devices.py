@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.candidates import Chooser, DeviceGrant, JointRequest, Wanted, wanted
+from topoalign.core.deviceshare.candidates import Chooser, DeviceGrant, JointRequest, Wanted, count_wanted
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer
 from topoalign.core.deviceshare.joint_allocation import Allocation, allocate_all_types
@@ -155,7 +155,7 @@ def holds_of(asked: JointRequest, kind: DeviceType, held: ContainerDevices) -> b
     devices = held.devices.get(RESOURCE[kind], ())
     if kind not in asked.demand.requests:
         return not devices
-    want = wanted(asked, kind)
+    want = count_wanted(asked, kind)
     hint = asked.demand.hint(kind)
     if kind is DeviceType.GPU:
         return len(devices) == want.count if asked.units is None else holds_units(asked, asked.units, held)

@@ -130,22 +130,22 @@ def gpu_resources(gpu: Gpu) -> dict[str, int]:
 
 def gpu_labels(gpu: Gpu) -> dict[str, str]:
     """The labels of a GPU: `model`, where its name is known."""
-    return {"model": label(gpu.name)} if gpu.name else {}
+    return {"model": to_label_value(gpu.name)} if gpu.name else {}
 
 
 def nic_labels(nic: Nic) -> dict[str, str]:
     """The labels of a NIC: `name`, and `linkLayer` and `state` where known. The state is ACTIVE if one port is."""
-    labels = {"name": label(nic.id)}
+    labels = {"name": to_label_value(nic.id)}
     layers = [port.link_layer for port in nic.ports if port.link_layer]
     states = [port.state for port in nic.ports if port.state]
     if layers:
-        labels["linkLayer"] = label(layers[0])
+        labels["linkLayer"] = to_label_value(layers[0])
     if states:
-        labels["state"] = "ACTIVE" if "ACTIVE" in states else label(states[0])
+        labels["state"] = "ACTIVE" if "ACTIVE" in states else to_label_value(states[0])
     return labels
 
 
-def label(text: str) -> str:
+def to_label_value(text: str) -> str:
     """Turns text into the value of a label: `NVIDIA-H100-80GB-HBM3`."""
     return _NOT_IN_LABELS.sub("-", text)[:63].strip("-_.")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.candidates import JointRequest, wanted
+from topoalign.core.deviceshare.candidates import JointRequest, count_wanted
 from topoalign.core.deviceshare.inventory import ANYWHERE
 from topoalign.core.deviceshare.joint_allocation import Allocation, allocate_all_types, types_to_give
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus
@@ -66,10 +66,10 @@ def numa_hints(asked: JointRequest) -> Mapping[DeviceType, Sequence[NumaHint]]:
 def has_enough_devices(asked: JointRequest) -> bool:
     """
     Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector
-    selects. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted`
+    selects. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `count_wanted`
     does.
     """
-    wants = {kind: wanted(asked, kind).count for kind in types_to_give(asked)}
+    wants = {kind: count_wanted(asked, kind).count for kind in types_to_give(asked)}
     totals = Counter(
         device.kind
         for device in asked.inventory.devices

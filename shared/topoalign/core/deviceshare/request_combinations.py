@@ -63,7 +63,7 @@ def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
     asked = {kind: {name: requests[name] for name in names if requests.get(name)} for kind, names in RESOURCES.items()}
     for quantities in filter(None, asked.values()):
         check_combination(quantities)
-    return {kind: normalised(quantities) for kind, quantities in asked.items() if quantities}
+    return {kind: normalise_quantities(quantities) for kind, quantities in asked.items() if quantities}
 
 
 def check_combination(quantities: Quantities) -> None:
@@ -103,7 +103,7 @@ def _shares_sound(quantities: Quantities) -> bool:
     return all(amount % over == 0 and amount <= WHOLE * over for amount in hundredths)
 
 
-def normalised(quantities: Quantities) -> dict[str, int]:
+def normalise_quantities(quantities: Quantities) -> dict[str, int]:
     """Turns whole GPUs into hundredths of compute and of memory; the rest stays as it is."""
     for name in (*WHOLE_GPUS, HUNDREDTHS):
         if name in quantities:

@@ -25,9 +25,9 @@ from topoalign.core.deviceshare.candidates import (
     in_turn,
     take_first,
 )
-from topoalign.core.deviceshare.gpu_choice import NOT_ENOUGH, NOT_IN_SCOPE, is_honored, partitions
+from topoalign.core.deviceshare.gpu_choice import NOT_ENOUGH, NOT_IN_SCOPE, is_honored, suitable_partitions
 from topoalign.core.deviceshare.inventory import DeviceLocation, pcie_switch_id, root_complex
-from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, insufficient, violation
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, refuse_same_pcie, refuse_too_few
 from topoalign.core.deviceshare.koordinator_names import DeviceType, Level
 from topoalign.core.deviceshare.nearest import device_location
 from topoalign.core.model.errors import TooMuchWork
@@ -96,13 +96,13 @@ def same_pcie(
     able = {kind: able_ones(asked, kind, wants[kind], offers[kind]) for kind in joint}
     for kind in joint:
         if len(able[kind]) < wants[kind].count:
-            raise DevicesDoNotFit(NOT_ENOUGH) if kind is DeviceType.GPU else insufficient(kind)
+            raise DevicesDoNotFit(NOT_ENOUGH) if kind is DeviceType.GPU else refuse_too_few(kind)
     scopes: Scopes = {scope_of: scopes_of(asked, joint, able, scope_of) for scope_of in (pcie_switch_id, root_complex)}
     found = by_partition(asked, joint, wants, offers, scopes)
     if found is None and not (DeviceType.GPU in joint and is_honored(asked)):
         found = by_search(asked, joint, wants, scopes)
     if found is None:
-        raise violation()
+        raise refuse_same_pcie()
     return take_from_scopes(asked, joint, wants, found)
 
 
@@ -136,10 +136,10 @@ def scopes_of(asked: JointRequest, joint: Sequence[DeviceType], able: Offers, sc
         for id, by_type in devices.items()
         if id and len(by_type) == len(joint)
     ]
-    return sorted(scopes, key=lambda scope: sparing(scope, primary))
+    return sorted(scopes, key=lambda scope: scope_order_key(scope, primary))
 
 
-def sparing(scope: PcieScope, primary: DeviceType) -> tuple[bool, bool, int, int]:
+def scope_order_key(scope: PcieScope, primary: DeviceType) -> tuple[bool, bool, int, int]:
     """The key that sorts scopes, the one to use first before the others."""
     return (
         not has_left(scope),  # one with what an init container left,
@@ -160,16 +160,16 @@ def by_partition(
     """The scopes of the first GPU partition that will do; None: there is none. Raises DevicesDoNotFit."""
     if DeviceType.GPU not in joint:
         return None
-    for partition in partitions(asked, wants[DeviceType.GPU], offers[DeviceType.GPU]):
+    for partition in suitable_partitions(asked, wants[DeviceType.GPU], offers[DeviceType.GPU]):
         for scope_of, all_scopes in scopes.items():
             by_id = {scope.id: scope for scope in all_scopes}
             on = {scope_of(device_location(each.device)) for each in partition}
             if on <= by_id.keys() and enough(chosen := [by_id[id] for id in sorted(on)], joint, wants):
-                return [restricted(scope, partition) for scope in chosen]
+                return [restrict_scope(scope, partition) for scope in chosen]
     return None
 
 
-def restricted(scope: PcieScope, gpus: Sequence[DeviceCandidate]) -> PcieScope:
+def restrict_scope(scope: PcieScope, gpus: Sequence[DeviceCandidate]) -> PcieScope:
     """Returns the scope with only these of its GPUs."""
     minors = {each.minor for each in gpus}
     inside = [each for each in scope.devices[DeviceType.GPU] if each.minor in minors]

@@ -26,11 +26,11 @@ MOST_NODES = 32
 
 def cheapest_changes(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> list[SufficientChange]:
     """The changes after which a pod fits that none of these nodes admits, the cheapest first."""
-    found = [*less(question), *moves(question, refusing), *other_rules(question)]
+    found = [*list_smaller_requests(question), *find_cheapest_moves(question, refusing), *other_rules(question)]
     return sorted(found, key=lambda change: change.cost)
 
 
-def less(question: ClusterQuestion) -> Iterator[SufficientChange]:
+def list_smaller_requests(question: ClusterQuestion) -> Iterator[SufficientChange]:
     """One change for each resource of which less would do on some node."""
 
     def admitting(pod: PodRequest) -> list[QueriedNode]:
@@ -65,9 +65,9 @@ def other_rules(question: ClusterQuestion) -> Iterator[SufficientChange]:
             return
 
 
-def moves(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> Iterator[SufficientChange]:
+def find_cheapest_moves(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> Iterator[SufficientChange]:
     """The cheapest move of all that are found, and on how many nodes one was found."""
-    possible = sorted(refusing, key=lambda node: (shortage(question, node), node.name))
+    possible = sorted(refusing, key=lambda node: (measure_shortage(question, node), node.name))
     found = []
     for node in (node for node in possible if not question.code(node.emptied())):
         found.append(cheapest_move(question, node))
@@ -79,7 +79,7 @@ def moves(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> Iterato
         yield msgspec.structs.replace(best, nodes=len(known))
 
 
-def shortage(question: ClusterQuestion, node: QueriedNode) -> float:
+def measure_shortage(question: ClusterQuestion, node: QueriedNode) -> float:
     """How much is missing on a node, as shares of what is asked for."""
     demand = question.of(node.kind).demand
     free = node.free.devices

@@ -62,7 +62,7 @@ def diagnose(
     """
     question = ClusterQuestion(nodes, pod, changes)
     codes = {node.name: question.code(node) for node in nodes.asked}
-    admitting = ranked(question, [node for node in nodes.asked if not codes[node.name]], scorer)
+    admitting = rank_nodes(question, [node for node in nodes.asked if not codes[node.name]], scorer)
     refusing = [node for node in nodes.asked if codes[node.name]]
     taken = place_pods(question, [node for node, _ in admitting], pods)
     fit = sum(taken.values())
@@ -100,7 +100,7 @@ def diagnose(
 ORDER = tuple(Resolvability)
 
 
-def ranked(
+def rank_nodes(
     question: ClusterQuestion, admitting: list[QueriedNode], scorer: NodeScorer[Any, Any]
 ) -> list[tuple[QueriedNode, int]]:
     """The nodes with their scores, the best first, equals in the order of the scorer, then by name."""
@@ -131,7 +131,7 @@ def reasons_of_refusals(
     """One for each code and resolvability; its first node is decided in full, for the words."""
     groups: dict[tuple[Resolvability, str], list[QueriedNode]] = {}
     for node in refusing:
-        groups.setdefault((resolvability(question, node), codes[node.name]), []).append(node)
+        groups.setdefault((resolvability_of_node(question, node), codes[node.name]), []).append(node)
     for (prospect, code), nodes in groups.items():
         missing = question.of(nodes[0].kind).missing
         refusal = missing if missing is not None else question.explain(nodes[0])
@@ -151,7 +151,7 @@ def reasons_excluded(question: ClusterQuestion, excluded: Iterable[ExcludedNode]
     """One for each resolvability and each finding: what excludes the nodes."""
     groups: dict[tuple[Resolvability, str], list[ExcludedNode]] = {}
     for each in excluded:
-        prospect = Resolvability.EXCLUDED if each.node is None else resolvability(question, each.node)
+        prospect = Resolvability.EXCLUDED if each.node is None else resolvability_of_node(question, each.node)
         if prospect is Resolvability.IN_USE:
             prospect = Resolvability.EXCLUDED
         groups.setdefault((prospect, each.reason.finding), []).append(each)
@@ -166,7 +166,7 @@ def reasons_excluded(question: ClusterQuestion, excluded: Iterable[ExcludedNode]
         )
 
 
-def resolvability(question: ClusterQuestion, node: QueriedNode) -> Resolvability:
+def resolvability_of_node(question: ClusterQuestion, node: QueriedNode) -> Resolvability:
     """Whether waiting can help on a node that refuses the pod."""
     if question.of(node.kind).missing is not None:
         return Resolvability.MISSING
@@ -222,12 +222,12 @@ def place_pods(question: ClusterQuestion, admitting: Iterable[QueriedNode], pods
     for node in admitting:
         if not left:
             break
-        taken[node.name] = capacity(question, node, left)
+        taken[node.name] = count_fitting_pods(question, node, left)
         left -= taken[node.name]
     return taken
 
 
-def capacity(question: ClusterQuestion, node: QueriedNode, most: int) -> int:
+def count_fitting_pods(question: ClusterQuestion, node: QueriedNode, most: int) -> int:
     """How many pods, at most so many, fit on a node that would admit one."""
     for count in range(1, most):
         if not totals_allow_second_pod(question, node):

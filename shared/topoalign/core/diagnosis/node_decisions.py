@@ -23,8 +23,8 @@ from topoalign.core.admission.free_amounts import Free, count_free
 from topoalign.core.admission.kinds import NodeKind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
-from topoalign.core.admission.resolvability import emptied, explained, restored
-from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, exclusions
+from topoalign.core.admission.resolvability import explain_decision, with_healthy_devices, without_any_allocation
+from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, list_exclusions
 from topoalign.core.demand.pod_demand import PodDemand, check_rules, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
@@ -36,7 +36,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean
 from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName, ResourceName
-from topoalign.core.model.requests import PodRequest, overridden
+from topoalign.core.model.requests import PodRequest, override_rules
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.derived_tables import made_once
@@ -120,11 +120,11 @@ class QueriedNode:
 
     def emptied(self) -> "QueriedNode":
         """The node as if nobody had anything."""
-        return replace(self.changed(emptied(self.state)), planned=())
+        return replace(self.changed(without_any_allocation(self.state)), planned=())
 
     def restored(self) -> "QueriedNode | None":
         """The node if all of its devices were healthy and none was cordoned. None: they are."""
-        state = restored(self.state)
+        state = with_healthy_devices(self.state)
         return None if state is self.state else self.changed(state)
 
     def changed(self, state: NodeState) -> "QueriedNode":
@@ -218,7 +218,7 @@ def exclusion_of(record: NodeRecord, constraints: Constraints) -> NodeNotAllowed
     """Why Kubernetes keeps the pod off the node; None: it does not."""
     if record.traits is None:
         return NodeNotAllowed(())
-    found = tuple(exclusions(record.traits, constraints))
+    found = tuple(list_exclusions(record.traits, constraints))
     return NodeNotAllowed(found) if found else None
 
 
@@ -244,7 +244,7 @@ class DemandOnNodeKind:
 
     def __init__(self, pod: PodRequest, kind: NodeKind, changes: Changes, resources: frozenset[ResourceName]) -> None:
         """`pod` is valid. Raises InvalidField for invalid rules, and annotations in mode `best`."""
-        self.demand: PodDemand = pod_demand(pod, overridden(kind.rules, changes))
+        self.demand: PodDemand = pod_demand(pod, override_rules(kind.rules, changes))
         self.missing: NoFit | None = None
         """Why no such node has what is asked for, whatever is free."""
         self.need: PodNeed | None = None
@@ -306,7 +306,7 @@ class ClusterQuestion:
     def explain(self, node: QueriedNode) -> Decision:
         """The same, with the resolvability of a refusal, the amounts that decide and what would help."""
         demand = self.of(node.kind).demand
-        return explained(as_others(node.state, demand), demand)
+        return explain_decision(as_others(node.state, demand), demand)
 
     def admitting(self) -> list[QueriedNode]:
         """The nodes that would admit the pod."""

@@ -84,14 +84,14 @@ def device_hints_of_count(
             counted[near] += len(there & free) + reused
             obligatory |= {near} if reused else set()
     now = (
-        ResourceNeed(requested, somewhere(counted)),
-        *(ResourceNeed(1, somewhere({near: 1})) for near in sorted(obligatory)),
+        ResourceNeed(requested, known_supply(counted)),
+        *(ResourceNeed(1, known_supply({near: 1})) for near in sorted(obligatory)),
     )
-    empty = (ResourceNeed(requested, somewhere(everything)),)
+    empty = (ResourceNeed(requested, known_supply(everything)),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, len(machine))
 
 
-def somewhere(counted: Mapping[Mask, int]) -> dict[Mask, int]:
+def known_supply(counted: Mapping[Mask, int]) -> dict[Mask, int]:
     """Without what is near no node at all, which meets no need, and without nodes that have nothing."""
     return {near: amount for near, amount in counted.items() if near and amount}
 

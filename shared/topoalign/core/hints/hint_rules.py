@@ -68,7 +68,7 @@ def hints_of_rule(rule: HintRule) -> tuple[TopologyHint, ...]:
     """The hints that a rule stands for, in the kubelet's order: by size, then by the positions of the nodes."""
     everywhere = union((rule.nodes, *rule.besides))
     space = subsets(nodes_of(everywhere))
-    enough = [list(map(need.amount.__le__, totals(space.nodes, space.masks, need))) for need in rule.needs]
+    enough = [list(map(need.amount.__le__, totals_by_subset(space.nodes, space.masks, need))) for need in rule.needs]
     if everywhere != rule.nodes or not enough:
         enough.append([not mask & ~rule.nodes for mask in space.masks])
     fits = list(map(all, zip(*enough, strict=True))) if len(enough) > 1 else enough[0]
@@ -84,7 +84,7 @@ def every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
     return tuple(TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order)
 
 
-def totals(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: ResourceNeed) -> list[int]:
+def totals_by_subset(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: ResourceNeed) -> list[int]:
     """How much each subset has of what is needed, by the subsets' numbers."""
     counts = sums_by_subset(need.supply.get(1 << node, 0) for node in nodes)
     for near, amount in need.supply.items():

@@ -111,7 +111,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
 Decision = Admission | Refusal
 
 
-def noted(decision: Decision, notes: Iterable[str]) -> Decision:
+def with_notes(decision: Decision, notes: Iterable[str]) -> Decision:
     """Returns the same decision with these notes appended to its explanation."""
     explanation = decision.explanation
     explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, *notes))

@@ -175,7 +175,7 @@ def may_have_parts(holding: Holding) -> bool:
     return not isinstance(holding.part, TimeSlice | Unit | Amount)
 
 
-def excluding(holding: Holding) -> tuple[Holding, ...]:
+def excluding_holdings(holding: Holding) -> tuple[Holding, ...]:
     """The holdings that exclude this one: itself and its wholes. The same amount may be held twice."""
     wholes = wholes_of(holding)
     return wholes if isinstance(holding.part, Amount) else (holding, *wholes)
@@ -197,7 +197,7 @@ class HoldingSet:
 
     def overlaps(self, holding: Holding) -> bool:
         """Whether a holding of the set is the same as this one, a part of it, or a whole of it."""
-        return holding in self._wholes or not self._held.isdisjoint(excluding(holding))
+        return holding in self._wholes or not self._held.isdisjoint(excluding_holdings(holding))
 
 
 def base_of(device: DeviceID) -> DeviceID:

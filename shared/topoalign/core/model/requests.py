@@ -188,7 +188,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """NUMA node id -> resource -> bytes kept for the system."""
 
 
-def overridden(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -> AdmissionRules:
+def override_rules(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -> AdmissionRules:
     """Returns the rules with these changes, by field name. Raises InvalidField, which names the wrong rule."""
     try:
         return msgspec.convert({**msgspec.to_builtins(rules), **changes}, AdmissionRules, strict=False)

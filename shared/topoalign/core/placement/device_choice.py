@@ -81,7 +81,7 @@ class Sides(NamedTuple):
     """Near no known node, or there is no affinity to compare with."""
 
 
-def sides(devices: OfferedDevices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
+def split_by_affinity(devices: OfferedDevices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
     """Splits the available devices."""
     free = devices.some(available)
     aligned = devices.nothing
@@ -103,7 +103,7 @@ def check_offered_amount(topology: Topology, resource: ResourceName, amount: int
         raise TooLarge(resource, amount, min(limits))
 
 
-def choosing(
+def choose_for_container(
     state: NodeState,
     container: ContainerDemand,
     resource: ResourceName,
@@ -154,7 +154,7 @@ def choose_devices(
     available = devices.some(healthy) - devices.some(allocated)
     if len(available) < needed:
         raise NotEnoughDevices(resource, needed, len(available))
-    aligned, unaligned, no_affinity = sides(devices, available, affinity)
+    aligned, unaligned, no_affinity = split_by_affinity(devices, available, affinity)
     if needed < len(aligned):
         choice = aligned
         fallback = [aligned]

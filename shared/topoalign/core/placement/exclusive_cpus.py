@@ -93,7 +93,7 @@ def choose_cpus(
 
     Raises NotEnoughCpus, and TooMuchWork as `take` does.
     """
-    near = allocatable & aligned(cpus, affinity, rules) if affinity is not None else frozenset()
+    near = allocatable & aligned_cpus(cpus, affinity, rules) if affinity is not None else frozenset()
     inside = take(cpus, near, min(count, len(near)), rules.cpu_options, rules.mode)
     rest = allocatable - inside
     needed = count - len(inside)
@@ -102,7 +102,7 @@ def choose_cpus(
     return inside | take(cpus, rest, needed, rules.cpu_options, rules.mode)
 
 
-def aligned(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozenset[int]:
+def aligned_cpus(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozenset[int]:
     """
     All CPUs of the affinity's nodes; with align-by-socket of the sockets that these touch, but not in mode `best`, where
     what a container gets lies on the nodes that it is aligned to.

@@ -6,7 +6,7 @@ contains it. Without an affinity, the best of its own. A group of nodes that wou
 refused.
 
 Memory that a plain init container of the pod held is reused by later containers on the very same group of nodes. It then
-belongs to them: `holding` takes it out of the init container's blocks and adds it to theirs, so that every byte is
+belongs to them: `hold_allocation` takes it out of the init container's blocks and adds it to theirs, so that every byte is
 accounted for once and is given back with the container that holds it.
 """
 
@@ -134,7 +134,7 @@ def choose_memory(
     mode: Mode = Mode.KUBELET,
 ) -> tuple[MemoryBlock, ...]:
     """
-    One block per resource of the request; `taken` is what is needed beyond reusable memory (`holding` adds that).
+    One block per resource of the request; `taken` is what is needed beyond reusable memory (`hold_allocation` adds that).
 
     `own_hints` gives the memory manager's for this request, where they are needed. Whether the affinity has enough is
     judged by what is free alone, as the kubelet does; in mode `best` with what can be reused there. Raises one of this
@@ -197,7 +197,7 @@ def from_lowest(amounts: Sequence[int], wanted: int) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def holding(state: NodeState, allocation: Allocation, earlier: Iterable[Allocation]) -> NodeState:
+def hold_allocation(state: NodeState, allocation: Allocation, earlier: Iterable[Allocation]) -> NodeState:
     """
     The state in which the allocation is live, and has taken over what it reuses of `earlier` ones of its pod.
 

@@ -44,7 +44,7 @@ def prefer_parts(
     sign = -1 if any(offer.packing == "packed" for offer in topology.offers_of[resource]) else 1
     taken: Counter[DeviceID] = Counter(map(topology.card_of, chosen))
     others = [topology.card_of(device) for device in near]
-    links = {gpu: sum(linked(topology, gpu, other) for other in (*others, *taken)) for gpu in gpus}
+    links = {gpu: sum(link_score_between(topology, gpu, other) for other in (*others, *taken)) for gpu in gpus}
     order = {gpu: index for index, gpu in enumerate(gpus)}
     more: Counter[DeviceID] = Counter()
     for _ in range(size - len(chosen)):
@@ -53,7 +53,7 @@ def prefer_parts(
             key=lambda gpu: (sign * held[gpu], taken[gpu], -links[gpu], order[gpu]),
         )
         if not taken[gpu]:
-            links = {other: links[other] + linked(topology, other, gpu) for other in links}
+            links = {other: links[other] + link_score_between(topology, other, gpu) for other in links}
         free[gpu] -= 1
         held[gpu] += 1
         taken[gpu] += 1
@@ -76,6 +76,6 @@ def listed_parts(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, 
     return found
 
 
-def linked(topology: Topology, a: DeviceID, b: DeviceID) -> int:
+def link_score_between(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     """What the link between two GPUs is worth; 0 for a GPU and itself."""
     return connection_score(topology, a, b) if a != b else 0

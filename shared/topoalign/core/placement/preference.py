@@ -24,7 +24,7 @@ from topoalign.core.placement.gpus.device_policy import (
     Simple,
     StaticSets,
 )
-from topoalign.core.placement.gpus.nics import NO_NICS, NicLocality, Nics, locality
+from topoalign.core.placement.gpus.nics import NO_NICS, NicLocality, Nics, nic_locality
 from topoalign.core.placement.gpus.seam import Members, gpu_links, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import ByTopology
@@ -164,7 +164,7 @@ def seam_of(topology: Topology, gpus: Collection[DeviceID]) -> str:
 @made_once
 def nic_localities(topology: Topology) -> Mapping[DeviceID, NicLocality]:
     """NIC -> the GPUs that it is local to, and near."""
-    return {nic: locality(topology, nic) for nic in topology.nic_by_id}
+    return {nic: nic_locality(topology, nic) for nic in topology.nic_by_id}
 
 
 def nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> tuple[bool, int]:

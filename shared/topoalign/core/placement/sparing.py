@@ -33,7 +33,9 @@ def prefer_sparing(
     if all(map(offered.__contains__, must_include)) and len(must_include) <= size <= len(available):
         spare: Collection[DeviceID]
         if isinstance(offered, DeviceSet):
-            others = held_among(ownership, resource, offered.devices) | overlapping(ownership, offered.devices, kept)
+            others = held_among(ownership, resource, offered.devices) | overlapping_devices(
+                ownership, offered.devices, kept
+            )
             among = offered
             spare = offered - others | offered.devices.some(must_include)
         else:  # some are named twice, or not listed, as those of a former offer
@@ -69,7 +71,7 @@ def is_any_held(topology: Topology, ownership: Ownership, resource: ResourceName
     return any(ownership.is_held(some.lowest) for alike in devices.alike if (some := named & alike))
 
 
-def overlapping(ownership: Ownership, devices: OfferedDevices, others: Collection[DeviceID]) -> DeviceSet:
+def overlapping_devices(ownership: Ownership, devices: OfferedDevices, others: Collection[DeviceID]) -> DeviceSet:
     """Those of the devices that overlap what any of these ids stands for."""
     if not others:
         return devices.nothing

@@ -29,7 +29,7 @@ from math import comb
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.resource_quantities import Quantities, asked, pod_wide
+from topoalign.core.demand.resource_quantities import Quantities, effective_requests, pod_wide
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy, Scope
 from topoalign.core.policy import POLICIES
@@ -77,7 +77,7 @@ def numa_need(demand: PodDemand) -> NumaNeed:
         demand.rules.max_allowable_numa_nodes,
         demand.request.gets_exclusive_resources,
         tuple(each.asked for each in demand.containers),
-        pod_wide(demand.request, asked),
+        pod_wide(demand.request, effective_requests),
     )
 
 
@@ -96,39 +96,39 @@ def numa_score(kind: NumaScore, need: NumaNeed, zones: Sequence[Zone]) -> int:
         return 0
     score = STRATEGIES[kind]
     parts = (need.whole,) if by_pod else need.containers
-    return sum(lowest(score, part, zones) for part in parts) // len(parts)
+    return sum(lowest_score(score, part, zones) for part in parts) // len(parts)
 
 
 Strategy = Callable[[Quantities, Amounts], int]
 """The score of what is requested on a NUMA node that has so much left; 0 where it does not fit."""
 
 
-def lowest(score: Strategy, wanted: Quantities, zones: Iterable[Zone]) -> int:
+def lowest_score(score: Strategy, wanted: Quantities, zones: Iterable[Zone]) -> int:
     """The lowest score of the NUMA nodes that fit; 0 if none does."""
     return min(filter(None, (score(wanted, zone.available) for zone in zones)), default=0)
 
 
 def least_allocated(wanted: Quantities, left: Amounts) -> int:
     """The mean share, in percent, that stays free of each resource that is requested."""
-    return mean([room(amount, left.get(name, 0)) for name, amount in wanted.items()])
+    return rounded_mean([free_percent(amount, left.get(name, 0)) for name, amount in wanted.items()])
 
 
-def room(amount: int, left: int) -> int:
+def free_percent(amount: int, left: int) -> int:
     """Percent of what is left that stays free; 0 where it is too little."""
     return (left - amount) * BEST // left if left and amount <= left else 0
 
 
 def most_allocated(wanted: Quantities, left: Amounts) -> int:
     """The mean share, in percent, that is taken of each resource that is requested."""
-    return mean([use(amount, left.get(name, 0)) for name, amount in wanted.items()])
+    return rounded_mean([used_percent(amount, left.get(name, 0)) for name, amount in wanted.items()])
 
 
-def use(amount: int, left: int) -> int:
+def used_percent(amount: int, left: int) -> int:
     """Percent of what is left that is taken; 0 where it is too little."""
     return amount * BEST // left if left and amount <= left else 0
 
 
-def balanced(wanted: Quantities, left: Amounts) -> int:
+def balanced_score(wanted: Quantities, left: Amounts) -> int:
     """100 where equal shares of all resources are taken, less their sample variance; a single resource is balanced."""
     if any(amount > left.get(name, 0) for name, amount in wanted.items()):
         return 0
@@ -140,7 +140,7 @@ def balanced(wanted: Quantities, left: Amounts) -> int:
     return int((1 - variance) * BEST)
 
 
-def mean(scores: Sequence[int]) -> int:
+def rounded_mean(scores: Sequence[int]) -> int:
     """The mean, rounded down; 100 of nothing."""
     return sum(scores) // len(scores) if scores else BEST
 
@@ -148,7 +148,7 @@ def mean(scores: Sequence[int]) -> int:
 STRATEGIES: Mapping[NumaScore, Strategy] = {
     NumaScore.LEAST_ALLOCATED: least_allocated,
     NumaScore.MOST_ALLOCATED: most_allocated,
-    NumaScore.BALANCED: balanced,
+    NumaScore.BALANCED: balanced_score,
 }
 """The scores that look at each NUMA node alone."""
 

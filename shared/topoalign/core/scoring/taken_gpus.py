@@ -74,7 +74,7 @@ class WholeGpus:
     @property
     def seams(self) -> list[float]:
         """GB/s across the weakest seam of each container with several GPUs."""
-        return [bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
+        return [seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
 
     @property
     def cut(self) -> int:
@@ -163,7 +163,7 @@ class SharedGpus:
     @property
     def seams(self) -> list[float]:
         """As of `WholeGpus`."""
-        return [bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
+        return [seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
 
     @property
     def cut(self) -> int:
@@ -190,7 +190,7 @@ def amount_of_share(share: SlotShare | Share, gpu: GpuLeft) -> tuple[int, int]:
     return part.cores, gpu.all_memory if share.whole else part.blocks
 
 
-def bandwidth(scorer: SetScorer, members: Members) -> float:
+def seam_bandwidth(scorer: SetScorer, members: Members) -> float:
     """GB/s across the weakest seam of a set; 0 for a single GPU."""
     return scorer.seam(members).bandwidth(scorer.links.model)
 

@@ -61,7 +61,7 @@ def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     def amounts(node: int, cpus: Mapping[int, int], memory: Amounts, devices: Mapping[ResourceName, Near]) -> Amounts:
         return {CPU: cpus.get(node, 0) * MILLICORES, **memory, **{name: at[node] for name, at in devices.items()}}
 
-    costs = distances(hardware)
+    costs = numa_distances(hardware)
     return tuple(
         Zone(
             node.id,
@@ -107,7 +107,7 @@ def memory_amounts(node: NumaNode) -> Amounts:
 
 
 @made_once
-def distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
+def numa_distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
     """NUMA node id -> NUMA node id -> distance; empty where they are not known."""
     ids = topology.node_ids
     return {node: dict(zip(ids, row, strict=False)) for node, row in zip(ids, topology.distances or (), strict=False)}

@@ -82,7 +82,14 @@ from topoalign.core.sharing.share_refusals import (
 from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import NONE_HELD, NOTHING, held_by_slot, held_of_gpus, larger, unshareable
+from topoalign.core.state.share_amounts import (
+    NONE_HELD,
+    NOTHING,
+    held_by_slot,
+    held_of_gpus,
+    larger_amount,
+    preventing_allocations,
+)
 
 # Chooses the GPUs on which a container gets its units of computing time and of memory.
 #
@@ -268,7 +275,7 @@ def check_units(
     check_gpus(amounts, gpus=share.cards)
     own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
     live = [each for each in state.allocations.values() if each.id not in own]
-    for each in unshareable(live, amounts):
+    for each in preventing_allocations(live, amounts):
         raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), allocation_title(each), SHARE)
     if not any(each.cores for each in amounts.values()):
         held = held_of_gpus(each for each in live if not amounts.keys().isdisjoint(each.amounts))
@@ -626,7 +633,7 @@ def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
     most: dict[DeviceID, Amount] = {}
     for each in allocations:
         for slot, amount in each.slots.items():
-            most[slot] = larger(most.get(slot, amount), amount)
+            most[slot] = larger_amount(most.get(slot, amount), amount)
     return tuple(
         msgspec.structs.replace(each, slots={slot: most[slot] for slot in each.slots}) if each.slots else each
         for each in allocations

@@ -31,7 +31,7 @@ from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.share_annotations import (
     InvalidShare,
-    invalid,
+    annotation_error,
     read_gpu_annotations,
     read_gpu_rules,
     uuid_selection,
@@ -417,4 +417,6 @@ def check_gpus_known(
     if wanted and known.isdisjoint(wanted) and any(is_for_slots(pod, each, otherwise) for each in slots):
         finding = "no node has such a GPU"
         remedy = "write uuids of GPUs as `topoalign gpu list` shows them"
-        raise invalid(names.USE_UUID, f"{quoted(wanted[:3])}: {finding}", f"{remedy}, or wait until the node is there")
+        raise annotation_error(
+            names.USE_UUID, f"{quoted(wanted[:3])}: {finding}", f"{remedy}, or wait until the node is there"
+        )

@@ -25,7 +25,7 @@ from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.placement.reserved_choice import open_reservations
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations, not_given, reserved_allocations
-from topoalign.core.state.share_amounts import NONE_HELD, larger
+from topoalign.core.state.share_amounts import NONE_HELD, larger_amount
 
 # Answers a kubelet that asks for units of GPUs with those that are reserved.
 #
@@ -288,7 +288,7 @@ def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount
         return None
     most = NONE_HELD
     for slot in slots:
-        most = larger(most, container.slots[slot])
+        most = larger_amount(most, container.slots[slot])
     return most
 
 
@@ -388,7 +388,7 @@ def bounds_for(
         return None
     before = [amount for each in reservation.containers if each.role == "init" for amount in each.slots.values()]
     known = [each for each in own if each is not None]
-    return reduce(smaller, known), reduce(larger, [*known, *before])
+    return reduce(smaller, known), reduce(larger_amount, [*known, *before])
 
 
 def smaller(one: Amount, other: Amount) -> Amount:

@@ -70,11 +70,11 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         match event:
             case TopologyDiscovered():
-                return msgspec.structs.replace(self, topology=newer(self.topology, event))
+                return msgspec.structs.replace(self, topology=newer_reading(self.topology, event))
             case DeviceHealthChanged():
-                return self.followed(msgspec.structs.replace(self, health=newer(self.health, event)))
+                return self.followed(msgspec.structs.replace(self, health=newer_reading(self.health, event)))
             case UsageObserved():
-                return self.followed(msgspec.structs.replace(self, usage=newer(self.usage, event)))
+                return self.followed(msgspec.structs.replace(self, usage=newer_reading(self.usage, event)))
             case ReservationsChanged():
                 return self
             case _:
@@ -111,7 +111,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def holding(self, allocation: Allocation) -> "NodeState":
         """Returns the state with this allocation as the newest live one; seq stays. Also for a decision still going on."""
-        live = persistent(self.allocations).put(allocation.id, allocation)
+        live = to_persistent_map(self.allocations).put(allocation.id, allocation)
         after = msgspec.structs.replace(self, allocations=live, memory=add_allocation_memory(self.memory, allocation))
         if (owned := self.owned) is not None and allocation.id not in self.allocations:
             after.__dict__[TO_FOLLOW] = partial(owned.granted, live, allocation)
@@ -122,7 +122,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if gone not in self.allocations:
             return self
         had = self.allocations[gone]
-        live = persistent(self.allocations).drop(gone)
+        live = to_persistent_map(self.allocations).drop(gone)
         after = msgspec.structs.replace(self, allocations=live, memory=given_back(self.memory, had))
         if (owned := self.owned) is not None:
             after.__dict__[TO_FOLLOW] = partial(owned.released, live, had)
@@ -142,7 +142,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             reserved_for=() if event.as_reserved or event.pod_uid in had.reserved_for else had.reserved_for,
             denied="" if event.as_reserved else had.denied,
         )
-        live = persistent(self.allocations).put(bound.id, bound)
+        live = to_persistent_map(self.allocations).put(bound.id, bound)
         return self.followed(msgspec.structs.replace(self, allocations=live))
 
     def followed(self, after: "NodeState") -> "NodeState":
@@ -256,12 +256,12 @@ def initial_state(
     return NodeState(node=node, topology=topology, health=judged)
 
 
-def persistent(allocations: Mapping[AllocationID, Allocation]) -> PersistentMap[AllocationID, Allocation]:
+def to_persistent_map(allocations: Mapping[AllocationID, Allocation]) -> PersistentMap[AllocationID, Allocation]:
     """The allocations as a map whose successors share its entries."""
     return allocations if isinstance(allocations, PersistentMap) else PersistentMap(allocations)
 
 
-def newer(had: R | None, got: R) -> R:
+def newer_reading(had: R | None, got: R) -> R:
     """The later of two readings: a repetition or an earlier revision of the same epoch changes nothing."""
     return had if had is not None and had.epoch == got.epoch and got.revision <= had.revision else got
 

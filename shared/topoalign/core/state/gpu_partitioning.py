@@ -21,7 +21,7 @@ from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, LimitedBy, Offer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import equal_part, is_spent, larger, lost_instances, offered_in_slots
+from topoalign.core.state.share_amounts import equal_part, is_spent, larger_amount, lost_instances, offered_in_slots
 
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 
@@ -90,7 +90,7 @@ class GpuPartitioning(NamedTuple):
         return self.ways in ((), ("whole",)) and all(each.parts.whole for each in self.held)
 
 
-def divisions(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
+def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
     """Returns GPU -> its partitioning, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
     records = [allocation_with_parts(each, hardware) for each in state.allocations.values()]
@@ -203,7 +203,7 @@ def counted_once(records: Sequence[AllocationParts]) -> CountedOnce:
 
 def larger_part(part: Part, other: Part) -> Part:
     """A part of a GPU that two records have: by a slot the larger amount of both, else `part`."""
-    return larger(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
+    return larger_amount(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 
 
 def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:

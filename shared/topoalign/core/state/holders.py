@@ -19,7 +19,7 @@ from topoalign.core.model.holdings import (
     SHARE,
     FunctionHolding,
     Holding,
-    excluding,
+    excluding_holdings,
     holding_of,
     kind_of_share,
     may_have_parts,
@@ -72,7 +72,7 @@ class Holders:
 
     def overlaps(self, holding: Holding) -> bool:
         """Whether something is held that is this, a part of it, or what it is a part of."""
-        if any(map(self.of, excluding(holding))):
+        if any(map(self.of, excluding_holdings(holding))):
             return True
         return may_have_parts(holding) and (holding in self._shares or holding in self._parts)
 

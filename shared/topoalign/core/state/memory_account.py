@@ -18,7 +18,7 @@ def add_allocation_memory(memory: Mapping[int, MemoryUse], allocation: Allocatio
         for node, size in zip(block.nodes, block.taken, strict=True):
             use = after.get(node, MemoryUse())
             after[node] = MemoryUse(
-                reserved=changed(use.reserved, block.resource, size),
+                reserved=change_bytes(use.reserved, block.resource, size),
                 cells=block.nodes,
                 assignments=use.assignments + 1,
             )
@@ -36,7 +36,7 @@ def given_back(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[
             rest -= back
             assignments = max(0, use.assignments - 1)
             after[node] = MemoryUse(
-                reserved=changed(use.reserved, block.resource, -back),
+                reserved=change_bytes(use.reserved, block.resource, -back),
                 cells=use.cells if assignments else (),
                 assignments=assignments,
             )
@@ -45,7 +45,7 @@ def given_back(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[
     return after
 
 
-def changed(reserved: Mapping[ResourceName, int], resource: ResourceName, by: int) -> dict[ResourceName, int]:
+def change_bytes(reserved: Mapping[ResourceName, int], resource: ResourceName, by: int) -> dict[ResourceName, int]:
     """Returns the bytes per resource with `by` added to one; zeros are left out, so that equal states look alike."""
     amounts = {**reserved, resource: max(0, reserved.get(resource, 0) + by)}
     return {name: amount for name, amount in amounts.items() if amount}

@@ -36,7 +36,7 @@ from topoalign.core.state.reserved_parts import (
     is_something,
     rest_of,
     shown_by,
-    swapped,
+    swap_devices,
     swaps_of,
 )
 
@@ -85,7 +85,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
             newest=event,
             position=position,
             until=until,
-            reservations=swapped(event.reservations, swaps, shown),
+            reservations=swap_devices(event.reservations, swaps, shown),
             shown=shown,
             unsaid=self.unsaid & shown,
             swaps=swaps,
@@ -122,7 +122,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
             return self
         taken = {(each.pod_uid, each.resource, each.taken) for each in swaps}
         shown -= {part for part in unsaid if (part.pod_uid, part.resource, part.device) in taken}
-        reservations = swapped(self.reservations, swaps, shown)
+        reservations = swap_devices(self.reservations, swaps, shown)
         swaps = (*self.swaps, *swaps)
         return msgspec.structs.replace(self, shown=shown, unsaid=unsaid & shown, swaps=swaps, reservations=reservations)
 

@@ -21,7 +21,7 @@ from topoalign.core.model.holdings import (
     HoldingSet,
     Whole,
     base_of,
-    excluding,
+    excluding_holdings,
     holding_of,
     may_have_parts,
     shared_by,
@@ -32,7 +32,14 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.holders import FormerOffers, HeldDevices, Holders, parent_devices
 from topoalign.core.state.holding_health import HandedOut
-from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, spent, spent_slots, units_left
+from topoalign.core.state.share_amounts import (
+    SlotsLeft,
+    UnitsLeft,
+    slots_left,
+    spent_slots,
+    spent_unit_gpus,
+    units_left,
+)
 
 
 class Ownership:
@@ -140,7 +147,7 @@ class Ownership:
         """
         found: set[AllocationID] = set()
         for holding in filter(self._index.overlaps, holdings):
-            found.update(names[-1] for way in excluding(holding) if (names := self._index.of(way)))
+            found.update(names[-1] for way in excluding_holdings(holding) if (names := self._index.of(way)))
             if may_have_parts(holding):
                 found.update(names[-1] for names in self._index.inside(holding))
         return sorted(found)
@@ -253,7 +260,7 @@ class Ownership:
         """
         live = self._allocations.values()
         running = [each for name, each in self._allocations.items() if name not in self._ended] if self._ended else live
-        return spent(self._hardware, running) | spent_slots(self._hardware, live, running)
+        return spent_unit_gpus(self._hardware, running) | spent_slots(self._hardware, live, running)
 
     def held(self, resource: ResourceName) -> DeviceSet:
         """Devices of a resource that some live allocation holds under their ids, or of which it holds a virtual function."""

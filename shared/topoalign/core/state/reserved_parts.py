@@ -254,7 +254,7 @@ def swaps_of(
                     yield Swapped(other.pod_uid, resource, part.device, instead, amount)
 
 
-def swapped(
+def swap_devices(
     reservations: Sequence[Reservation], swaps: Sequence[Swapped], shown: Collection[ReservedPart]
 ) -> tuple[Reservation, ...]:
     """

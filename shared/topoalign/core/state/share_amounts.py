@@ -150,18 +150,20 @@ def holders_in(allocation: Allocation) -> Iterator[tuple[Holder, Iterable[Device
         yield container_holder(former.owner, former.pod_uid), chain.from_iterable(former.devices.values())
 
 
-def excluded(asked: Mapping[DeviceID, Amount], held: Mapping[DeviceID, Amount]) -> list[DeviceID]:
+def exclusive_conflicts(asked: Mapping[DeviceID, Amount], held: Mapping[DeviceID, Amount]) -> list[DeviceID]:
     """The GPUs of which one has all computing time, and the other has something as well. Sorted."""
     return sorted(gpu for gpu in asked.keys() & held.keys() if CORES in (asked[gpu].cores, held[gpu].cores))
 
 
-def unshareable(allocations: Iterable[Allocation], asked: Mapping[DeviceID, Amount]) -> list[Allocation]:
+def preventing_allocations(allocations: Iterable[Allocation], asked: Mapping[DeviceID, Amount]) -> list[Allocation]:
     """
     The allocations that prevent anybody else from getting these amounts of GPUs: of a GPU of which one container has all
     computing time, nobody else has anything. `asked` itself may be such a claim.
     """
     near = [each for each in allocations if not asked.keys().isdisjoint(each.amounts)]
-    barred = {holder for holder, units in units_by_holder(near).items() if excluded(asked, amounts_of(units))}
+    barred = {
+        holder for holder, units in units_by_holder(near).items() if exclusive_conflicts(asked, amounts_of(units))
+    }
     return [each for each in near if any(holder in barred for holder, _ in holders_in(each))]
 
 
@@ -175,7 +177,7 @@ def units_offered(topology: Topology) -> Mapping[DeviceID, Mapping[str, int]]:
     return offered
 
 
-def spent(topology: Topology, allocations: Iterable[Allocation]) -> frozenset[DeviceID]:
+def spent_unit_gpus(topology: Topology, allocations: Iterable[Allocation]) -> frozenset[DeviceID]:
     """
     The GPUs of which all computing time or all memory is held, by containers that a checkpoint of the kubelet has. It shapes
     what is listed and preferred, and is no reason to refuse what a kubelet asks for.
@@ -360,13 +362,13 @@ def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
             continue
         memory = (instances[gpu] if gpu in instances else topology.gpu_by_id[gpu].memory or 0) // MIB
         found[gpu] = Amount(
-            cores=scaled(CORES, offer.slots.core_scaling),
-            memory=scaled(memory, offer.slots.memory_scaling) * MIB,
+            cores=scale_down(CORES, offer.slots.core_scaling),
+            memory=scale_down(memory, offer.slots.memory_scaling) * MIB,
         )
     return found
 
 
-def scaled(amount: int, scaling: float) -> int:
+def scale_down(amount: int, scaling: float) -> int:
     """A multiple, rounded down, with the scaling as it is written: 1.1 times 10 is 11."""
     return int(amount * Fraction(repr(scaling)))
 
@@ -392,7 +394,7 @@ def held_by_slot(topology: Topology, allocations: Iterable[Allocation]) -> Mappi
             of_gpu = found.setdefault(gpu, {})
             for slot in slots_on_gpu(allocation.device_ids, gpu):
                 amount = allocation.slots.get(slot) or equal_part(topology, gpu)
-                of_gpu[slot] = larger(of_gpu.get(slot, NONE_HELD), amount)
+                of_gpu[slot] = larger_amount(of_gpu.get(slot, NONE_HELD), amount)
     return found
 
 
@@ -401,7 +403,7 @@ def slots_on_gpu(devices: Iterable[DeviceID], gpu: DeviceID) -> list[DeviceID]:
     return [device for device in devices if device != gpu and base_of(device) == gpu]
 
 
-def larger(one: Amount, other: Amount) -> Amount:
+def larger_amount(one: Amount, other: Amount) -> Amount:
     """As much of each kind as the larger one has."""
     return Amount(cores=max(one.cores, other.cores), memory=max(one.memory, other.memory))
 

@@ -28,7 +28,7 @@ from topoalign.core.sharing.gaia.evaluators import tree_root
 from topoalign.core.sharing.gaia.pcie_tree import GaiaTreeNode, GpuTree, build_free_tree
 from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.gpu_partitioning import GpuPartitioning, divisions
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
 
 MIB = 1 << 20
@@ -92,7 +92,7 @@ def graph_of(state: NodeState, shares: NodeShares) -> str:
     rows = rows_by_gpu(shares)
     cards = [to_shared_gpu(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
     tree = build_free_tree(tree_root(state.hardware), cards)
-    divided = divisions(state)
+    divided = partitioning_by_gpu(state)
     texts = [
         gpu_text(gpu, remaining_amount(gpu, card, divided[gpu.id]), rows.get(gpu.id, ()))
         for gpu, card in zip(gpus, cards, strict=True)
@@ -129,7 +129,7 @@ def render_line(tree: GpuTree, node: GaiaTreeNode, depth: int, texts: Sequence[s
 
 def gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
     """A GPU, its processes and what is left of it."""
-    processes = [process for row in rows for use in uses(row) for process in use.processes]
+    processes = [process for row in rows for use in sum_uses(row) for process in use.processes]
     pids = " ".join(str(pid) for pid in sorted({process.pid for process in processes}))
     used = sum(process.memory or 0 for process in processes)
     return (
@@ -147,7 +147,7 @@ def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning) -> Am
     return Amount(cores=division.left.cores, memory=division.left.memory)
 
 
-def uses(row: DeviceShares) -> Iterator[Use]:
+def sum_uses(row: DeviceShares) -> Iterator[Use]:
     """The sum of all use of a GPU or an instance."""
     yield from (holder.use for holder in row.holders)
     yield from (other.use for other in row.others)

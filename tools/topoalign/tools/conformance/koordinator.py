@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.candidates import JointRequest, wanted
+from topoalign.core.deviceshare.candidates import JointRequest, count_wanted
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.device_scores import DeviceScorer, score_node
 from topoalign.core.deviceshare.joint_allocation import allocate_all_types
@@ -75,7 +75,7 @@ class Score(Answer, frozen=True, kw_only=True):
 
 def score(asked: JointRequest) -> Score:
     """`koordinator/node_score`: the higher, the better the pod fits on the node."""
-    wants = [(asked.inventory.by_type[kind], wanted(asked, kind).each) for kind in asked.demand.requests]
+    wants = [(asked.inventory.by_type[kind], count_wanted(asked, kind).each) for kind in asked.demand.requests]
     return Score(node_score=score_node(asked.scorer or DeviceScorer(), wants), error=None)
 
 

@@ -7,11 +7,17 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.candidates import DeviceCandidate, JointRequest, by_minor, by_preferred_pcie, wanted
+from topoalign.core.deviceshare.candidates import (
+    DeviceCandidate,
+    JointRequest,
+    by_minor,
+    by_preferred_pcie,
+    count_wanted,
+)
 from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice
 from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest
 from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, DeviceType
-from topoalign.core.deviceshare.request_combinations import check_combination, gpu_demand, normalised
+from topoalign.core.deviceshare.request_combinations import check_combination, gpu_demand, normalise_quantities
 from topoalign.core.model.errors import TopoalignError, Undecodable, quoted
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.koordinator_answers import Answer, outcome, refused
@@ -78,14 +84,16 @@ def valid(given: Input, inventories: Inventories) -> RuleAnswer:
 
 def converted(given: Input, inventories: Inventories) -> RuleAnswer:
     """The requests in Koordinator's normal form."""
-    return RuleAnswer(normalized=dict(normalised(given.requests)), error=None)
+    return RuleAnswer(normalized=dict(normalise_quantities(given.requests)), error=None)
 
 
 def counted(given: Input, inventories: Inventories) -> RuleAnswer:
     """The number of devices of a type and the amount of each."""
     pod = Pod(given.requests, {HINT_ANNOTATION: {given.device_type.value: given.hint}})
     try:
-        want = wanted(JointRequest(demand=pod.demand, inventory=inventories.read(given.device, {})), given.device_type)
+        want = count_wanted(
+            JointRequest(demand=pod.demand, inventory=inventories.read(given.device, {})), given.device_type
+        )
     except TopoalignError as error:
         return RuleAnswer(ok=False, count=0, per_instance={}, error=refused(error))
     return RuleAnswer(ok=True, count=want.count, per_instance=dict(want.each), error=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.admission.admit import admission, answer_to, drive
+from topoalign.core.admission.admit import answer_to, drive, iterate_decision_for_request
 from topoalign.core.admission.pipeline import Question, Reply
 from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.hints.cpu import shared_cpus
@@ -217,7 +217,7 @@ class Sequence:
 
     def decide(self, pod: PodRequest) -> Decision:
         """The decision about a pod; the plugin of the case answers preference questions."""
-        return drive(admission(self.state, pod, self.rules), self.answer)
+        return drive(iterate_decision_for_request(self.state, pod, self.rules), self.answer)
 
     def answer(self, asked: Question) -> Reply:
         """Hints as this process knows them; preferences as the case's plugins have them."""

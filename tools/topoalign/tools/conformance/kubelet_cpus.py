@@ -14,8 +14,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from topoalign.core.admission.pipeline import reason_of
-from topoalign.core.cpu_assignment.distributed import distributed
-from topoalign.core.cpu_assignment.packed import packed
+from topoalign.core.cpu_assignment.distributed import take_distributed
+from topoalign.core.cpu_assignment.packed import take_packed
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
@@ -183,10 +183,10 @@ def taken(case: TakeCase, cpus: CpuTopology) -> Expected:
     options = case.options
     try:
         if case.strategy == "distributed":
-            got = distributed(cpus, available, case.count, options.group_size)
+            got = take_distributed(cpus, available, case.count, options.group_size)
         else:
             spread = case.strategy == "spread"
-            got = packed(cpus, available, case.count, spread=spread, prefer_uncore=options.prefer_uncore)
+            got = take_packed(cpus, available, case.count, spread=spread, prefer_uncore=options.prefer_uncore)
     except NoFit as misfit:
         return Expected(error=misfit.code)
     return Expected(cpus=format_cpuset(got))

@@ -13,7 +13,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
 from topoalign.core.model.topology.device_sets import OfferedDevices
-from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, sides
+from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, split_by_affinity
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
@@ -95,7 +95,7 @@ def filter_affinity(path: Path) -> Iterator[CaseResult]:
 
 def parted(case: SidesCase) -> Outcome:
     """Expected and actual groups of a case."""
-    got = sides(in_text_order(case.devices), case.available, mask_or_none(case.hint_nodes))
+    got = split_by_affinity(in_text_order(case.devices), case.available, mask_or_none(case.hint_nodes))
     return case.expect, SidesExpected(*map(list, got))
 
 

@@ -17,7 +17,7 @@ from topoalign.core.model.ids import MEMORY, AllocationID, ContainerName, NodeNa
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.model import NumaNode, Topology
-from topoalign.core.placement.memory_blocks import holding, memory_for
+from topoalign.core.placement.memory_blocks import hold_allocation, memory_for
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer
@@ -127,7 +127,7 @@ def allocated(case: AllocateCase) -> AllocateExpected:
         return AllocateExpected(error=misfit.code)
     earlier = held_by_pod(state, demand)
     if blocks and not own_part(earlier, demand):
-        state = holding(state, allocation(pod, demand.container, blocks), earlier)
+        state = hold_allocation(state, allocation(pod, demand.container, blocks), earlier)
     held = {each.owner.container: written(each.memory) for each in held_by_pod(state, demand) if each.owner}
     return AllocateExpected(
         blocks=written(blocks) or None,

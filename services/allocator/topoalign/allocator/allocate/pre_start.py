@@ -42,7 +42,7 @@ from topoalign.core.sharing.choosers import check_gpus
 from topoalign.core.sharing.reserved_shares import bounds_for, is_within
 from topoalign.core.sharing.share_refusals import WholeGpuInUse
 from topoalign.core.state.node_reservations import NodeReservations
-from topoalign.core.state.share_amounts import Holder, equal_part, excluded, larger
+from topoalign.core.state.share_amounts import Holder, equal_part, exclusive_conflicts, larger_amount
 
 # What is said of a container that does not start, whatever is wrong with its devices: an event of its pod, once.
 #
@@ -180,7 +180,7 @@ class SlotStarts:
             amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
             if not amounts:
                 continue
-            most = reduce(larger, amounts.values())
+            most = reduce(larger_amount, amounts.values())
             kept = [*self._kept(resource)]
             own = next((reservation for reservation, *_ in kept if is_of(reservation, record)), None)
             name = None if record.owner is None else record.owner.container
@@ -360,7 +360,7 @@ class ShareStarts:
         check_share(Share(cores, memory // MEMORY_BLOCK), fields)
         check_gpus(own, fields.memory, gpus=None)
         for name, theirs in self._others(mine, parts, poll):
-            if gpus := excluded(own, theirs):
+            if gpus := exclusive_conflicts(own, theirs):
                 raise WholeGpuInUse(gpus, name, fields.cores)
 
     def _others(self, mine: Holder, parts: Sequence[Part], poll: Poll) -> Iterator[tuple[str, Amounts]]:

@@ -31,7 +31,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.placement.sparing import held_among, overlapping
+from topoalign.core.placement.sparing import held_among, overlapping_devices
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import choose_gpus_for_slots, several_of_one_gpu, slot_of
 from topoalign.core.sharing.reserved_shares import (
@@ -127,7 +127,7 @@ class SlotGrants:
             return ()
         if size == len(must):
             return tuple(must_include)
-        offered -= overlapping(live.ownership, devices, displaced)
+        offered -= overlapping_devices(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
         amount = parts[0].amount if parts else None
         unknown = unknown_share(live.hardware, resource, size - len(must))

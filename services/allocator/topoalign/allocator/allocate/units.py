@@ -35,7 +35,7 @@ from topoalign.core.model.holdings import UnitKind, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.placement.reserved_choice import open_reservations
-from topoalign.core.placement.sparing import held_among, overlapping
+from topoalign.core.placement.sparing import held_among, overlapping_devices
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import check_gpus, choose_gpus_for_units, units_on, with_missing
 from topoalign.core.sharing.reserved_shares import (
@@ -56,7 +56,13 @@ from topoalign.core.sharing.reserved_shares import (
 from topoalign.core.sharing.share_refusals import ShareSplit, WholeGpuInUse
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations
-from topoalign.core.state.share_amounts import Holder, UnitsLeft, container_holder, excluded, unshareable
+from topoalign.core.state.share_amounts import (
+    Holder,
+    UnitsLeft,
+    container_holder,
+    exclusive_conflicts,
+    preventing_allocations,
+)
 
 # Which GPUs a kubelet is told to take units of where nothing is reserved for its question.
 #
@@ -345,7 +351,7 @@ class Shares:
             return own.units
         if own is None and spread_for(reserved, now, resource, size) is not None:
             return ()  # Allocate refuses all others
-        offered -= required | overlapping(live.ownership, devices, displaced)
+        offered -= required | overlapping_devices(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
         kept = held_among(states[0].ownership, resource, devices) if len(states) > 1 else devices.nothing
         for share, state in product(shares_asked(kind, question, reserved, now), states):
@@ -492,10 +498,10 @@ class ShareExclusion:
             (ended if is_over or is_dropped else counted).append(record)
         owners = self._shares.asking(resource, units, poll)
         for holder, held in units_held(counted, beside, listing, liveness).items():
-            gpus = excluded(asked, amounts_of(held))
+            gpus = exclusive_conflicts(asked, amounts_of(held))
             if gpus and holder.pod not in owners.pods and holder.container not in owners.records:
                 raise WholeGpuInUse(gpus, " ".join(filter(None, holder)))
-        return {each.id: each for each in unshareable(ended, asked)}
+        return {each.id: each for each in preventing_allocations(ended, asked)}
 
     def _is_nobodys(self, record: Allocation, listing: Listing) -> bool:
         """

@@ -121,11 +121,11 @@ class UseSeries:
         a node may hold 20,000 units.
         """
         from topoalign.allocator.metrics.use_families import rows_of
-        from topoalign.core.state.gpu_partitioning import divisions
+        from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 
         state = self._ledger.state
         if self._rows is None or not has_same_devices(self._rows[0], state):
-            self._rows = state, rows_of(divisions(state), state.hardware)
+            self._rows = state, rows_of(partitioning_by_gpu(state), state.hardware)
         return self._rows[1]
 
     async def shares(self) -> "NodeShares":

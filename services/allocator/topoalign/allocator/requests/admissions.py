@@ -22,8 +22,8 @@ from topoalign.allocator.requests.predictions import Predictions, check_discover
 from topoalign.core import wire
 from topoalign.core.admission.admit import answer_to, drive_async, iterate_decision
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
-from topoalign.core.admission.prediction import doubted
-from topoalign.core.admission.resolvability import explained, with_resolvability
+from topoalign.core.admission.prediction import describe_unconfirmed_record
+from topoalign.core.admission.resolvability import explain_decision, with_resolvability
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import share_from_units
@@ -62,7 +62,7 @@ from topoalign.core.model.requests import (
     PodRequest,
     ReleaseRequest,
     SnapshotRequest,
-    overridden,
+    override_rules,
 )
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.ports import Bus, Clock, Endpoint
@@ -250,7 +250,7 @@ class Admissions:
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         pod = validate_pod(request.pod)
-        rules = overridden(self._rules, allowed(request.rules))
+        rules = override_rules(self._rules, allowed(request.rules))
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         check_discovered(self._ledger)
@@ -320,7 +320,7 @@ class Admissions:
         """No kubelet can tell here what else is held, so an operator has to confirm the record. Raises StateFault."""
         if self._ledger.unconfirmed is not None:
             raise StateFault(
-                doubted(self._ledger.unconfirmed),
+                describe_unconfirmed_record(self._ledger.unconfirmed),
                 "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
                 "`topoalign trust`",
             )
@@ -352,7 +352,7 @@ class Admissions:
 
         decision = await drive_async(iterate_decision(AdmissionRun(state, demand, explain=True)), answer)
         if self._ledger.state is not state:
-            return explained(self._ledger.state, demand)
+            return explain_decision(self._ledger.state, demand)
         return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
     async def _hints(self, asked: HintRequest, pod: PodRequest) -> HintAnswer | None:

@@ -66,7 +66,7 @@ class MigDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """The memory slices of its GPU instance. None: not known, for example where the driver reports them only to root."""
 
 
-def occupied(instances: Iterable[MigDevice]) -> frozenset[MigPlacement] | None:
+def occupied_placements(instances: Iterable[MigDevice]) -> frozenset[MigPlacement] | None:
     """The runs of slices that instances of one GPU occupy. None: it is not known of all of them."""
     found = [each.placement for each in instances]
     return None if None in found else frozenset(each for each in found if each is not None)

@@ -8,8 +8,8 @@ the shape alone. Parts are shared one by one as well, since machines of one mode
 
     GPU-5f0c…, GPU-1e7a… and the link between them: shape `gpu/0`, `gpu/1` and the link between these
 
-Equal machines have the same shape object, and `uuids` in the order of its positions: what is decided for a shape holds for
-each of them under its own ids.
+Equal machines have the same shape object, and its `uuids` in the order of its positions: what is decided for a shape
+holds for each of them under its own ids.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ UNSHARED = "others"
 T = TypeVar("T")
 
 
-def uuids(topology: Topology) -> tuple[DeviceID, ...]:
+def device_uuids(topology: Topology) -> tuple[DeviceID, ...]:
     """The ids that no other machine has: of each GPU its own and those of its MIG instances, in the topology's order."""
     return tuple(uuid for _, uuid in device_positions(topology))
 
@@ -78,7 +78,7 @@ def rename_devices(topology: Topology, names: Mapping[DeviceID, DeviceID]) -> To
 @made_once
 def without_uuids(topology: Topology) -> Topology:
     """The same hardware as another machine of its model might be: with ids of GPUs and MIG instances that none has."""
-    return rename_devices(topology, dict(zip(uuids(topology), shape_device_ids(topology), strict=True)))
+    return rename_devices(topology, dict(zip(device_uuids(topology), shape_device_ids(topology), strict=True)))
 
 
 class Shapes:

@@ -47,7 +47,7 @@ def count_nics(nics: Nics, members: Sequence[int]) -> tuple[int, int]:
     return min(local, nics.wanted), min(near, nics.wanted)
 
 
-def locality(topology: Topology, nic: DeviceID) -> NicLocality:
+def nic_locality(topology: Topology, nic: DeviceID) -> NicLocality:
     """The GPUs of the machine that a NIC is local to, and near."""
     local = set()
     near = set()

@@ -24,13 +24,13 @@ def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[li
 
     Neither is worth less than without exchanges.
     """
-    sets = exchanged(scores, grown(scores, required, size), required, guarded=True)
+    sets = exchange_devices(scores, grow_partition(scores, required, size), required, guarded=True)
     holding = [members for members in sets if len(members) == size and {*required} <= {*members}]
     best = max(holding, key=lambda members: (total_score(scores, members), mask_of_members(members, len(scores))))
     return best, sum(total_score(scores, members) for members in sets)
 
 
-def grown(scores: Scores, required: Sequence[int], size: int) -> Sets:
+def grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
     """Splits all positions into sets that grow one after the other, the first from the required ones."""
     rest = list(range(len(scores)))
     sets: Sets = []
@@ -59,7 +59,7 @@ def grow_scored_set(scores: Scores, among: Sequence[int], seed: Sequence[int], s
     return members
 
 
-def exchanged(scores: Scores, sets: Sets, fixed: Collection[int], *, guarded: bool) -> Sets:
+def exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int], *, guarded: bool) -> Sets:
     """
     Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay where they are.
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from topoalign.core.placement.gpus.seam import Scores, total_score
 from topoalign.core.placement.partition.cover import Cover
-from topoalign.core.placement.partition.greedy import exchanged, grown
+from topoalign.core.placement.partition.greedy import exchange_devices, grow_partition
 from topoalign.core.placement.partition.masks import (
     by_preference,
     mask_members,
@@ -87,7 +87,7 @@ def best_by_prices(scores: Scores, required: int, size: int, work: PartitionSear
     worth = set_scores(scores)
     kinds = group_sets(worth, devices, required, size)
     fixed = mask_members(required, devices)
-    start = exchanged(scores, grown(scores, fixed, size), fixed, guarded=False)
+    start = exchange_devices(scores, grow_partition(scores, fixed, size), fixed, guarded=False)
     target = PARTS * sum(total_score(scores, members) for members in start)
     home = {device: members for members in start for device in members}
     halves = [PARTS * sum(scores[device][other] for other in home[device]) // 2 for device in range(devices)]

@@ -22,7 +22,7 @@ from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import count_free, has_more
 from topoalign.core.admission.kinds import NodeKind, kind_key
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
-from topoalign.core.admission.resolvability import emptied, restored
+from topoalign.core.admission.resolvability import with_healthy_devices, without_any_allocation
 from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
@@ -412,8 +412,8 @@ class ClusterView:
         hardware = basis.state.hardware
         view.kind = self._kinds.setdefault(kind_key(basis), NodeKind(hardware, basis.rules, basis.registered))
         view.free = count_free(basis.state, basis.rules)
-        if restored(basis.state) is not basis.state:
-            view.idle = count_free(emptied(basis.state), basis.rules)
+        if with_healthy_devices(basis.state) is not basis.state:
+            view.idle = count_free(without_any_allocation(basis.state), basis.rules)
         with suppress(NoFit):
             view.left = self.scorer.left(basis.state, basis.rules)
             view.shape = member.state.hardware.shape

@@ -34,8 +34,8 @@ from topoalign.core.admission.realignment import (
     fit_as_counted,
     fit_whatever_ends,
     have_ample_memory,
+    iterate_realigning_ends,
     left_elsewhere,
-    realigned,
 )
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
@@ -203,7 +203,7 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | 
     is_joint = any(each.joint is not None for each in pod.containers)
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
         return True
-    for left in realigned(state, pod.rules, takes):
+    for left in iterate_realigning_ends(state, pod.rules, takes):
         await turns.give()
         if not isinstance(decide_demand(left, pod), Admission):
             return False

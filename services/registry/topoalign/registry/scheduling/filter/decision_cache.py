@@ -17,7 +17,7 @@ import msgspec
 from topoalign.core.admission.admit import decide_demand, drive_async
 from topoalign.core.admission.feasibility import PodNeed, alignment_need, judge_amounts, need_of, need_steps
 from topoalign.core.admission.kinds import NodeKind
-from topoalign.core.admission.resolvability import UNDECIDED, emptied, restored
+from topoalign.core.admission.resolvability import UNDECIDED, with_healthy_devices, without_any_allocation
 from topoalign.core.admission.share_alignment import containers_aligned_to_gpus
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
@@ -313,7 +313,7 @@ class DecisionCache:
             return None
         on_empty = asked.on_empty
         if not NAMING_GPUS.isdisjoint(request.pod.annotations):
-            on_empty = decided(restored(emptied(self._view.basis(node).state)), asked.demand)
+            on_empty = decided(with_healthy_devices(without_any_allocation(self._view.basis(node).state)), asked.demand)
         if on_empty in UNDECIDED:
             return None
         if on_empty:
@@ -321,7 +321,7 @@ class DecisionCache:
         if node.idle is None:
             return None
         code = judge_amounts(asked.need, node.idle) if asked.need is not None else None
-        code = decided(emptied(self._view.basis(node).state), asked.demand) if code is None else code
+        code = decided(without_any_allocation(self._view.basis(node).state), asked.demand) if code is None else code
         return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
 
     def number(self, code: str, *, helped: bool, resolvability: Resolvability | None = None) -> int:
