@@ -1,8 +1,8 @@
 """
 The ports of the services: Protocols for what they need from outside, such as a bus, a journal and the hardware.
 
-Each port has one suite of contract tests, and every adapter passes it: `MemoryBus` and the in-memory journal are as
-real as those over NATS and disk. Errors that may cross a port are named here; everything else is a defect of the
+Each port has one suite of contract tests, and every adapter passes it: `MemoryBus` and the in-memory journal have the
+same guarantees as those over NATS and disk. Errors that may cross a port are named here; everything else is a defect of the
 adapter.
 """
 
@@ -62,7 +62,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Answer = Callable[[bytes], Awaitable[bytes]]
-"""Answers one request. What it raises the bus makes an answer, too (`wire.failure`)."""
+"""Answers one request. What it raises the bus makes an answer, too (`wire.encode_error`)."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,12 +89,12 @@ class Bus(Protocol):
 
         Raises BusUnavailable when it is not known whether it was stored: publish the same message again. Raises
         BusRefused when the bus refused it. Raises IdTaken, which is a BusRefused, when the stream has another message
-        under the id, or when the two cannot be compared: publish it under another id (`wire.renamed`).
+        under the id, or when the two cannot be compared: publish it under another id (`wire.with_message_mark`).
         """
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """
-        Stores messages of one stream in this order, many of them under way at once, and returns the position of each.
+        Stores messages of one stream in this order, many of them in flight at once, and returns the position of each.
 
         None, from the first message on of which it is not known whether it was stored, or which `publish` would have
         refused; whatever comes after it may be stored all the same. Raises nothing: `publish` returns why one is not stored.
@@ -259,7 +259,7 @@ class Driver(Protocol):
 
     async def measure(self) -> "tuple[DeviceUse, ...]":
         """
-        Measures what the GPUs are used for; processes are without identity. Waits for a reading under way.
+        Measures what the GPUs are used for; processes are without identity. Waits for a reading in progress.
 
         Raises DriverFault, also where this driver cannot measure; a single lost device is reported by its `failure`.
         """

@@ -79,7 +79,7 @@ SUBJECTS: dict[type[Fact], tuple[str, str]] = {
 """Event -> its subject below the prefix, and the writer's part of its id."""
 
 KINDS = frozenset(f"{PREFIX}.{event.__name__}" for event in SUBJECTS)
-"""What `ce-type` may be; of another version of this contract, `topoalign.v2.…`, no meaning is known here."""
+"""What `ce-type` may be; another version of this contract, `topoalign.v2.…`, is unknown here."""
 
 STORED: dict[type[Fact], Stream] = {
     event: Stream.NODES if issubclass(event, Reading) else Stream.ALLOCATIONS for event in SUBJECTS
@@ -97,7 +97,7 @@ OF_REGISTRIES = frozenset({"alive", "announce", "confirm", "explain", "library-u
 """Requests to an allocator that registries send, too. They have subjects of their own, for accounts of NATS to allow."""
 
 REMEMBERED = 10_000
-"""Names whose tokens are: a registry needs that of each of its nodes for every event."""
+"""Names whose tokens are cached: a registry needs that of each of its nodes for every event."""
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]")
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
@@ -258,7 +258,7 @@ def published_subject(node: NodeName) -> str:
 
 
 def foreign_subject() -> str:
-    """The subject on which a registry is asked which nodes HAMi runs."""
+    """The subject on which a registry is asked which nodes HAMi manages."""
     return f"{PREFIX}.registry.foreign"
 
 

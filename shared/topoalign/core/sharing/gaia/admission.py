@@ -3,18 +3,18 @@ Finds the node that gpu-admission would choose for a pod, and the GPUs that it w
 chooses again.
 
 Nodes are tried with the most loaded first: fewest cores left, then least memory left, then by name. The first that has room
-for every container of the pod gets it (`admission_order_key`); all others are out, so the scheduler is left without a
+for every container of the pod gets it (`admission_order_key`); all others are refused, so the scheduler has no
 choice. On a node, containers are placed in the order of the pod's spec (`place_containers`):
 
 - below 100 cores on the first GPU with enough of both, by cores left, memory left, the least first, and index;
 - else on whole GPUs in that order: of 150 cores one GPU, since they are divided and rounded down.
 
-It knows no tree, no processes and no minor numbers. A GPU whose cores nobody holds counts as whole even if memory of it is
+It does not use the tree, processes or minor numbers. A GPU whose cores nobody holds counts as whole even if memory of it is
 held; taking it whole then fails, and the node with it.
 
 The score `gaia` ranks nodes so, and there a promise shows only whether the pod finds room: a container gets the GPUs that
-gpu-manager's evaluators choose (`gaia.machine`), as with gpu-manager, which keeps to no promise of whole GPUs, and fails
-where a share's differs from its choice. What is held is taken from the record, and not from annotations.
+gpu-manager's evaluators choose (`gaia.evaluators`). So does gpu-manager: it ignores a promise of whole GPUs, and
+fails where the promise of a share differs from its choice. What is held is taken from the record, and not from annotations.
 
 Source: gpu-admission 47d56ae, predicate (deviceFilter), algorithm and device.
 """
@@ -31,7 +31,7 @@ from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, Share
 Load = tuple[int, int, NodeName]
 """Cores and bytes that a node has left, and its name."""
 MOST_KEPT = 64
-"""Pods that ask for different amounts of which a node remembers whether they find room: 5 KB."""
+"""Pods with different amounts for which a node caches whether they find room: 5 KB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,14 @@
 """
 Chooses the GPUs of the tree that a container gets: a share of one GPU, one GPU, or several that are near one another.
 
-- `share` (below 100 cores): the first of all GPUs, by what they have left, that has enough of both. Best fit on cores;
-  the tree has no say.
+- `share` (below 100 cores): the first of all GPUs, by what they have left, that has enough of both. Best fit on
+  cores; the tree does not count.
 - `fragment` (100 cores): from the root down, always into the node with the fewest free GPUs that has enough.
 - `choose_linked_gpus` (more): of the nearest nodes above each GPU that have enough, the one of the lowest level with
 the fewest.
 
-Both take the first free GPUs of the node in NVML's order, however these are connected within it, and look neither at NVLink
-nor at memory. Memory is compared in whole blocks of 256 MiB, of GPUs alone: an inner node counts as having none.
+Both take the first free GPUs of the node in NVML's order, however these are connected within it, and consider neither
+NVLink nor memory. Memory is compared in whole blocks of 256 MiB, of GPUs alone: an inner node counts as having none.
 
 Source: gpu-manager 8cd842ed, algorithm/nvidia, and allocateOne for `evaluate`.
 """
@@ -152,10 +152,10 @@ def first(tree: GpuTree, node: GaiaTreeNode, count: int) -> Chosen:
     return tuple(leaves[:count]) if len(leaves) >= count else ()
 
 
-# Which GPUs of a node a container gets in units where `compat` is `gaia`: those that gpu-manager's evaluators choose
-# over the tree of the node's GPUs.
+# Chooses the GPUs of a container's units where `compat` is `gaia`, by gpu-manager's evaluators over the tree of the
+# node's GPUs.
 #
-# The tree is made of the PCIe paths that are known between them. What may not be chosen counts as held whole: GPUs that
+# The tree is built from the known PCIe paths between them. What may not be chosen counts as held whole: GPUs that
 # the caller leaves out, as a kubelet's alignment does, and those with less memory than is asked for of each, at which
 # gpu-manager does not look for whole GPUs. Memory without cores, which it starts without any GPU, is put where a share
 # of one core would be. What it counts as processes of a GPU are here the allocations that hold something of it.

@@ -3,12 +3,12 @@ Builds the tree of a machine's GPUs by their common ancestors on PCIe, with thos
 
 NVML reports for each pair of GPUs how near their common ancestor is: 10 a single switch, 20 several, 30 a host bridge, 40 a
 CPU, 50 the system; 0 is one board. Pairs of one level that share a GPU make one node of that level. Above a GPU or node is
-the first node of the next level that has one of its GPUs in it. NVLink has no say.
+the first node of the next level that has one of its GPUs in it. NVLink does not count.
 
     levels 0-1: 10, 2-3: 10, all others: 50        root(0 1 2 3) - 50(0 1 2 3) - 10(0 1), 10(2 3)
 
 GPUs are known by their position in NVML's order. There may be more than the original's 32, and those of which no
-ancestor is known hang below the root: the original ends with an error there, or loses them.
+ancestor is known hang below the root: the original ends with an error there, or omits them.
 
 Source: gpu-manager 8cd842ed, device/nvidia (tree).
 """

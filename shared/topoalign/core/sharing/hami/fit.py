@@ -4,14 +4,14 @@ Checks which GPUs of a node can serve one container.
 GPUs are tried in their order until there are enough. Each is checked, and the first check that fails is its reason:
 health, cordon, type and mode, uuid, a free slot, nobody else on it (`mutex`), memory, cores, a whole GPU for 100
 cores, a core left for a share without cores, a place for a MIG instance. With `topology-aware` all GPUs that fit are
-gathered, and `topology` picks. The quota of the namespace, which upstream looks at after `mutex`, is checked for whole
+gathered, and `topology` picks. The quota of the namespace, which upstream checks after `mutex`, is checked for whole
 pods before (`core.sharing.quota_amounts`).
 
-Where the pod binds to one NUMA node, a GPU of another node than the one before it throws away what was gathered. A
+Where the pod binds to one NUMA node, what was gathered is discarded at a GPU of another node than the one before it. A
 GPU in mode `mig` is tried again as long as it fits: one container can have several instances of it.
 
-Traps of upstream that are kept: 100 cores mean a whole GPU only where a GPU has 100 cores (not where they are
-scaled); `numa-bind` looks at GPUs only, and with `topology-aware` what it throws away has no reason.
+Known faults of upstream that are kept: 100 cores mean a whole GPU only where a GPU has 100 cores (not where they are
+scaled); `numa-bind` compares GPUs only; and with `topology-aware` what it discards has no reason.
 
 Source: HAMi 4707fb02, NvidiaGPUDevices.Fit.
 """
@@ -59,13 +59,13 @@ class Unfit(msgspec.Struct, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container's GPUs depend on besides the GPUs."""
+    """What the choice depends on in addition to the GPUs."""
 
     rules: PodRules = PodRules()
     cordoned: frozenset[str] = frozenset()
     """Uuids."""
     spent: frozenset[str] = frozenset()
-    """Uuids of GPUs of which nothing is to be had any more for other reasons than what of them is used."""
+    """Uuids of GPUs that have nothing left for other reasons than their use."""
     scores: PairScores = {}
     """What the links between the node's GPUs are worth."""
 
@@ -171,7 +171,7 @@ class _Walk:
         return None
 
 
-# The MIG instances of one container on one GPU: HAMi can give it several.
+# Places the MIG instances of one container on one GPU: HAMi can give it several.
 #
 # They are placed one after another, each as `topology.mig.find_place` has it, so that a later one goes next to those
 # before it. On an empty A100 of 40 GB two shares of 4000 MiB become instances `1g.5gb` at the slices 6 and 5.
@@ -180,7 +180,7 @@ class _Walk:
 
 
 MIG_MODE = "mig"
-"""Mode of a GPU that is divided into instances."""
+"""Mode of a GPU that is partitioned into instances."""
 
 
 def find_instances(

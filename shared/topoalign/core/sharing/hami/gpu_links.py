@@ -3,11 +3,11 @@ Chooses the best connected of the GPUs that fit, and scores the links between tw
 
 Of several GPUs, the set with the highest sum of pair scores; of equal ones the first in the order in which GPUs are
 tried. For one GPU it is the other way round: the one with the lowest sum of scores to the others that fit, so that
-well connected GPUs stay together. Three GPUs with scores 0-1: 100, 0-2: 200, 1-2: 150 give GPU 1 to whoever wants
-one, and 0 and 2 to whoever wants two.
+well connected GPUs stay together. Three GPUs with scores 0-1: 100, 0-2: 200, 1-2: 150 give GPU 1 to a request for
+one, and GPUs 0 and 2 to a request for two.
 
 A score that nobody has published is 0 (upstream publishes them only where the policy of the whole cluster is
-`topology-aware`). This is about one node: upstream chooses the node without it.
+`topology-aware`). This applies within one node: upstream chooses the node without it.
 
 Source: HAMi 4707fb02, calculate_score and Fit.
 """
@@ -21,9 +21,9 @@ from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE,
 from topoalign.core.sharing.hami.registration import LinkScores, PairScores
 
 MOST_NVLINKS = 18
-"""Of a pair of GPUs. More have no name upstream, and count nothing."""
+"""Of a pair of GPUs. More have no name upstream, and do not count."""
 MOST_STEPS = 200_000
-"""Sets looked at until the search ends with TooMuchWork; 8 of 16 GPUs need at most 13,000."""
+"""Sets compared until the search ends with TooMuchWork; 8 of 16 GPUs need at most 13,000."""
 
 GpuLink = PcieClass | int
 """The path over PCIe, or a number of NVLinks."""
@@ -61,7 +61,7 @@ def link_scores(gpus: Sequence[GpuLinks]) -> tuple[LinkScores, ...]:
 
 
 def hami_link_score(a: GpuLinks, b: GpuLinks) -> int:
-    """What the links from one GPU to another are worth; 0 where the other shows more links or fewer."""
+    """The score of the links from one GPU to another; 0 where the other shows more links or fewer."""
     return 0 if asymmetric(a, b) else sum(link_score(each) for each in a.to(b))
 
 
@@ -71,7 +71,7 @@ def asymmetric(a: GpuLinks, b: GpuLinks) -> bool:
 
 
 def link_score(link: GpuLink) -> int:
-    """What one entry of a list of links is worth."""
+    """The score of one entry of a list of links."""
     if isinstance(link, PcieClass):
         return PCIE_SCORE[link]
     return link * NVLINK_SCORE if 0 < link <= MOST_NVLINKS else 0

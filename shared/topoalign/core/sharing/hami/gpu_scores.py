@@ -4,9 +4,9 @@ Scores how full GPUs and nodes are: the used fractions of slots, cores and memor
 A GPU of 10 slots, 4 cores and 8192 MiB of which 2, 1 and 2048 are used scores 10 x (0.2 + 0.25 + 0.25) = 7. With a
 request for one core and 1024 MiB on top, 10 x (0.3 + 0.5 + 0.375) = 11.75, however many GPUs it asks for.
 
-Two traps are upstream's, and kept, since they change which GPU is tried first. The request counts only on GPUs
+Two known faults of upstream are kept, since they change which GPU is tried first. The request counts only on GPUs
 whose type is exactly its vendor: with the models of real GPUs it never does. And a percentage wins over memory here,
-while `fit` has it the other way round. The node's score is of what is used before the pod, although upstream's
+while in `fit` memory wins. The node's score is of what is used before the pod, although upstream's
 documentation adds the request.
 
 All arithmetic is in single precision, so that two GPUs are as full as one another when they are so upstream.
@@ -75,7 +75,7 @@ def _single(number: float) -> float:
     return rounded
 
 
-# In which order the GPUs of a node are tried.
+# Orders the GPUs of a node for the trial.
 #
 # Upstream sorts its list and walks it from the end; here the order is the walk. The policies:
 #
@@ -86,7 +86,7 @@ def _single(number: float) -> float:
 # - Where the pod binds to one NUMA node, GPUs of one node are next to one another: the lowest node first for
 #   `binpack`, the highest for `spread`, and for lists, whose first key then is `numa`.
 #
-# Ties go to the highest NUMA node, then to the highest index, then to the highest uuid (upstream: often to chance).
+# Ties go to the highest NUMA node, then to the highest index, then to the highest uuid (upstream: often undefined).
 #
 # Source: HAMi 4707fb02, DeviceUsageList.
 
@@ -129,9 +129,9 @@ def _policy_keys(policy: str, numa_bind: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys((NUMA, *keys))) if numa_bind else keys
 
 
-# Which GPUs one container gets: they are scored, put in HAMi's order and tried one after another.
+# Chooses the GPUs of one container: they are scored, put in HAMi's order and tried one after another.
 #
-# Nodes on which HAMi's rules choose take this way (`slots_as_hami`), and so does `place`, container by container. A
+# Nodes on which HAMi's rules choose use this (`slots_as_hami`), and so does `place`, container by container. A
 # GPU's score counts all that the container asks for, and stays as it is while its GPUs are chosen.
 #
 # Source: HAMi 4707fb02, scoreNode.

@@ -1,8 +1,8 @@
 """
 Describes a GPU and a share of it in HAMi's amounts, which the checks, scores and orders of this package compare.
 
-What is not a whole MiB counts against whoever asks: of what a GPU has it is cut off, of what is held it is rounded
-up. A GPU that somebody holds whole is used up. An unknown NUMA node counts as node 0, as upstream registers it.
+Partial MiB count against the request: what a GPU has is rounded down, what is held is rounded up. A GPU that somebody
+holds whole has nothing left. An unknown NUMA node counts as node 0, as upstream registers it.
 """
 
 import msgspec
@@ -35,7 +35,7 @@ class HamiGpuUsage(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     used_cores: int = 0
     profiles: tuple[MigProfile, ...] = ()
-    """Of a GPU in mode `mig`: the instances that it can be divided into."""
+    """Of a GPU in mode `mig`: the instances that it can be partitioned into."""
     instances: tuple[MigPlacement, ...] = ()
     """Of a GPU in mode `mig`: the slices that instances occupy."""
 

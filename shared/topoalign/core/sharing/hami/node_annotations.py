@@ -8,9 +8,9 @@ how much of it, and whether HAMi still gives out the GPUs (`HamiLiveness`).
 The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each GPU counts as HAMi counts it: the
 most that an init container has, or the sum over its other containers if that is more; a slot is one share of a GPU.
 
-Anybody who may write annotations wrote them, so nothing is taken that no machine has: a text above `LONGEST`
+Anybody with permission may have written the annotations, so values that no machine has are refused: a text above `LONGEST`
 characters, more than `MOST_REGISTERED_GPUS` GPUs, numbers out of bounds, or a name that cannot be printed is an
-InvalidAnnotation. Source: HAMi 4707fb02; hami.md 5.
+InvalidAnnotation. Source: HAMi 4707fb02.
 """
 
 import re
@@ -103,7 +103,7 @@ class GpuHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForeignGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of a node that HAMi runs."""
+    """One GPU of a node that HAMi manages."""
 
     uuid: str
     index: int
@@ -114,7 +114,7 @@ class ForeignGpu(msgspec.Struct, frozen=True, kw_only=True):
     cordoned: bool
     mode: str
     slots: int
-    """Into how many HAMi divides it."""
+    """How many slots HAMi offers of it."""
     memory: int
     """MiB."""
     cores: int
@@ -282,11 +282,12 @@ def check_annotation_number(key: str, name: str, number: int, most: int) -> None
         raise InvalidAnnotation(key, f"{name} is not between 0 and {most}")
 
 
-# Whether HAMi's device plugin on a node is alive: the handshake annotation, and what the kubelet reports as allocatable.
+# Finds whether HAMi's device plugin on a node is alive, by the handshake annotation and by what the kubelet reports as
+# allocatable.
 #
 # The scheduler writes `Requesting_<time>` whenever the annotation has any other value, and then reads the node's GPUs
-# anew. Nobody answers any more: what counts is that the kubelet still has GPUs to allocate, which ends with the
-# plugin's stream. Only where it has none, and the request is a minute old, is the node unhealthy; its GPUs are then
+# anew. No component answers the request any more. The kubelet having GPUs to allocate counts instead, which ends with
+# the plugin's stream. Only where it has none, and the request is a minute old, is the node unhealthy; its GPUs are then
 # removed, and the annotation with them.
 #
 # Times are local times of the scheduler, without a zone, to the second. Source: HAMi 4707fb02, CheckHealth.
@@ -325,7 +326,8 @@ def _time_of(handshake: str) -> datetime | None:
         return None
 
 
-# The GPUs of a pod in HAMi's annotations: what the scheduler decides, and what its device plugin then allocates.
+# Reads and writes the GPUs of a pod in HAMi's annotations: what the scheduler decides, and what its device plugin then
+# allocates.
 #
 # A GPU is `uuid,type,memory,cores:`, a container its GPUs and `;`, init containers first; a container without GPUs
 # is only its `;`. So the text that is read back has one container more, after the last `;`, and it is empty.

@@ -2,13 +2,13 @@
 Chooses the GPUs of each container of a pod on one node.
 
 Each container starts with the GPUs as those before it leave them, but each init container with the GPUs as they are
-before the pod: they run one after another, and end before the others start. Of each container's GPUs the scores are
-taken anew, so that two containers spread over two GPUs. A node's score is of what is used before the pod, and does
-not look at links (upstream: neither).
+before the pod: they run one after another, and end before the others start. The scores are computed again for each
+container, so two containers spread over two GPUs. A node's score counts what is used before the pod, and no links (as
+upstream).
 
-This sequence is HAMi's alone, and only the published cases (suites `hami/place` and `hami/mig_place`) take it. A node of
-topoalign follows the kubelet, by which a container takes over the devices of its init containers; what both have in common
-is `choice`, by which each container gets its GPUs.
+Only HAMi uses this sequence; here only the published cases (suites `hami/place` and `hami/mig_place`) use it. A node of
+topoalign follows the kubelet, by which a container takes over the devices of its init containers; both use
+`gpu_scores` to choose the GPUs of each container.
 
 Source: HAMi 4707fb02, scoreNode.
 """
@@ -29,7 +29,7 @@ from topoalign.core.sharing.hami.selection import PodRules
 INSUFFICIENT = "NodeInsufficientDevice"
 """The reason of a node with fewer GPUs than one container asks for."""
 UNKNOWN_VENDOR = "Device type not found"
-"""The reason for GPUs of a vendor that nobody has registered."""
+"""The reason for GPUs of a vendor that is not registered."""
 
 
 class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
 
     cards: tuple[HamiGpuUsage, ...]
     scores: PairScores = {}
-    """What the links between them are worth."""
+    """The scores of the links between them."""
     cordoned: frozenset[str] = frozenset()
     """Uuids."""
 

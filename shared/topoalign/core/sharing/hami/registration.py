@@ -32,7 +32,7 @@ _OLD = 9
 
 
 class RegisteredProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of MIG instance that a GPU can be divided into, field by field as in the annotation."""
+    """One kind of MIG instance that a GPU can be partitioned into, field by field as in the annotation."""
 
     name: str
     """As NVIDIA names it: `1g.5gb`."""
@@ -72,7 +72,7 @@ class LinkScores(msgspec.Struct, frozen=True):
 
 
 class InvalidAnnotation(BadRequest):
-    """Raised for an annotation of HAMi that cannot be read; `reason` is what its own parts say of it."""
+    """Raised for an annotation of HAMi that cannot be read; `reason` is the message of HAMi's own components."""
 
     code = "InvalidAnnotation"
 

@@ -1,7 +1,7 @@
 """
 Reads the annotations of a pod, as HAMi does, that restrict which GPUs it accepts and how they are chosen.
 
-Types are matched without regard to case, as a part of the model; uuids exactly. A list that is empty or blank is no
+A type matches if the model contains it, without regard to case; uuids match exactly. A list that is empty or blank is no
 constraint; one that has only commas matches nothing (`demand.share_annotations` describes how lists are read).
 
 Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies.
@@ -33,7 +33,7 @@ TOPOLOGY_AWARE = "topology-aware"
 
 
 class PodRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod's annotations say about its GPUs."""
+    """The rules of a pod's annotations about its GPUs."""
 
     types: Selection = Selection()
     uuids: Selection = Selection()
