@@ -49,7 +49,7 @@ def with_power(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table with one more line."""
     power: HintProvider = PowerProvider()
     table = {**PROVIDERS, power.name: power}
-    for module in ("providers", "answers"):
+    for module in ("providers", "answer_checks"):
         monkeypatch.setattr(f"topoalign.core.hints.{module}.PROVIDERS", table)
 
 
@@ -94,4 +94,4 @@ def test_nothing_but_the_providers_names_one() -> None:
     parts = [path for part in ("hints", "policy", "placement", "admission") for path in (root / part).rglob("*.py")]
     found = {path.name for path in parts if re.search(r"[\"'](device|cpu|memory)[\"']", path.read_text())}
 
-    assert {"devices.py", "cpu.py", "memory.py"} == found
+    assert {"device_hints.py", "cpu.py", "memory_hints.py"} == found

@@ -73,7 +73,7 @@ def test_questions_have_the_subjects_of_the_contract() -> None:
     assert f"topoalign.v1.devices.{node}.cordon" == wire.devices_subject(NODE, "cordon")
     assert f"topoalign.v1.discovery.{node}.announce" == wire.announce_subject(NODE)
     assert f"topoalign.v1.discovery.{node}.alive" == wire.alive_subject(NODE)
-    assert f"topoalign.v1.discovery.{node}.said" == wire.published_subject(NODE)
+    assert f"topoalign.v1.discovery.{node}.published" == wire.published_subject(NODE)
     assert f"topoalign.v1.allocation.{node}.*" == wire.allocation_subjects(NODE)
     assert "topoalign.v1.allocation.*.*" == wire.allocation_subjects()
 

@@ -115,7 +115,7 @@ KUBELET = Profile(
     gives_while_deciding=True,
     learns_of_devices_later=True,
 )
-"""Exactly as the kubelet (v1.36.3) decides, including what is odd there: for predictions."""
+"""Exactly as the kubelet (v1.36.3) decides, its known faults included: for predictions."""
 
 BEST = Profile(
     exclusive_by_qos=False,

@@ -254,7 +254,7 @@ def alive_subject(node: NodeName) -> str:
 
 def published_subject(node: NodeName) -> str:
     """The subject on which discovery is asked for the digests of what it announced last."""
-    return f"{PREFIX}.discovery.{encode_node_token(node)}.said"
+    return f"{PREFIX}.discovery.{encode_node_token(node)}.published"
 
 
 def foreign_subject() -> str:

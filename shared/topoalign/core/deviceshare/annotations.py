@@ -119,7 +119,7 @@ def _read_json_annotation(annotations: Mapping[str, str], key: str, name: str, k
             raise ValueError(f"longer than {LONGEST} characters")
         raw = msgspec.json.decode(text)
         if key == HINT_ANNOTATION and isinstance(raw, dict) and None in raw.values():
-            raise ValueError("a hint is null; Koordinator's scheduler dies of that")
+            raise ValueError("a hint is null, which makes Koordinator's scheduler fail")
         return msgspec.convert({} if raw is None else _as_go_reads(raw, kind, compat), kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         reason = f"invalid {name} annotation, err: {clean(str(error), 200)}"

@@ -162,7 +162,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         Raises ValueError for a bad list of CPUs, and for virtual functions, co-allocated devices, slots and slots with
         instances that are not among the devices.
         """
-        parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
+        parse_cpuset(self.cpus)  # so that a reader that folds a record from outside need not check again
         if self.virtual_functions and (
             not self.virtual_functions.keys() <= self.device_ids or not all(self.virtual_functions.values())
         ):

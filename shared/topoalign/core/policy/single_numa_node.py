@@ -2,7 +2,7 @@
 Policy `single-numa-node`: admits a container only if everything it asks for fits on one NUMA node.
 
 The rule (kubelet v1.36.3): of each list, only the preferred hints that name one node (or no node at all) are worth merging.
-If the merge ends with the whole machine, no node was singled out, and the affinity is left open. Distances have no say.
+If the merge ends with the whole machine, no node was singled out, and the affinity is left open. Distances do not count.
 
 In mode `best` the narrowest nodes on which everything fits must be one node.
 """

@@ -90,12 +90,12 @@ def reserved_units(
         if given is not None and not are_together(units, given):
             continue
         is_next = given is not None and half is not None and given.id == half.allocation.id
-        is_beside = given is None and half is not None and are_together(units, half.allocation)
+        is_on_gpus_of_half = given is None and half is not None and are_together(units, half.allocation)
         is_left = given is None and is_apart(container, resource, units)
-        if is_left and not is_beside:
+        if is_left and not is_on_gpus_of_half:
             continue
         is_swapped = given is None and half is not None and may_be_other_half(half.allocation, container, units)
-        first = (is_next, is_left, is_beside and is_spread(units), is_swapped, given is not None)
+        first = (is_next, is_left, is_on_gpus_of_half and is_spread(units), is_swapped, given is not None)
         found.append((first, is_swapped, units))
     if not found:
         return None

@@ -101,7 +101,7 @@ class Ownership:
     ) -> "Ownership":
         """
         Starts from what is known already (None: not known); with nothing if what `changed` names parts that the hardware
-        does not show now: such a record has a say in where they belong, and so in how others are read.
+        does not show now: such a record affects where they belong, and so how others are read.
         """
         after = type(self)(self._hardware, allocations, reported_health, ended)
         if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():

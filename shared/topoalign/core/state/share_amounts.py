@@ -224,7 +224,7 @@ def units_left(
 # Computes what containers hold of GPUs whose slots become MIG instances, and which placements of these GPUs are taken.
 #
 # What is held by a slot is one of the GPU's profiles: its memory and its hundredths of the multiprocessors. Taken are
-# the places of all instances that the GPU has, whoever made them, and those of slots whose instance is not there yet,
+# the places of all instances that the GPU has, whoever created them, and those of slots whose instance is not there yet,
 # because it is reserved or has just been created: each in turn where an instance of its size would be put
 # (`mig.find_place`). So two decisions that follow one another never count on the same place.
 #
