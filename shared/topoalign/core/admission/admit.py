@@ -110,7 +110,7 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
     """What this process knows; in mode `kubelet` a device plugin gets no more than a kubelet sends to it."""
     if isinstance(asked, HintRequest):
         return answer_hint_request(asked)
-    asked = asked if profile_of(rules.mode).tells_plugins_context else asked.without_context()
+    asked = asked if profile_of(rules.mode).gives_plugins_context else asked.without_context()
     return prefer(
         state.hardware,
         asked.resource,

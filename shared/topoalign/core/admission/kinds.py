@@ -6,7 +6,7 @@ from topoalign.core.admission.feasibility import machine_key, order_free_digest
 from topoalign.core.admission.prediction import PredictionBasis
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
 
 
@@ -29,5 +29,5 @@ def kind_key(basis: PredictionBasis) -> object:
     return machine, order_free_digest((basis.rules,)), basis.registered
 
 
-key_of_shape = made_once(machine_key)
+key_of_shape = computed_once(machine_key)
 """`machine_key` of what many nodes share."""

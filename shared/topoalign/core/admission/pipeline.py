@@ -160,7 +160,7 @@ class AdmissionRun:
             slots=slots_given(self.state, container, got.devices),
         )
         after = hold_allocation(self.state, allocation, earlier)
-        self.state = after.listed_as(self.state) if self.profile.learns_of_devices_later else after
+        self.state = after.listed_as(self.state) if self.profile.updates_devices_later else after
 
     def devices(self, container: ContainerDemand, aligned: Aligned) -> Steps[ContainerDevices]:
         """
@@ -231,7 +231,7 @@ class AdmissionRun:
         if self.explain:
             could = reusable.union(self.state.ownership.free(resource))
             could_have = [device for device in devices if device in could]
-            if not self.profile.tells_plugins_context:
+            if not self.profile.gives_plugins_context:
                 asking = asking and asking.without_context()
                 near = ()
             aligned = hint.affinity is not None and not reusable

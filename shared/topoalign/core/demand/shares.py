@@ -43,7 +43,7 @@ from topoalign.core.model.holdings import Amount, UnitKind
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS
 from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, Offer, Slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, divide_amount, offered_in_slots
@@ -97,7 +97,7 @@ class Share(NamedTuple):
         return self.cores >= CORES
 
 
-@made_once
+@computed_once
 def resources_in_units(topology: Topology) -> Mapping[ResourceName, UnitKind]:
     """Resource -> what it is units of, for those of GPUs in units."""
     return {offer.resource: offer.unit for offer in topology.offered if offer.unit is not None}
@@ -150,7 +150,7 @@ class UnitResources(NamedTuple):
         return UnitFields(cores=named.get("cores", plain.cores), memory=named.get("memory", plain.memory))
 
 
-@made_once
+@computed_once
 def unit_resources(topology: Topology) -> UnitResources | None:
     """What the machine offers in units; None: nothing."""
     in_units = resources_in_units(topology)
@@ -370,19 +370,19 @@ class SlotShare(NamedTuple):
         return Amount(cores=offered.cores if self.whole else self.cores, memory=memory * MIB)
 
 
-@made_once
+@computed_once
 def resources_in_slots(topology: Topology) -> Mapping[ResourceName, Slots]:
     """Resource of GPUs in slots -> by what else is asked for them."""
     return {offer.resource: offer.slots for offer in offers_in_slots(topology).values() if offer.slots is not None}
 
 
-@made_once
+@computed_once
 def amount_resources(topology: Topology) -> frozenset[ResourceName]:
     """The resources by which containers say how much of each GPU in slots they ask for; no kubelet sees them."""
     return frozenset(name for slots in resources_in_slots(topology).values() for name in slots.resources)
 
 
-@made_once
+@computed_once
 def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]]:
     """Resource whose slots are listed to the kubelet with NUMA nodes -> NUMA node -> how many GPUs in slots it has."""
     found = {name: Counter[int]() for name, slots in resources_in_slots(topology).items() if slots.numa_topology}
@@ -435,7 +435,7 @@ USUAL_SLOTS = SlotResources(GPU, Slots(), BEYOND_ALL_GPUS)
 """How GPUs in slots are asked for where no node offers any: by the names of HAMi."""
 
 
-@made_once
+@computed_once
 def slot_resources(topology: Topology) -> tuple[SlotResources, ...]:
     """What the machine offers in slots, by resource."""
     found = []

@@ -24,7 +24,7 @@ from topoalign.core.deviceshare.inventory import (
 from topoalign.core.deviceshare.koordinator_names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
 from topoalign.core.deviceshare.node_units import GpuUnits, unit_resources_by_gpu
 from topoalign.core.model.ids import GPU, NIC, DeviceID
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
@@ -156,7 +156,7 @@ def koordinator_partition_table(topology: Topology) -> Table | None:
     return HOPPER_TABLE if hopper and [gpu.index for gpu in topology.gpus] == [*range(8)] else None
 
 
-@made_once
+@computed_once
 def locate_devices(topology: Topology) -> Mapping[DeviceID, DeviceLocation]:
     """
     GPU or NIC -> where it is, by the bridges above it; by its links to others where the bridges are not known.

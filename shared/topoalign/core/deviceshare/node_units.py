@@ -20,7 +20,7 @@ from topoalign.core.deviceshare.koordinator_names import CORE, GPU_BYTES, RATIO,
 from topoalign.core.deviceshare.request_combinations import GpuDemand
 from topoalign.core.model.holdings import Amount, UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
@@ -91,7 +91,7 @@ def take_first_units(units: DeviceSet, before: Collection[DeviceID], amount: int
     return first | (units - first).first(amount - len(first))
 
 
-@made_once
+@computed_once
 def unit_resources_by_gpu(topology: Topology) -> Mapping[DeviceID, Mapping[UnitKind, ResourceName]]:
     """GPU in units -> kind -> the resource under which its units are handed out."""
     found: dict[DeviceID, dict[UnitKind, ResourceName]] = {}

@@ -39,7 +39,7 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName, ResourceN
 from topoalign.core.model.requests import PodRequest, override_rules
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.cpuset import LARGEST_ID
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.memory_account import given_back
@@ -222,7 +222,7 @@ def exclusion_of(record: NodeRecord, constraints: Constraints) -> NodeNotAllowed
     return NodeNotAllowed(found) if found else None
 
 
-@made_once
+@computed_once
 def check_ids(topology: Topology) -> None:
     """Raises InvalidField for a CPU or a NUMA node that no machine has, or has twice: nothing could be decided with it."""
     ids = {

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
@@ -63,7 +63,7 @@ def prefer_parts(
     return tuple(chosen)
 
 
-@made_once
+@computed_once
 def listed_parts(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, DeviceSet]]:
     """Resource that the node offers -> GPU -> its parts that are listed, in the hardware's order."""
     found: dict[ResourceName, dict[DeviceID, DeviceSet]] = {}

@@ -10,7 +10,7 @@ from itertools import islice
 from topoalign.core.model.decisions import NO_CONTEXT, PlacementContext
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
@@ -143,13 +143,13 @@ def build_gpu_choice(
     )
 
 
-@made_once
+@computed_once
 def positions_by_gpu(topology: Topology) -> Mapping[DeviceID, int]:
     """GPU -> its position on the machine."""
     return {gpu: position for position, gpu in enumerate(topology.gpu_by_id)}
 
 
-@made_once
+@computed_once
 def set_scorer(topology: Topology) -> SetScorer:
     """The scorer of the sets of all GPUs."""
     return SetScorer(gpu_scores(topology), gpu_links(topology))
@@ -161,7 +161,7 @@ def seam_of(topology: Topology, gpus: Collection[DeviceID]) -> str:
     return set_scorer(topology).describe(tuple(sorted(position[gpu] for gpu in gpus)))
 
 
-@made_once
+@computed_once
 def nic_localities(topology: Topology) -> Mapping[DeviceID, NicLocality]:
     """NIC -> the GPUs that it is local to, and near."""
     return {nic: nic_locality(topology, nic) for nic in topology.nic_by_id}

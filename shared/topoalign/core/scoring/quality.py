@@ -33,7 +33,7 @@ from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.shares import Share, SlotShare, share_from_units, slots_asked
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import node_mask, nodes_of
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.nics import Nics, count_nics
 from topoalign.core.placement.preference import nic_localities, set_scorer
@@ -173,7 +173,7 @@ def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: N
 Question = tuple[DeviceNeed, tuple[int, ...], tuple[tuple[GpuLeft, ...], ...], NodePacking]
 
 
-@made_once
+@computed_once
 def keys_of(topology: Topology) -> dict[Question, NodeKey | None]:
     """The cached keys for machines of one shape."""
     return {}

@@ -18,7 +18,7 @@ from topoalign.core.demand.shares import Share, SlotShare
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import node_mask
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.device_policy import GpuChoice
@@ -195,13 +195,13 @@ def seam_bandwidth(scorer: SetScorer, members: Members) -> float:
     return scorer.seam(members).bandwidth(scorer.links.model)
 
 
-@made_once
+@computed_once
 def position_by_gpu(topology: Topology) -> Mapping[DeviceID, int]:
     """GPU or NIC -> its position among the GPUs or NICs of the machine."""
     return {gpu: place for gpus in (topology.gpu_by_id, topology.nic_by_id) for place, gpu in enumerate(gpus)}
 
 
-@made_once
+@computed_once
 def gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
     """Resource -> position of a GPU -> the NUMA node that it is listed with, where that is known."""
     places = position_by_gpu(topology)

@@ -17,7 +17,7 @@ from topoalign.core.hints.cpu import available_cpus
 from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.state.fold import NodeState
@@ -78,7 +78,7 @@ Near = Counter[int]
 """NUMA node id -> how many devices are near it."""
 
 
-@made_once
+@computed_once
 def device_counts(topology: Topology) -> Mapping[ResourceName, Near]:
     """Resource of which a device has a known NUMA node -> how many there are, healthy or not."""
     counts = {name: count_near_nodes(devices.everything) for name, devices in topology.devices.items()}
@@ -106,7 +106,7 @@ def memory_amounts(node: NumaNode) -> Amounts:
     return dict(node.hugepages) if node.memory is None else {MEMORY: node.memory, **node.hugepages}
 
 
-@made_once
+@computed_once
 def numa_distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
     """NUMA node id -> NUMA node id -> distance; empty where they are not known."""
     ids = topology.node_ids

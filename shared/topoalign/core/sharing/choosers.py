@@ -58,7 +58,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -316,7 +316,7 @@ def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int
 # slots.
 
 
-@made_once
+@computed_once
 def shareable_devices(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
     """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
     in_slots = offers_in_slots(topology)
@@ -327,7 +327,7 @@ def shareable_devices(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
     return tuple(found)
 
 
-@made_once
+@computed_once
 def link_scorer(topology: Topology) -> SetScorer:
     """The scorer of sets of these; MIG instances have no links."""
     places = shareable_devices(topology)

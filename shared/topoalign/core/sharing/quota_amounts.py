@@ -39,7 +39,7 @@ from topoalign.core.demand.shares import (
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, Slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.share_amounts import MIB
@@ -91,7 +91,7 @@ class GpuSizes(NamedTuple):
 UNKNOWN_SIZES = GpuSizes()
 
 
-@made_once
+@computed_once
 def gpu_sizes(topology: Topology) -> GpuSizes:
     """Those of a node with this hardware. Without a known size a GPU has no memory."""
     memory = {gpu.id: gpu.memory or 0 for gpu in topology.gpus}

@@ -27,7 +27,7 @@ import msgspec
 from topoalign.core.demand.share_annotations import VENDOR, Selection
 from topoalign.core.demand.shares import UNSET, HamiRequest, SlotShare, SlotsOfGpus
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import kept_apart, pcie_class
@@ -108,7 +108,7 @@ def gpus_left_out(topology: Topology, gpus: Iterable[SharedGpu], uuids: Selectio
     return tuple(gpu.device for gpu in gpus if not uuids.takes_uuid(topology.card_of(gpu.device)))
 
 
-@made_once
+@computed_once
 def scores_of_links(topology: Topology) -> PairScores:
     """What HAMi publishes of the links between the machine's GPUs; MIG instances have none."""
     gpus = [

@@ -25,7 +25,7 @@ from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.by_amounts import offers_in_slots
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -167,7 +167,7 @@ def preventing_allocations(allocations: Iterable[Allocation], asked: Mapping[Dev
     return [each for each in near if any(holder in barred for holder, _ in holders_in(each))]
 
 
-@made_once
+@computed_once
 def units_offered(topology: Topology) -> Mapping[DeviceID, Mapping[str, int]]:
     """GPU in units -> kind -> how many units it has."""
     offered: dict[DeviceID, dict[str, int]] = {}
@@ -232,7 +232,7 @@ def units_left(
 #     taken: 4:4 and 3:1; free for 2g.10gb: 0
 
 
-@made_once
+@computed_once
 def gpus_by_instances(topology: Topology) -> Mapping[DeviceID, Gpu]:
     """The GPUs whose slots become instances, by id, in the hardware's order."""
     return {
@@ -347,7 +347,7 @@ class SlotsLeft(msgspec.Struct, frozen=True):
         )
 
 
-@made_once
+@computed_once
 def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
     """
     GPU in slots -> what there is to hold of it: its cores and its memory in whole MiB, each times its scaling and rounded

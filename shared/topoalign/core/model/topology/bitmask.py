@@ -1,7 +1,7 @@
 """
 Sets of NUMA nodes as plain integers: bit i is the node with id i.
 
-A node's id is not its position: ids may be sparse (0, 8, 252) and beyond 63, which an int takes without a limit. The
+A node's id is not its position: ids may be sparse (0, 8, 252) and above 63; a Python int has no limit. The
 order of masks is the kubelet's: fewer nodes first, and among equally many the smaller number.
 """
 

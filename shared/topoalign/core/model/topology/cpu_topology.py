@@ -21,7 +21,7 @@ class CpuTopology:
     The CPUs of a machine, grouped by core, last-level cache, socket and NUMA node, and the number of each. Averages are
     taken from the five counts, as in the kubelet v1.36.3.
 
-    One is made per machine and compared by identity, so that what is computed from it can be cached.
+    One is built for each machine and compared by identity, so that what is computed from it can be cached.
     """
 
     node_of: Mapping[int, int]

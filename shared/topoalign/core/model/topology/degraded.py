@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.queries import links_to_switch, nvlinks_of_pairs
 
@@ -33,7 +33,7 @@ FABRIC_FINDINGS = {
 """`Gpu.fabric_state` -> the finding."""
 
 
-@made_once
+@computed_once
 def degraded_gpus(topology: Topology) -> Mapping[DeviceID, str]:
     """GPU -> the finding, a sentence for people, for each degraded GPU in the order of `gpus`."""
     models: dict[str, list[Gpu]] = {}

@@ -1,8 +1,8 @@
 """
 Keeps tables that are computed from a topology, once for each topology.
 
-A topology is frozen, so a table made of it holds for as long as it does. Each table is kept under the function that makes
-it, so two tables never share a place, whatever they are called.
+A topology is frozen, so a table computed from it stays valid. Each table is stored under the function that computes
+it, so tables never collide, whatever their names.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Viewed(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def shape(self) -> Self:
-        """What all descriptions that differ in unique ids alone share (`shapes`); itself where that was not looked for."""
+        """What all descriptions that differ in unique ids alone share (`shapes`); itself where that was not computed."""
         shape: Self = self.__dict__.get(SHAPE, self)
         return shape
 
@@ -37,14 +37,14 @@ class Viewed(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def views(self) -> dict[Callable[..., Any], Any]:
-        """Function of `made_once` -> the table that it made of this description."""
+        """Function of `computed_once` -> the table that it made of this description."""
         return {}
 
 
 Subject = TypeVar("Subject", bound=Viewed)
 
 
-def made_once(make: Callable[[Subject], View]) -> Callable[[Subject], View]:
+def computed_once(make: Callable[[Subject], View]) -> Callable[[Subject], View]:
     """Decorates a pure function of one description: it runs once for each, and later calls return the same object."""
 
     @wraps(make)

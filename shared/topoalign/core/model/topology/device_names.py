@@ -1,7 +1,7 @@
 """
 Names a device for people: its index, its id and its PCI address together.
 
-An index alone is ambiguous (it changes when another GPU is lost), a uuid alone is of no use to a person in front of the
+An index alone is ambiguous (it changes when another GPU is lost), a uuid alone does not help a person in front of the
 machine, so output and HTTP answers carry all three. A part of a GPU (a share, a MIG instance, a virtual function) is
 called after the GPU.
 """

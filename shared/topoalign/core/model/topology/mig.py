@@ -33,7 +33,7 @@ class MigPlacement(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class MigProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One kind of MIG instance that a GPU can be divided into."""
+    """One kind of MIG instance that a GPU can be partitioned into."""
 
     name: str
     """As NVIDIA names it: `1g.10gb`."""
@@ -98,8 +98,8 @@ def free_mig_placement(profile: MigProfile, taken: Collection[MigPlacement]) -> 
     Finds the placement of an instance of this profile next to those that are `taken`; None: none is free.
 
     Profiles of one and three compute slices take the highest free start and all others the lowest, so that both ends fill up
-    and large instances keep their places: on an A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2 (HAMi 4707fb02, spec
-    hami.md 6.2).
+    and large instances keep their places: on an A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2 (HAMi 4707fb02
+    ).
     """
     free = free_placements(profile, taken)
     if not free:

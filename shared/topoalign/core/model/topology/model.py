@@ -3,7 +3,7 @@ Describes the hardware of a node, as found by discovery or written by a person.
 
 Everything is frozen and goes over the bus as defined here: `TopologyDiscovered` carries a `Topology`. NUMA ids are the
 kernel's: sparse, beyond 63, and some without CPUs (GPU memory, CXL). An empty `numa_affinity` is unknown, not node 0.
-A part can be in no cycle of references, so the garbage collector passes it over (`gc=False`): a large cluster has a million.
+These objects cannot form reference cycles, so the garbage collector skips them (`gc=False`): a large cluster has a million.
 """
 
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     mig: tuple[MigDevice, ...] | None = None
     """Its MIG instances; None where MIG is off."""
     mig_profiles: tuple[MigProfile, ...] = ()
-    """What it can be divided into. Empty: MIG is off, or the driver does not report it, for example without root."""
+    """The MIG profiles that it offers. Empty: MIG is off, or the driver does not report it, for example without root."""
 
 
 class NicPort(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):

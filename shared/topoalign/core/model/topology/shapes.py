@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.derived_tables import SHAPE, made_once
+from topoalign.core.model.topology.derived_tables import SHAPE, computed_once
 from topoalign.core.model.topology.model import Gpu, Topology
 
 MOST_PARTS = 100_000
@@ -75,7 +75,7 @@ def rename_devices(topology: Topology, names: Mapping[DeviceID, DeviceID]) -> To
     )
 
 
-@made_once
+@computed_once
 def without_uuids(topology: Topology) -> Topology:
     """The same hardware as another machine of its model might be: with ids of GPUs and MIG instances that none has."""
     return rename_devices(topology, dict(zip(device_uuids(topology), shape_device_ids(topology), strict=True)))

@@ -2,7 +2,7 @@
 Checks that a topology is consistent. Every reader of machines promises it, and every user of a `Topology` assumes it.
 
 Checked are names and references (a CPU's node exists, a link's devices exist, no bridge is its own ancestor),
-uniqueness, order, and sizes: a description that claims a million CPUs is a mistake or an attack, not a machine.
+uniqueness, order, and sizes: a description that claims a million CPUs is a mistake or an attack.
 """
 
 from collections.abc import Iterable, Sequence

@@ -10,20 +10,20 @@ agrees with it more often than with the sum of all links (docs/decisions/0020).
     GPUs 0, 1, 4, 5: {0, 4} and {1, 5} are linked by 2 NVLinks, all other divisions by more: the seam is 2 NVLinks
     GPUs 0 and 5: no NVLink, PCIe across sockets
 
-Any NVLink is stronger than any PCIe path. At an NVSwitch every GPU reaches every other with all of its links, so the seam is
-that of the GPU with the fewest links. The seam does not include measured bandwidth, congestion or other jobs.
+Any NVLink is stronger than any PCIe path. At an NVSwitch every GPU reaches every other with all of its links, so the
+seam is that of the GPU with the fewest links. The seam does not include measured bandwidth, congestion or other jobs.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score, kept_apart, links_to_switch, pcie_class, share_node
 
-# What the links between some devices are worth, as a table of numbers that the choosing functions work on.
+# Tables of link scores, which the choosing functions use.
 
 
 Scores = Sequence[Sequence[int]]
@@ -32,7 +32,7 @@ Members = tuple[int, ...]
 """GPUs by their positions on the machine, ascending."""
 
 
-@made_once
+@computed_once
 def gpu_scores(topology: Topology) -> Scores:
     """The table of the pair scores of all GPUs of a machine, in the hardware's order."""
     gpus = tuple(topology.gpu_by_id)
@@ -122,7 +122,7 @@ class Links(NamedTuple):
     """Product name of the GPUs. Empty: not known, or they differ."""
 
 
-@made_once
+@computed_once
 def gpu_links(topology: Topology) -> Links:
     """
     The links of all GPUs of a machine. SYS between GPUs of one NUMA node counts as NODE, as NCCL treats it on Grace. A GPU

@@ -1,7 +1,7 @@
 """
 Scores sets of GPUs of one machine: their weakest seam, the links among them, and the links that they cut.
 
-Each figure of a set is remembered, because the same GPUs stay free between two pods.
+Each score of a set is cached, because the same GPUs stay free between two pods.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,10 +12,10 @@ from topoalign.core.model.topology.device_links import NVLINK_SCORE
 from topoalign.core.placement.gpus.seam import Links, Members, Scores, Seam, total_score, weakest_seam
 
 MOST_KEPT = 4096
-"""Figures of each kind that are remembered: of a machine with eight GPUs those of all 256 sets."""
+"""Scores of each kind that are cached: for a machine with eight GPUs those of all 256 sets."""
 
 Asked = tuple[object, ...]
-"""Whatever an answer depends on."""
+"""What an answer depends on."""
 
 
 class SetScorer:
@@ -74,7 +74,7 @@ Value = TypeVar("Value")
 
 
 def keep(kept: dict[Key, Value], key: Key, value: Value) -> Value:
-    """Remembers a value, and forgets all others where there are too many."""
+    """Caches a value, and drops all others where there are too many."""
     if len(kept) >= MOST_KEPT:
         kept.clear()
     kept[key] = value

@@ -22,7 +22,7 @@ MICROSECONDS = 0.25
 MANY = 100_000_000
 """Combinations that are worth a warning: half a minute of a whole core, and minutes of a quarter of one."""
 MOST = 10**24
-"""Larger products count as this one: they are millions of years in any case."""
+"""Larger products count as this one, which is already millions of years."""
 
 UNITS = {"years": 31_536_000, "days": 86_400, "hours": 3_600, "minutes": 60}
 """In seconds."""

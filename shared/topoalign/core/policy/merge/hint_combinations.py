@@ -2,7 +2,7 @@
 Combines lists and rules of hints: every combination of one hint of each, as far as the hints are listed.
 
 What a rule offers is not listed, so a combination names the rules that take part as such, and the mask that the listed
-hints of the others come to. Equal ones are one, so the number of combinations is that of masks at most, and not a
+hints of the others come to. Equal combinations count once, so there are at most as many as masks, and not their
 product.
 """
 

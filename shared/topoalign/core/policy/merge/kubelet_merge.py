@@ -6,7 +6,8 @@ preferred only if all its hints are and their masks are equal. The best candidat
 is none, it is the widest that does not exceed B, the width of the greediest resource's narrowest hint; if there is none
 either, the narrowest of all.
 
-The kubelet walks through all combinations, of which 8 NUMA nodes and 5 resources have 10^12. The same result costs little:
+The kubelet walks through all combinations, of which 8 NUMA nodes and 5 resources have 10^12. The same result is computed
+with less work:
 
 - A candidate is preferred only where every list has that very mask as a preferred hint, or a preferred hint for any node:
   intersecting sets finds these.

@@ -5,8 +5,8 @@ A mask is such an AND if every node that all rules offer and the mask lacks can 
 nodes to drop are shared out among the rules, and each rule can lose so much as it has more than it needs. If nodes can be
 dropped, fewer of them can; so the masks are closed upwards, and their sizes leave no gap.
 
-Sharing out is packing: a bound by shares refuses, taking the nodes in turn accepts, and only what lies between is tried
-exactly.
+Sharing out is a packing problem: a bound by shares refuses, taking the nodes in turn accepts, and only what lies between
+is tried exactly.
 """
 
 from collections.abc import Iterator, Sequence

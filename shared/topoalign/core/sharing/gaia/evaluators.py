@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.derived_tables import made_once
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_links import NVML_LEVEL, PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.gaia import BLOCK
@@ -168,7 +168,7 @@ LEVEL = {kind: level for level, kind in NVML_LEVEL.items()}
 UNKNOWN_LEVEL = -1
 
 
-@made_once
+@computed_once
 def tree_root(topology: Topology) -> GaiaTreeNode:
     """The root of the tree of a machine's GPUs, which are in the order of their indexes."""
     levels = [[level_of(topology, a.id, b.id) for b in topology.gpus] for a in topology.gpus]
