@@ -18,7 +18,7 @@ from starlette.routing import Route
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.cli import health_check, root
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
-from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_RESOURCES
+from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS, GPU_RESOURCES
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.plugin_config.mps_files import CONTAINER_ROOT
 from topoalign.registry.kubernetes import api_client, objects

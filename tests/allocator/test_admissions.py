@@ -15,7 +15,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import refuse_duplicate_agent
 from topoalign.core import wire
-from topoalign.core.hints.providers import answer, request_of
+from topoalign.core.hints.providers import answer_hint_request, request_of_question
 from topoalign.core.model.decisions import Admission, Explained, Refusal
 from topoalign.core.model.errors import (
     NotFound,
@@ -85,7 +85,7 @@ class Node:
 
         async def hints(question: HintQuestion) -> HintAnswer:
             asked.append(question)
-            return reply or answer(request_of(question, self.topology))
+            return reply or answer_hint_request(request_of_question(question, self.topology))
 
         endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answer_with(HintQuestion, hints))
         async with self.bus.serve("topoalign-hinting", [endpoint]):
@@ -368,7 +368,7 @@ async def test_a_health_report_that_comes_while_hints_are_awaited_is_heeded() ->
         lost = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
         devices = {**node.health.devices, **dict.fromkeys(list(node.health.devices)[:4], lost)}
         node.ledger.take_reading(msgspec.structs.replace(node.health, revision=2, devices=devices))
-        return answer(request_of(question, node.topology))
+        return answer_hint_request(request_of_question(question, node.topology))
 
     endpoint = Endpoint(name="hints", subject=wire.hints_subject(NODE), answer=answer_with(HintQuestion, late))
     async with node.serving(), node.bus.serve("topoalign-hinting", [endpoint]):
@@ -385,7 +385,7 @@ async def test_a_prediction_changes_nothing() -> None:
         request = AllocateRequest(node=NODE, pod=pod("maybe", gpus=8), rules={"reserved_cpus": "0"})
         body = await node.bus.ask(wire.admission_subject(NODE, "what-if"), msgspec.json.encode(request), 5)
 
-    assert isinstance(wire.answered(body, Admission), Admission)
+    assert isinstance(wire.decode_answer(body, Admission), Admission)
     assert before == node.ledger.state
 
 
@@ -412,7 +412,7 @@ async def test_a_decision_is_explained_by_pod_name_and_allocation_id() -> None:
         for target in ("default/train", decision.allocations[0].id):
             question = msgspec.json.encode(ExplainRequest(node=NODE, target=target))
             body = await node.bus.ask(wire.admission_subject(NODE, "explain"), question, 5)
-            told.append(wire.answered(body, Explained))
+            told.append(wire.decode_answer(body, Explained))
 
     assert [decision, decision] == [explained.decision for explained in told]
 
@@ -528,7 +528,7 @@ async def test_an_unconfirmed_record_gives_nothing_new_out() -> None:
         before = len(node.ledger.state.allocations)
         question = msgspec.json.encode(TrustRequest(node=NODE))
         answers = [
-            wire.answered(await node.bus.ask(wire.admission_subject(NODE, "trust"), question, 1), str | None)  # type: ignore[arg-type]  # a union is a type to msgspec, not to mypy
+            wire.decode_answer(await node.bus.ask(wire.admission_subject(NODE, "trust"), question, 1), str | None)  # type: ignore[arg-type]  # a union is a type to msgspec, not to mypy
             for _ in range(2)
         ]
         new = await allocate(node.bus, NODE, pod("new", gpus=1))

@@ -155,7 +155,7 @@ async def announced(bus: Bus) -> KubeletObserved:
     """What is first said of a kubelet that has told which devices plugins list."""
     async with bus.follow(Stream.NODES, "topoalign.v1.usage.node-1") as messages:
         async for received in messages:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
             assert isinstance(event, UsageObserved)
             if event.kubelet is not None and event.kubelet.devices is not None:
                 return event.kubelet

@@ -8,14 +8,14 @@ from whole_node_support import Node, fits, node
 
 from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
 from topoalign.allocator.containers.responses import ResponseWriter
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.errors import DeviceInUse
 from topoalign.core.model.events import Allocation, AllocationDeviated, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.api import v1beta1
 
 pytestmark = pytest.mark.anyio

@@ -225,7 +225,7 @@ async def test_the_clock_is_read_over_the_bus() -> None:
     node = Node()
     async with node.bus.serve("topoalign-allocator", node.admissions.endpoints()):
         body = await node.bus.ask(wire.admission_subject(NODE, "clock"), b'{"node":"node-1"}', 1)
-        reading = wire.answered(body, ClockReading)
+        reading = wire.decode_answer(body, ClockReading)
         late = AllocateRequest(
             node=NODE, pod=pod("p", gpus=1), deadline=Deadline(clock=reading.clock, at=reading.now - 1)
         )

@@ -38,17 +38,17 @@ from topoalign.core.model.ids import (
     PodName,
     ResourceName,
 )
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer, Slots
-from topoalign.core.state.divisions import Division, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
 
 GPU0 = DGX.gpus[0].id
 SIZE = DGX.gpus[0].memory or 0
 
 
 def first(state: NodeState) -> GpuUsage:
-    return gpu_usages(divisions(state), state.hardware)[0]
+    return gpu_usages(partitioning_by_gpu(state), state.hardware)[0]
 
 
 def ids(letter: str, count: int) -> tuple[DeviceID, ...]:
@@ -130,14 +130,14 @@ def test_instances_are_told_by_their_memory_and_not_by_time() -> None:
     """One of the two instances of the third GPU is held."""
     offer = Offer(resource=GPU, devices=tuple(each.uuid for each in INSTANCES))
     state = holds(node(msgspec.structs.replace(MACHINE, offers=(offer,))), "a", {GPU: (INSTANCES[1].uuid,)})
-    found = gpu_usages(divisions(state), state.hardware)[2]
+    found = gpu_usages(partitioning_by_gpu(state), state.hardware)[2]
 
     assert (Amounts(None, 10 * GIB, None), Amounts(None, 10 * GIB, None)) == (found.asked, found.left)
 
 
 def test_what_has_no_amount_has_no_sample_under_our_names() -> None:
     state = node(in_units(DGX))
-    found = samples(list(own_partition_families(gpu_usages(divisions(state), state.hardware)[:1])))
+    found = samples(list(own_partition_families(gpu_usages(partitioning_by_gpu(state), state.hardware)[:1])))
     gpu = frozenset({"gpu_uuid": GPU0, "mig_uuid": ""}.items())
 
     assert {
@@ -177,11 +177,11 @@ async def test_gpus_are_counted_anew_when_what_is_there_held_or_healthy_changes(
     """And not for what the kubelet says of its containers, nor for the same hardware."""
     counted = list[NodeState]()
 
-    def counts(state: NodeState) -> Mapping[DeviceID, Division]:
+    def counts(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
         counted.append(state)
-        return divisions(state)
+        return partitioning_by_gpu(state)
 
-    monkeypatch.setattr("topoalign.core.state.divisions.divisions", counts)
+    monkeypatch.setattr("topoalign.core.state.gpu_partitioning.partitioning_by_gpu", counts)
     allocator = Node(held(1, "GPU-0", of=TRAIN, uid=UIDS[0]))
     ledger, bus = allocator.ledger, allocator.bus
     series = UseSeries(ledger, bus, ())

@@ -11,16 +11,16 @@ from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
-from topoalign.core.state.divisions import divisions
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 
 GPU0 = DGX.gpus[0].id
 SIZE = DGX.gpus[0].memory or 0
 
 
 def first(state: NodeState) -> GpuUsage:
-    return gpu_usages(divisions(state), state.hardware)[0]
+    return gpu_usages(partitioning_by_gpu(state), state.hardware)[0]
 
 
 def units(cores: range, blocks: int = 0, begin: int = 0) -> dict[ResourceName, tuple[DeviceID, ...]]:

@@ -7,7 +7,7 @@ from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.reconciliation.usage_publisher import FIRST_SECONDS, HELD_SECONDS, UsagePublisher
 from topoalign.allocator.service import WriterPositions
 from topoalign.core import wire
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import ContainerUsage, UsageObserved
 from topoalign.core.model.kubelet import KubeletObserved
@@ -18,7 +18,7 @@ from topoalign.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
 FORMER = UsageObserved(node=NODE, epoch=1, revision=7, containers=(ContainerUsage(owner=owner("a"), cpus="0-3"),))
-READ = KubeletObserved(rules=kubelet_rules(AdmissionRules()))
+READ = KubeletObserved(rules=to_kubelet_rules(AdmissionRules()))
 
 
 class AskedBus(MemoryBus):
@@ -35,7 +35,7 @@ class AskedBus(MemoryBus):
         found = []
         async with self.follow(Stream.NODES, wire.subject(FORMER)) as messages:
             for _ in range(await super().last_position(Stream.NODES)):
-                event = wire.decode((await anext(messages)).message)
+                event = wire.decode_event((await anext(messages)).message)
                 assert isinstance(event, UsageObserved)
                 found.append(event)
         return found
@@ -45,7 +45,7 @@ async def started(bus: AskedBus, *, former: bool = True) -> tuple[Node, UsagePub
     """A node that has read its kubelet's files and has not received PodResources."""
     it = Node()
     if former:
-        await bus.publish(wire.encode(FORMER, it.clock.wall()))
+        await bus.publish(wire.encode_event(FORMER, it.clock.wall()))
     it.ledger.observe(kubelet=READ)
     return it, UsagePublisher(it.ledger, bus, it.clock, bus)
 

@@ -112,7 +112,7 @@ class World:
     async def forge(self, event: Event, wait: bool = True) -> None:
         """Under an id of its own, as whoever may publish can."""
         self.forged += 1
-        message = wire.encode(event, self.clock.wall())
+        message = wire.encode_event(event, self.clock.wall())
         headers = {**message.headers, "Nats-Msg-Id": f"forged-{self.forged}"}
         await self.bus.publish(msgspec.structs.replace(message, headers=headers))
         if wait:

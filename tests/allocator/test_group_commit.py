@@ -9,7 +9,7 @@ from device_allocations_support import GPUS, Node
 from topoalign.core.model.errors import DeviceInUse, DeviceUnusable, StateFault
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
@@ -20,10 +20,10 @@ class CountingJournal(MemoryJournal):
 
     def __init__(self) -> None:
         super().__init__()
-        self.appended: list[Entry] = []
+        self.appended: list[JournalEntry] = []
         self.full = False
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         if self.full:
             raise StateFault("the disk is full", "make room")
         self.appended.append(entry)

@@ -17,7 +17,7 @@ from topoalign.allocator.containers.hami_core.slot_directories import DirectoryO
 from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.plugin_config.configuration import Configuration
 

@@ -298,7 +298,7 @@ async def test_what_files_say_is_told_over_the_bus() -> None:
         subject, question = wire.admission_subject(node, "library-use"), UseRequest(node=node)
 
         async def ask(request: UseRequest) -> LibraryReading:
-            return wire.answered(await bus.ask(subject, msgspec.json.encode(request), within=1.0), LibraryReading)
+            return wire.decode_answer(await bus.ask(subject, msgspec.json.encode(request), within=1.0), LibraryReading)
 
         async with bus.serve("topoalign-allocator", [files.endpoint()]):
             assert LibraryReading(node=node) == await ask(question)

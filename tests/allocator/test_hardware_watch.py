@@ -330,9 +330,9 @@ async def test_a_topology_from_a_silent_discovery_is_believed_once_it_answers(
 async def test_a_forged_topology_that_a_starting_allocator_finds_is_not_listed(world: World) -> None:
     """F07: it is the newest in the stream, and discovery says that it is not its own."""
     async with world.discovering():
-        told = wire.decode(world.bus._logs[Stream.NODES].kept[0].message)
+        told = wire.decode_event(world.bus._logs[Stream.NODES].kept[0].message)
         assert isinstance(told, TopologyDiscovered)
-        await world.bus.publish(wire.encode(msgspec.structs.replace(told, revision=99, topology=Topology()), 0.0))
+        await world.bus.publish(wire.encode_event(msgspec.structs.replace(told, revision=99, topology=Topology()), 0.0))
         async with world.hardware_watch() as hardware_watch:
             await world.clock.advance(ASK_SECONDS)
 
@@ -346,7 +346,7 @@ async def test_a_reading_of_an_unknown_discovery_is_not_believed(world: World) -
         told = world.ledger.state.topology
         assert told is not None
         forged = msgspec.structs.replace(told, epoch=told.epoch + 1, topology=Topology())
-        await world.bus.publish(wire.encode(forged, 0.0))
+        await world.bus.publish(wire.encode_event(forged, 0.0))
         await world.clock.advance(0)
         at_once = world.listed()
         await world.clock.advance(2 * ASK_SECONDS)
@@ -368,8 +368,8 @@ async def test_nothing_is_released_for_a_topology_that_discovery_has_not_said(wo
         world.hardware.now = inventory(0, 1, 2)
         if forged:
             lie = msgspec.structs.replace(told, revision=told.revision + 1, source="described: two")
-            headers = {**wire.encode(lie, 0.0).headers, "Nats-Msg-Id": "forged"}
-            world.bus._logs[Stream.NODES].append(msgspec.structs.replace(wire.encode(lie, 0.0), headers=headers))
+            headers = {**wire.encode_event(lie, 0.0).headers, "Nats-Msg-Id": "forged"}
+            world.bus._logs[Stream.NODES].append(msgspec.structs.replace(wire.encode_event(lie, 0.0), headers=headers))
         else:
             world.hardware.source = "described: two"
         assert world.discovery is not None

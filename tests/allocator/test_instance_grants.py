@@ -33,7 +33,7 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.maintenance import DevicesRequest
 from topoalign.core.ports import Endpoint
-from topoalign.core.state.divisions import divisions
+from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.replies import answer_with
 
@@ -219,7 +219,7 @@ async def test_a_uuid_that_a_container_was_told_is_made_for_no_other() -> None:
         assert it.told("b").isdisjoint(it.there())
         assert it.there() == it.told("c") | it.told("d") and 2 == len(it.there())
         (gpu,) = {base_of(device) for name in "bcd" for each in it.records(name) for device in each.device_ids}
-        divided = divisions(it.ledger.state)[gpu]
+        divided = partitioning_by_gpu(it.ledger.state)[gpu]
         shown = {each.owner.pod: each.lost for each in divided.held if each.owner is not None}
         assert {"b": (*it.told("b"),), "c": (), "d": ()} == shown
         assert "containers whose MIG instances are gone: default/b c0; delete their pods" == lost_note(it.ledger.state)

@@ -12,7 +12,7 @@ from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.core.model.errors import NotFound, StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot, Owner
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 from topoalign.testing.memory_journal import MemoryJournal
@@ -42,12 +42,12 @@ class FailingJournal(MemoryJournal):
     def forget_published(self) -> None:
         self._published = None
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         if self.failing:
             raise StateFault("cannot write the journal", "make room")
         super().append(entry)
 
-    def rewrite(self, entries: Sequence[Entry]) -> None:
+    def rewrite(self, entries: Sequence[JournalEntry]) -> None:
         if self.failing:
             raise StateFault("cannot rewrite the journal", "make room")
         super().rewrite(entries)
@@ -133,7 +133,7 @@ class RefusesRewrites(MemoryJournal):
 
     full = False
 
-    def rewrite(self, entries: Sequence[Entry]) -> None:
+    def rewrite(self, entries: Sequence[JournalEntry]) -> None:
         if self.full:
             raise StateFault("cannot rewrite the journal", "make room")
         super().rewrite(entries)

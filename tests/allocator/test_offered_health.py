@@ -28,7 +28,7 @@ from topoalign.allocator.requests.admissions import Admissions
 from topoalign.cli import gpu
 from topoalign.cli.link import AnnouncedNode
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.providers import answer, question, request_of
+from topoalign.core.hints.providers import answer_hint_request, request_of_question, to_hint_question
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import (
     Allocation,
@@ -51,10 +51,10 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files.node_state import node_state
 from topoalign.kubelet.grpc.api import v1beta1
@@ -334,12 +334,12 @@ def test_a_hint_question_carries_all_that_its_answer_needs_of_health(case: Case)
     assert state.topology is not None
     for resource in case.topology.devices:
         wanted = pod(container(others={resource: 1}))
-        asked = question(asking(state, wanted, None, AdmissionRules(policy=Policy.RESTRICTED)), wanted)
+        asked = to_hint_question(asking(state, wanted, None, AdmissionRules(policy=Policy.RESTRICTED)), wanted)
 
         assert sorted(asked.unusable) == sorted(
             device for devices in case.topology.devices.values() for device in devices if not case.usable(device)
         )
-        hints = answer(request_of(asked, state.topology)).providers["device"][resource]
+        hints = answer_hint_request(request_of_question(asked, state.topology)).providers["device"][resource]
         listed, free = case.listed(resource), case.free(resource)
         if any(node is not None for node in listed.values()):
             assert bool(hints) == any(listed[device] is not None for device in free)

@@ -9,7 +9,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import Allocation, AllocationReleased, TopologyDiscovered
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 from topoalign.machines import catalogue
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
@@ -21,7 +21,7 @@ DGX, HGX, HARDWARE = "described: dgx-a100", "described: hgx-h100", "nvml"
 class Disk(MemoryJournal):
     full = False
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         if self.full:
             raise StateFault("cannot write the journal", "make room")
         super().append(entry)

@@ -182,11 +182,11 @@ async def test_a_publication_that_was_not_confirmed_in_time_is_stored_once(
             server.process.send_signal(signal.SIGSTOP)
             await stopped(server.process.pid)
             with pytest.raises(BusUnavailable, match="its outcome is unknown"):
-                await bus.publish(wire.encode(event, time))
+                await bus.publish(wire.encode_event(event, time))
             server.process.send_signal(signal.SIGCONT)
             while (position := await bus.last_position(Stream.ALLOCATIONS)) == 0:
                 await anyio.lowlevel.checkpoint()  # it was stored all the same
-            again = await stored(bus, wire.encode(event, time))
+            again = await stored(bus, wire.encode_event(event, time))
             async with telling(ledger, bus):
                 await emptied(ledger)
             listener = await heard_by_a_new_listener(bus, ledger)
@@ -204,7 +204,7 @@ async def test_a_fact_stored_again_is_told_to_nobody_twice(tmp_path: Path, monke
     monkeypatch.setattr(event_stores, "STORES", (short, *event_stores.STORES[1:]))
     with opened(tmp_path / "state") as ledger:
         come_and_go(ledger, 4)
-        said = [wire.encode(event, time) for event, time in ledger.pending]
+        said = [wire.encode_event(event, time) for event, time in ledger.pending]
         async with killable(tmp_path / "nats") as server, connect_bus(server.url) as bus:
             listener = Listener(bus)
             async with telling(ledger, bus), anyio.create_task_group() as tasks:

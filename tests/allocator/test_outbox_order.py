@@ -75,7 +75,7 @@ class PartialBus(MemoryBus):
 
 
 def seq_of(message: Message) -> int:
-    event = wire.decode(message)
+    event = wire.decode_event(message)
     assert isinstance(event, LedgerFact)
     return event.seq
 
@@ -162,13 +162,13 @@ async def test_at_150_grants_a_second_none_waits_for_the_one_before() -> None:
 
 async def test_while_the_bus_takes_nothing_the_oldest_goes_out_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, journal = PartialBus(), Journal()
-    encoded, encode = [], wire.encode
+    encoded, encode = [], wire.encode_event
 
     def counted(event: LedgerEvent, time: float) -> Message:
         encoded.append(event.seq)
         return encode(event, time)
 
-    monkeypatch.setattr(wire, "encode", counted)
+    monkeypatch.setattr(wire, "encode_event", counted)
     clock, tries = ManualClock(), []
     ledger = Ledger(NODE, journal, clock)
     bus.not_stored = {1}

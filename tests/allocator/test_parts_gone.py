@@ -6,9 +6,9 @@ from device_allocations_support import MACHINE, Node
 
 from topoalign.core.model.errors import DeviceUnusable
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 from topoalign.testing.manual_clock import ManualClock
 
 NODE = NodeName("node-1")
@@ -206,10 +206,10 @@ def test_of_a_group_that_was_cut_short_nothing_is_held(tmp_path: Path) -> None:
             assert None is found.unconfirmed
 
 
-def entry(number: int) -> Entry:
+def entry(number: int) -> JournalEntry:
     """One that can follow any with a lower number."""
     said = AllocationsSnapshot(node=NODE, epoch=number, seq=1, allocations=(), digest="")
-    return Entry(time=float(number), events=(said,))
+    return JournalEntry(time=float(number), events=(said,))
 
 
 def put_back(image: Image, folder: Path) -> Path:

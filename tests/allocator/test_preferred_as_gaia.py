@@ -6,7 +6,7 @@ from share_support import NAMES, OTHER_ORDER, SMALL, share_node
 
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 
 pytestmark = pytest.mark.anyio
 

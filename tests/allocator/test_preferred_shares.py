@@ -20,11 +20,11 @@ from unit_support import DGX, MEMORY, in_units
 
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import PluginDevice, Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.placement.sparing import held_among, is_any_held
 from topoalign.core.state.fold import NodeState
 
@@ -90,7 +90,7 @@ def naive(
         card = cards[device]
         mine = Counter(cards[each] for each in chosen)
         used = sum(cards[each] == card and (each not in among or each in chosen) for each in listed)
-        near = sum(pair_score(machine, card, other) for other in mine if other != card)
+        near = sum(connection_score(machine, card, other) for other in mine if other != card)
         return sign * used, mine[card], -near, order.index(card), listed.index(device)
 
     while len(chosen) < size:

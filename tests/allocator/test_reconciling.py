@@ -29,8 +29,8 @@ from topoalign.core.model.events import (
     HealthState,
 )
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.ports import Entry
+from topoalign.core.model.topology.device_offers import Offer
+from topoalign.core.ports import JournalEntry
 from topoalign.core.state.fold import replay
 from topoalign.testing.memory_journal import MemoryJournal
 
@@ -126,7 +126,7 @@ async def test_before_discovery_publishes_a_poll_of_the_kubelet_changes_nothing(
 class FullJournal(MemoryJournal):
     full = False
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         if self.full:
             raise StateFault("cannot write the journal", "make room")
         super().append(entry)

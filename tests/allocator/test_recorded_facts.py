@@ -65,7 +65,7 @@ def test_a_state_folded_from_a_recorded_journal_has_the_recorded_digest() -> Non
 def test_a_recorded_message_is_written_again_byte_for_byte(line: bytes) -> None:
     message, time = message_of(line)
 
-    assert message == wire.encode(wire.decode(message), time)
+    assert message == wire.encode_event(wire.decode_event(message), time)
 
 
 def test_the_registry_answers_recorded_messages_as_it_did() -> None:

@@ -16,9 +16,9 @@ from e2e_support import allocate, answering, in_one_process, pod
 from topoalign.cli import root
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.hints.answers import check_answer
-from topoalign.core.hints.providers import answer, question
+from topoalign.core.demand.pod_validation import validate_pod
+from topoalign.core.hints.answer_checks import check_answer
+from topoalign.core.hints.providers import answer_hint_request, to_hint_question
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import TopologyDiscovered
@@ -90,7 +90,7 @@ async def hint_question(bus: Bus) -> HintQuestion:
         state = state.apply((await anext(events)).event)
     await events.aclose()
     asked = validate_pod(pod("p", gpus=2, cpus=4))
-    return question(asking(state, asked, ContainerName("main"), AdmissionRules()), asked)
+    return to_hint_question(asking(state, asked, ContainerName("main"), AdmissionRules()), asked)
 
 
 async def refused(bus: Bus, subject: str, body: str | bytes) -> str:
@@ -293,11 +293,11 @@ def test_ten_thousand_hints_are_refused_before_they_are_read() -> None:
     topology = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="test", topology=machine)
     state = NodeState(node=NODE).apply(topology)
     asked = asking(state, pod("p", gpus=2), ContainerName("main"), AdmissionRules())
-    sound = answer(asked)
+    sound = answer_hint_request(asked)
     many = {**sound.providers, "device": {GPU: ((1, True),) * 10_000}}
     body = msgspec.json.encode({"ok": {"providers": many}})
     with counted() as work, pytest.raises(InvalidField, match=r"providers.device\[nvidia.com/gpu\]: has 10000 hints"):
-        check_answer(asked, wire.answered(body, HintAnswer))
+        check_answer(asked, wire.decode_answer(body, HintAnswer))
 
     assert work() < 2_000
 

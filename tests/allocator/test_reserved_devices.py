@@ -15,7 +15,7 @@ from topoalign.core.model.events import AllocationDeviated, ReservationsChanged
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.tasks import background
 
@@ -38,7 +38,7 @@ class ReservedNode(Node):
         await self.clock.advance(0)
 
     async def reserve(self, event: ReservationsChanged) -> None:
-        await self.say(wire.encode(event, 0.0))
+        await self.say(wire.encode_event(event, 0.0))
 
     async def preferred(self, size: int, *available: DeviceID) -> set[DeviceID]:
         return {*await self.device_allocations.prefer(GPU, available or GPUS, (), size)}
@@ -118,11 +118,12 @@ async def test_a_message_that_is_no_reservation_of_the_node_is_passed_over() -> 
     async with following() as node:
         sound = changed(reservation("a", container("GPU-1", "GPU-6")))
         await node.reserve(sound)
-        other = wire.encode(changed(seq=2), 0.0)
+        other = wire.encode_event(changed(seq=2), 0.0)
         await node.say(msgspec.structs.replace(other, body=b"{"))
         await node.say(
             msgspec.structs.replace(
-                wire.encode(msgspec.structs.replace(sound, node=NodeName("node-2"), seq=3), 0.0), subject=other.subject
+                wire.encode_event(msgspec.structs.replace(sound, node=NodeName("node-2"), seq=3), 0.0),
+                subject=other.subject,
             )
         )
 
@@ -133,7 +134,7 @@ async def test_a_message_that_is_no_reservation_of_the_node_is_passed_over() -> 
 async def test_an_agent_that_has_just_begun_waits_for_what_is_reserved() -> None:
     """The kubelet may come for a pod that was bound before: NICs come with its GPUs by what is reserved."""
     node = ReservedNode()
-    await node.bus.publish(wire.encode(changed(reservation("a", container("GPU-1", "GPU-6"))), 0.0))
+    await node.bus.publish(wire.encode_event(changed(reservation("a", container("GPU-1", "GPU-6"))), 0.0))
     found: list[set[DeviceID]] = []
 
     async def ask() -> None:
@@ -154,7 +155,7 @@ async def test_what_a_registry_has_just_reserved_is_heard_before_it_is_asked_for
     async with following() as node:
         await node.reserve(changed(reservation("a", container("GPU-1", "GPU-6"))))
         node.reservations.expect()
-        await node.bus.publish(wire.encode(changed(reservation("a", container("GPU-2", "GPU-5")), seq=2), 0.0))
+        await node.bus.publish(wire.encode_event(changed(reservation("a", container("GPU-2", "GPU-5")), seq=2), 0.0))
 
         assert {*ids("GPU-2", "GPU-5")} == await node.preferred(2)
 
@@ -163,7 +164,7 @@ async def test_a_kubelet_waits_for_an_expected_reservation_for_a_moment_only() -
     """Nothing follows the stream, as where a connection is stuck."""
     node = ReservedNode()
     await node.clock.advance(READ_SECONDS)
-    await node.bus.publish(wire.encode(changed(reservation("a", container("GPU-1", "GPU-6"))), 0.0))
+    await node.bus.publish(wire.encode_event(changed(reservation("a", container("GPU-1", "GPU-6"))), 0.0))
     node.reservations.expect()
     done: list[float] = []
 

@@ -6,7 +6,7 @@ import pytest
 from share_support import NAMES, SMALL, ShareNode, running
 from unit_support import KUBELET
 
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.kubelet import KubeletObserved
@@ -75,7 +75,7 @@ async def test_what_is_left_of_an_ended_container_leaves_its_gpu_as_it_is_listed
         await node.allocations.reconcile()
         await node.drop("old")
         ended = tuple(each.id for each in await node.allocations.ended())
-        node.ledger.observe(kubelet=KubeletObserved(rules=kubelet_rules(KUBELET), ended=ended))
+        node.ledger.observe(kubelet=KubeletObserved(rules=to_kubelet_rules(KUBELET), ended=ended))
         node.keep(
             a=units(node, range(40), range(2)),
             b=units(node, range(50, 100), range(4, 6)),

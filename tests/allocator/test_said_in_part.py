@@ -8,7 +8,7 @@ from prediction_support import FPGA
 
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.client import Client
-from topoalign.core.admission.prediction import INSTEAD, kubelet_rules, predict
+from topoalign.core.admission.prediction import INSTEAD, predict, to_kubelet_rules
 from topoalign.core.model.events import ContainerUsage, UsageObserved
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
@@ -29,7 +29,7 @@ async def test_what_is_too_large_for_a_message_is_left_out_and_said() -> None:
     """A listener hears the rules and that it cannot know the rest; the node itself knows all of it."""
     it, bus = Node(), MemoryBus()
     ids = tuple(DeviceID(f"{number:040}") for number in range(25_000))
-    rules = kubelet_rules(AdmissionRules())
+    rules = to_kubelet_rules(AdmissionRules())
     whole = KubeletObserved(rules=rules, devices={FPGA: (ListedDevices(nodes=(0,), ids=ids),)})
     it.ledger.observe(containers=USED, kubelet=whole)
     async with background() as tasks:
@@ -52,7 +52,7 @@ async def test_what_is_too_large_for_a_message_is_left_out_and_said() -> None:
 async def test_containers_are_not_known_before_podresources_has_answered() -> None:
     """A reading of the files comes first: it does not say that nobody has anything."""
     it = Node()
-    it.ledger.observe(kubelet=KubeletObserved(rules=kubelet_rules(AdmissionRules())))
+    it.ledger.observe(kubelet=KubeletObserved(rules=to_kubelet_rules(AdmissionRules())))
     before = newest(it)
     await it.device_allocations.reconcile()
     after = newest(it)

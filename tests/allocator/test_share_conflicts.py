@@ -11,7 +11,7 @@ from unit_support import CORES, MEMORY
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, DeviceID, PodName, ResourceName
-from topoalign.core.sharing.refusals import ShareSplit, WholeGpuInUse
+from topoalign.core.sharing.share_refusals import ShareSplit, WholeGpuInUse
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +55,7 @@ async def test_who_has_units_of_a_lost_whole_gpu_does_not_start(monkeypatch: pyt
     What a had is in three records by then, none of them of a whole GPU. Its memory may be listed as healthy still, and
     Allocate lets everything through.
     """
-    monkeypatch.setattr("topoalign.core.state.ownership.spent", lambda *_: frozenset())
+    monkeypatch.setattr("topoalign.core.state.ownership.spent_unit_gpus", lambda *_: frozenset())
     async with share_node() as (it, _):
         it.forced = it.units(0, 100)
         assert isinstance(await it.admit("a", (100, 0)), Admission)

@@ -13,7 +13,7 @@ from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID, PodName
-from topoalign.core.sharing.refusals import ShareSplit
+from topoalign.core.sharing.share_refusals import ShareSplit
 
 pytestmark = pytest.mark.anyio
 

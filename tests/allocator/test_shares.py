@@ -9,7 +9,7 @@ from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.ids import DeviceID, PodName, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.refusals import WholeGpuInUse
+from topoalign.core.sharing.share_refusals import WholeGpuInUse
 
 pytestmark = pytest.mark.anyio
 

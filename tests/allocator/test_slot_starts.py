@@ -15,7 +15,7 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, PodName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.kubelet.grpc.kubelet_client import FAILURES, KubeletAway, describe_call_error
 
 pytestmark = pytest.mark.anyio

@@ -5,15 +5,15 @@ from reservation_support import changed
 from slot_node_support import EACH, MACHINE, SLOTS, Ask, numa_slot_node, slot_node
 from slot_support import MIB, in_mig_mode
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.requests import Policy
-from topoalign.core.sharing.refusals import ShareSplit
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.sharing.share_refusals import ShareSplit
+from topoalign.core.state.node_reservations import NodeReservations
 
 pytestmark = pytest.mark.anyio
 
@@ -339,7 +339,7 @@ async def test_a_record_that_has_ended_lets_no_container_have_other_gpus() -> No
         await it.check(["x"])
         await it.drop("x")
         ((name, _),) = it.ledger.state.allocations.items()
-        decision = decide(it.ledger.state.without(name), read_pod(pods[1], it.rules))
+        decision = decide_demand(it.ledger.state.without(name), read_pod(pods[1], it.rules))
         assert isinstance(decision, Admission)
         made = changed(reserved_for("uid-a", pods[1], decision.allocations, 60.0))
         it.reserved = NodeReservations().apply(made, 1, it.clock.monotonic())

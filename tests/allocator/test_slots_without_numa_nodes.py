@@ -16,8 +16,8 @@ from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Policy
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
 from topoalign.machines.catalogue import machine
 
 pytestmark = pytest.mark.anyio

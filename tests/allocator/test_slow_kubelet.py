@@ -19,7 +19,7 @@ from topoalign.allocator.reconciliation.pod_resources import LIST_SECONDS
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import GPU
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.kubelet.grpc.kubelet_client import KubeletAway
 
 pytestmark = pytest.mark.anyio

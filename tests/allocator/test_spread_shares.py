@@ -7,7 +7,7 @@ from unit_support import CORES, MEMORY, spread
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.ids import DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import PodRequest, Policy
-from topoalign.core.sharing.refusals import ShareSplit
+from topoalign.core.sharing.share_refusals import ShareSplit
 
 pytestmark = pytest.mark.anyio
 

@@ -48,7 +48,7 @@ def forged(ledger: Ledger, ahead: int) -> Message:
         allocation=AllocationID("1-1"),
         reason="released",
     )
-    return wire.encode(event, 0)
+    return wire.encode_event(event, 0)
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def facts(bus: Bus, count: int) -> list[tuple[str, LedgerEvent]]:
     async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(NODE)) as messages:
         while len(found) < count:
             message = (await anext(messages)).message
-            event = wire.decode(message)
+            event = wire.decode_event(message)
             assert isinstance(event, LedgerFact)
             found.append((message.headers["Nats-Msg-Id"], event))
     return found
@@ -131,7 +131,7 @@ async def test_a_listener_that_believed_others_hears_everything_anew(bus: Bus, t
                 allocation=next(iter(ledger.state.allocations)),
                 reason="released",
             )
-            await bus.publish(wire.encode(lie, 0))
+            await bus.publish(wire.encode_event(lie, 0))
             while listener.state.allocations:
                 await anyio.lowlevel.checkpoint()
             ledger.grant([Allocation(id=ledger.next_id(), devices={GPU: (DeviceID("GPU-9"),)})])
@@ -164,7 +164,7 @@ async def test_what_is_said_of_the_hardware_is_stored_under_another_id_too() -> 
     bus, clock = MemoryBus(), ManualClock()
     announcer = Announcer(bus, clock)
     mine = DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices={})
-    await bus.publish(msgspec.structs.replace(wire.encode(mine, 0), body=b"{}"))
+    await bus.publish(msgspec.structs.replace(wire.encode_event(mine, 0), body=b"{}"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(announcer.run)
         announcer.submit(mine)
@@ -172,7 +172,7 @@ async def test_what_is_said_of_the_hardware_is_stored_under_another_id_too() -> 
             stored = (await anext(messages)).message
         tasks.cancel_scope.cancel()
 
-    assert mine == wire.decode(stored)
+    assert mine == wire.decode_event(stored)
     assert stored.headers["ce-id"] == stored.headers["Nats-Msg-Id"]
     assert stored.headers["ce-id"].startswith(wire.event_id(mine) + ".")
     assert 1 == announcer.speaker.taken

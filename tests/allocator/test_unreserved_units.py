@@ -11,7 +11,7 @@ from faults_support import THOROUGH
 from share_support import ShareNode, share_node
 from unit_support import CORES, MEMORY
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import ResourceName
@@ -34,7 +34,7 @@ async def refused(it: ShareNode, chance: Random, pods: int) -> tuple[int, int]:
             await it.remove(running.pop(chance.randrange(len(running))))
         name = f"p{number}"
         pod = it.pod(name, (10 * chance.randint(1, 9), 5 * chance.randint(1, 12)))
-        if not isinstance(decide(it.ledger.state, read_pod(pod, it.rules)), Admission):
+        if not isinstance(decide_demand(it.ledger.state, read_pod(pod, it.rules)), Admission):
             continue
         fit += 1
         if isinstance(await it.kubelet.admit(pod, f"uid-{name}"), Admission):

@@ -173,7 +173,7 @@ async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew(
         await it.clock.advance(POLL_SECONDS)
         assert (1, 2) == (once, bus.tries)
         async with bus.follow(Stream.NODES, wire.subject(newest(it))) as messages:
-            said = [wire.decode((await anext(messages)).message) for _ in range(2)]
+            said = [wire.decode_event((await anext(messages)).message) for _ in range(2)]
 
     assert (1, newest(it)) == (getattr(said[0], "revision", None), said[1])
     assert 2 == newest(it).revision
@@ -225,7 +225,7 @@ async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:
     delivery = []
     async with bus.follow(Stream.NODES, ">") as messages:
         async for received in messages:
-            delivery.append(wire.decode(received.message))
+            delivery.append(wire.decode_event(received.message))
             if received.position == await bus.last_position(Stream.NODES):
                 break
     assert [it.ledger.state.usage] == delivery

@@ -14,7 +14,7 @@ from whole_node_support import Node, fits, node
 from topoalign.allocator.allocate.visible_gpus import NotVisible
 from topoalign.allocator.containers.hami_core.slot_edits import held_in_order, limit_variables
 from topoalign.allocator.requests.predictions import Predictions
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.device_lists import gpu_lists, lists_asked
 from topoalign.core.demand.pod_demand import read_pod
@@ -23,8 +23,8 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AllocateRequest, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import ReservedContainer
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.plugin_config.configuration import DeviceList
 
 pytestmark = pytest.mark.anyio
@@ -250,7 +250,7 @@ async def test_no_container_holds_a_gpu_that_it_does_not_see(seed: int) -> None:
             asked = [wants(*chance.sample(resources, chance.randint(1, 2)), name=f"c{n}") for n in range(2)]
             first = 1 if chance.random() < 0.3 else 0
             pod = asking(name, *asked[first:], init=tuple(asked[:first]))
-            decision = decide(it.ledger.state, read_pod(pod, rules))
+            decision = decide_demand(it.ledger.state, read_pod(pod, rules))
             is_reserved = chance.random() < 0.6 and isinstance(decision, Admission)
             if is_reserved and isinstance(decision, Admission):
                 it.reserve(reserved_for(f"uid-{name}", pod, decision.allocations, 30.0), seq=number + 1)

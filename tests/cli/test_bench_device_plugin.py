@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.tools.bench import device_plugin
 from topoalign.tools.bench.device_plugin import NoClient, agent, measure, nvml
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.prediction import prediction_basis
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NIC
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.kubelet.files.manifest import PodManifest, request_from_pod
 from topoalign.tools.bench import filter as bench_filter
@@ -48,7 +48,7 @@ def test_nodes_differ_and_their_facts_agree_with_one_another() -> None:
         events = list(busy.said())
         state = replay(busy.node, events)
         basis = prediction_basis(state, 0.0)
-        free = free_of(basis.state, basis.rules)
+        free = count_free(basis.state, basis.rules)
         frees.add(msgspec.json.encode(msgspec.to_builtins(free, str_keys=True, order="deterministic")))
 
         validate(state.hardware)

@@ -10,7 +10,7 @@ import pytest
 
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot, Event
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench import registry

@@ -65,7 +65,7 @@ async def test_a_node_shows_what_it_gives_a_pod_as_it_confirmed(number: int) -> 
 
     first = BusyNode(number, HALF)
     async with bus.follow(Stream.ALLOCATIONS, ">") as facts, bus.follow(Stream.NODES, ">") as readings:
-        said = [wire.decode((await anext(each)).message) for each in (facts, facts, readings)]
+        said = [wire.decode_event((await anext(each)).message) for each in (facts, facts, readings)]
     state = reduce(NodeState.apply, said, replay(first.node, first.said()))
     (given,) = [each for each in state.allocations.values() if each.pod_uid == "u1"]
     assert state.usage is not None and state.usage.kubelet is not None

@@ -151,7 +151,7 @@ class Node:
         )
         async with local_nats(store) as url, connect_bus(url) as bus, bus.serve("topoalign-allocator", endpoints):
             for fact in facts:
-                await bus.publish(wire.encode(fact, 1_700_000_000.0))
+                await bus.publish(wire.encode_event(fact, 1_700_000_000.0))
             yield url
 
 

@@ -24,10 +24,10 @@ from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import AnnouncedNode, NodeLink
 from topoalign.core.model.decisions import Explained
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import LimitedBy, Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import LimitedBy, Offer, Slots
-from topoalign.core.state.divisions import divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 
 
 def shared(gpus: int = 2, sharers: int = 5, in_all: int = 8) -> NodeState:
@@ -238,7 +238,7 @@ def test_a_slot_of_an_allocation_is_shown_with_its_amount(capsys: pytest.Capture
 
 
 def drawn(state: NodeState) -> Diagram:
-    return diagram_of("gpu-7", state.hardware, state.allocations.values(), None, divisions(state))
+    return diagram_of("gpu-7", state.hardware, state.allocations.values(), None, partitioning_by_gpu(state))
 
 
 def test_eight_gpus_with_five_sharers_each_are_legible() -> None:

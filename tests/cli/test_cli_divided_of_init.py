@@ -18,8 +18,8 @@ from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, Namespace, PodName
-from topoalign.core.state.divisions import divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 
 
 def holding(*held: tuple[str, int, int]) -> NodeState:
@@ -84,7 +84,7 @@ def test_programs_can_add_up_what_containers_have(state: NodeState, capsys: pyte
 
 
 def test_the_rows_of_a_gpu_in_the_picture_add_up(state: NodeState) -> None:
-    drawn = diagram_of("gpu-7", state.hardware, state.allocations.values(), None, divisions(state))
+    drawn = diagram_of("gpu-7", state.hardware, state.allocations.values(), None, partitioning_by_gpu(state))
 
     assert (
         "GPU0 slots, 9 left: 40% 20 GiB; A 30% 10 GiB; B nothing; C 30% 10 GiB" in render_text(drawn, 120).splitlines()

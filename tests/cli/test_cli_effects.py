@@ -29,10 +29,10 @@ from topoalign.runtime.nats_server import local_nats
 NODE = NodeName("node-1")
 OWNER = Owner(namespace=Namespace("q"), pod=PodName("x"), container=ContainerName("main"))
 HELD = Allocation(id=AllocationID("a-1"), owner=OWNER, devices={GPU: (DeviceID("GPU-a"),)})
-GRANTED = wire.answer(Admission(allocations=(HELD,), explanation=Explanation()))
-RELEASED = wire.answer([HELD.id])
-CORDONED = wire.answer({"GPU-a": DeviceHealth(state=HealthState.HEALTHY, cordoned=True)})
-CLOCK = wire.answer(ClockReading(clock="c1", now=5000.0))
+GRANTED = wire.encode_answer(Admission(allocations=(HELD,), explanation=Explanation()))
+RELEASED = wire.encode_answer([HELD.id])
+CORDONED = wire.encode_answer({"GPU-a": DeviceHealth(state=HealthState.HEALTHY, cordoned=True)})
+CLOCK = wire.encode_answer(ClockReading(clock="c1", now=5000.0))
 ALLOCATE, RELEASE = "allocate --gpus 1 --pod q/x", "release q/x"
 
 Answers = dict[str, Callable[[], Awaitable[bytes]]]
@@ -126,7 +126,7 @@ def test_a_grant_is_printed_without_the_topology_that_words_it(run: Callable[...
     [
         (ALLOCATE, "allocate", GRANTED),
         (RELEASE, "release", RELEASED),
-        ("trust", "trust", wire.answer(None)),
+        ("trust", "trust", wire.encode_answer(None)),
         ("gpu cordon GPU-a", "cordon", CORDONED),
     ],
 )
@@ -230,7 +230,7 @@ def test_an_answer_that_cannot_be_printed_says_how_to_see_what_was_done(
         "clock": at_once(CLOCK),
         "allocate": at_once(GRANTED),
         "release": at_once(RELEASED),
-        "trust": at_once(wire.answer(None)),
+        "trust": at_once(wire.encode_answer(None)),
         "cordon": at_once(CORDONED),
     }
     full = Path("/dev/full").open("w")  # noqa: SIM115  # closing it fails again
@@ -256,7 +256,7 @@ def test_a_stream_lost_after_the_grant_is_no_failure(
         topology = Topology(gpus=(Gpu(id=DeviceID("GPU-a"), index=0),))
         announced = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="s", topology=topology)
         async with local_nats(tmp_path) as url, connect_bus(url, name="test", wait=5) as bus:
-            await bus.publish(wire.encode(announced, 1.0))
+            await bus.publish(wire.encode_event(announced, 1.0))
 
             async def grant(body: bytes) -> bytes:
                 await bus.live().api(f"$JS.API.STREAM.DELETE.{Stream.NODES}", b"")

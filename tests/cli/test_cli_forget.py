@@ -21,7 +21,7 @@ GONE, LIVING = NodeName("gone.example.com"), NodeName("living")
 
 
 async def no_answer(body: bytes) -> bytes:
-    return wire.answer(None)
+    return wire.encode_answer(None)
 
 
 async def run(*arguments: str) -> int:
@@ -34,7 +34,7 @@ async def test_a_node_that_is_gone_is_forgotten_and_one_that_lives_is_not(
     async with local_nats(tmp_path) as url, connect_bus(url) as bus:
         for node in (GONE, LIVING):
             await bus.publish(
-                wire.encode(AllocationsSnapshot(node=node, epoch=1, seq=1, allocations=(), digest=""), 1.0)
+                wire.encode_event(AllocationsSnapshot(node=node, epoch=1, seq=1, allocations=(), digest=""), 1.0)
             )
         endpoint = Endpoint(name="explain", subject=wire.admission_subject(LIVING, "explain"), answer=no_answer)
         async with bus.serve("topoalign-allocator", [endpoint]):
@@ -62,7 +62,7 @@ async def test_a_node_whose_allocator_is_stopped_is_not_taken_for_gone(
     monkeypatch.setattr(forget, "CONNECT_SECONDS", 0.1)
     async with local_nats(tmp_path) as url, connect_bus(url) as bus:
         snapshot = AllocationsSnapshot(node=LIVING, epoch=1, seq=1, allocations=(), digest="")
-        await bus.publish(wire.encode(snapshot, 1.0))
+        await bus.publish(wire.encode_event(snapshot, 1.0))
         endpoint = Endpoint(name="explain", subject=wire.admission_subject(LIVING, "explain"), answer=silence)
         async with bus.serve("topoalign-allocator", [endpoint]):
             refused = await run("forget", LIVING, "--nats", url)
@@ -87,7 +87,7 @@ async def test_everything_that_is_said_of_a_node_is_deleted() -> None:
     await bus.publish(Message(subject=reserved, headers={}, body=b"{}"))
     before = await has_published(bus, GONE)
     for event, (pattern, _) in wire.SUBJECTS.items():
-        subject = f"{wire.PREFIX}.{pattern.format(node=wire.token(GONE))}"
+        subject = f"{wire.PREFIX}.{pattern.format(node=wire.encode_node_token(GONE))}"
         await bus.publish(Message(subject=subject, headers={}, body=b"{}"))
         assert await has_published(bus, GONE), event
     await forget_node(bus, GONE)

@@ -15,7 +15,7 @@ from discovery_support import NODE, QUIET_SECONDS, discovery_with
 from topoalign.cli import root
 from topoalign.cli.link import AnnouncedNode
 from topoalign.core import wire
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
@@ -51,7 +51,7 @@ USAGE = UsageObserved(
     revision=1,
     containers=(),
     kubelet=KubeletObserved(
-        rules=kubelet_rules(AdmissionRules()),
+        rules=to_kubelet_rules(AdmissionRules()),
         entries=(CheckpointEntry(pod_uid="u-1", container=ContainerName("fetch"), devices=LEFT.devices),),
     ),
 )
@@ -67,7 +67,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
             AllocationGranted(node=NODE, epoch=9, seq=3, allocation=LEFT),
             USAGE,
         ):
-            await bus.publish(wire.encode(fact, 1.0))
+            await bus.publish(wire.encode_event(fact, 1.0))
         clock = SystemClock()
         health_keeper = HealthKeeper(RecordFile(folder / "state", "boot"), XidRules(), QUIET_SECONDS, clock)
         discovery = discovery_with(DescribedDriver("dgx-a100"), bus, clock, health_keeper=health_keeper)

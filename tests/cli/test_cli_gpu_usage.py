@@ -21,7 +21,7 @@ from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.events import AllocationGranted, AllocationsSnapshot
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.processes import DeviceUse, GpuProcess, LibraryCount
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.ports import Inventory, Stream
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, OtherUse, Use
 from topoalign.discovery.use_meter import UseMeter
@@ -82,9 +82,13 @@ async def serving(folder: Path, hardware: Hardware) -> AsyncIterator[str]:
     put_process(proc, 99, cgroup="0::/user.slice\n", command="Xorg")
     clock = SystemClock()
     async with local_nats(folder / "nats") as url, connect_bus(url, name="test", wait=5) as bus, background() as tasks:
-        await bus.publish(wire.encode(AllocationsSnapshot(node=NODE, epoch=9, seq=1, allocations=(), digest=""), 1.0))
+        await bus.publish(
+            wire.encode_event(AllocationsSnapshot(node=NODE, epoch=9, seq=1, allocations=(), digest=""), 1.0)
+        )
         for seq, allocation in enumerate(HELD, 2):
-            await bus.publish(wire.encode(AllocationGranted(node=NODE, epoch=9, seq=seq, allocation=allocation), 1.0))
+            await bus.publish(
+                wire.encode_event(AllocationGranted(node=NODE, epoch=9, seq=seq, allocation=allocation), 1.0)
+            )
         meter = UseMeter(NODE, hardware, clock, folder / "host", 5.0)
         discovery = discovery_with(hardware, bus, clock, answers=[meter.endpoint()])
         await tasks.start(lambda *, task_status: discovery.run(task_status=task_status))

@@ -9,7 +9,7 @@ from decision_support import container, pod
 from diagnosis_support import cluster, node_with
 
 from topoalign.cli import root
-from topoalign.core.diagnosis.records import NodeRecord, encode_lines
+from topoalign.core.diagnosis.node_records import NodeRecord, encode_lines
 from topoalign.core.model.ids import NodeName
 
 

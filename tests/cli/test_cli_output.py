@@ -23,7 +23,7 @@ from topoalign.core.model.ids import (
     PodName,
     ResourceName,
 )
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b1m\u202eevil[bold red]<b>{{x}}\n" + "long" * 200

@@ -17,7 +17,7 @@ from unit_support import CORES, DGX, MEMORY, in_units
 
 from topoalign.cli import root
 from topoalign.core import wire
-from topoalign.core.diagnosis.records import ClusterRecord, decode_lines, encode_lines
+from topoalign.core.diagnosis.node_records import ClusterRecord, decode_lines, encode_lines
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.kubelet import ListedDevices
 from topoalign.core.model.requests import WriterPosition
@@ -350,7 +350,7 @@ def test_a_kubectl_that_does_not_answer_in_time_is_given_up(
 
 
 async def alive(body: bytes) -> bytes:
-    return wire.answer(WriterPosition())
+    return wire.encode_answer(WriterPosition())
 
 
 def test_a_running_cluster_is_read_from_its_streams(
@@ -364,7 +364,7 @@ def test_a_running_cluster_is_read_from_its_streams(
             for node in some_cluster().nodes:
                 for event in (node.topology, node.health, node.usage, node.allocations):
                     assert event is not None
-                    await bus.publish(wire.encode(event, 1.0))
+                    await bus.publish(wire.encode_event(event, 1.0))
             subject = wire.admission_subject(NodeName("node"), "alive").replace(".node.", ".*.")
             async with bus.serve("topoalign-allocator", [Endpoint(name="alive", subject=subject, answer=alive)]):
                 yield url
@@ -421,7 +421,7 @@ LINES = [*encode_lines(some_cluster())]
         ([b"[" * 100_000 + b"\n"], "line 1"),
         ([LINES[0].replace(b"topoalign.cluster", b"other")], "line 1: 'other' of version 1"),
         ([LINES[0].replace(b'"version":1', b'"version":2')], "of version 2"),
-        (LINES[:-1], "2 nodes, and the first line tells of 3"),
+        (LINES[:-1], "2 nodes, and the first line announces 3"),
         ([*LINES, LINES[-1]], "line 5: node 'half' stands twice"),
         ([*LINES[:2], LINES[2].replace(b'"node":"full"', b'"node":"else"', 1), LINES[3]], "line 3"),
         ([*LINES[:3], LINES[3][:-20] + b"\n"], "line 4"),

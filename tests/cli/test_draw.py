@@ -36,7 +36,7 @@ from topoalign.cli.draw.svg import SCALE, png, svg
 from topoalign.cli.draw.text import MARKS, render_text
 from topoalign.core.model.events import DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 

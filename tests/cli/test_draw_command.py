@@ -146,7 +146,7 @@ async def announced(store: Path) -> AsyncIterator[str]:
     )
     async with local_nats(store) as url, connect_bus(url) as bus:
         for fact in facts:
-            await bus.publish(wire.encode(fact, 1_700_000_000.0))
+            await bus.publish(wire.encode_event(fact, 1_700_000_000.0))
         yield url
 
 

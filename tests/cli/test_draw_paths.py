@@ -14,7 +14,7 @@ from topoalign.cli.draw.pci_bridges import Bridge, Child, devices_in
 from topoalign.cli.draw.scene import Box, Text
 from topoalign.cli.draw.text import render_text
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 

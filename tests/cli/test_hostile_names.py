@@ -216,7 +216,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[str, str]]:
     ]
     async with local_nats(folder) as url, connect_bus(url) as bus, bus.serve("topoalign-allocator", endpoints):
         for fact in facts():
-            await bus.publish(wire.encode(fact, 1_700_000_000.0))
+            await bus.publish(wire.encode_event(fact, 1_700_000_000.0))
         context = Context(bus=bus, clock=SystemClock(), environment={})
         async with background() as tasks:
             await tasks.start(serve, context)

@@ -4,7 +4,7 @@ import msgspec
 
 from topoalign.cli.gpu_partitioning import mig_document
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile, occupied
+from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile, occupied_placements
 from topoalign.core.model.topology.model import Gpu
 
 
@@ -35,7 +35,7 @@ def test_where_the_place_of_an_instance_is_not_known_none_is_free_for_sure() -> 
     hidden = msgspec.structs.replace(GPU_0, mig=(SIXTH, instance(2, None)))
     document = mig_document(hidden)["mig_profiles"]
 
-    assert None is occupied(hidden.mig or ())
+    assert None is occupied_placements(hidden.mig or ())
     assert isinstance(document, list)
     assert [None, None] == [each["free"] for each in document]
     assert {} == mig_document(Gpu(id=DeviceID("GPU-1"), index=1)) == mig_document(None)

@@ -38,7 +38,7 @@ TIME = 1_700_000_000.5
 
 async def publish(bus: Bus, *events: Event) -> None:
     for event in events:
-        await bus.publish(wire.encode(event, TIME))
+        await bus.publish(wire.encode_event(event, TIME))
 
 
 async def delivery(client: Client, count: int, since: int | None = None, node: str | None = None) -> list[Delivery]:
@@ -117,7 +117,7 @@ async def test_repetitions_after_the_broker_forgot_their_ids_are_dropped() -> No
     bus, writer = MemoryBus(), Writer()
     client = Client(bus)
     for fact in (writer.snapshot(), writer.grant("1", "GPU-0"), writer.bind("1", "pod-1")):
-        message = wire.encode(fact, TIME)
+        message = wire.encode_event(fact, TIME)
         for attempt in range(3):
             await bus.publish(
                 msgspec.structs.replace(message, headers={**message.headers, "Nats-Msg-Id": f"{fact.seq}.{attempt}"})
@@ -140,7 +140,7 @@ async def test_a_gap_is_healed_by_a_snapshot_that_the_allocator_is_asked_for() -
     async def announce(body: bytes) -> bytes:
         asked.append(body)
         await publish(bus, writer.snapshot())
-        return wire.answer([writer.epoch, writer.state.seq])
+        return wire.encode_answer([writer.epoch, writer.state.seq])
 
     endpoint = Endpoint(name="snapshot", subject=wire.admission_subject(writer.node, "snapshot"), answer=announce)
     await publish(bus, writer.snapshot(), writer.grant("1", "GPU-0"))
@@ -168,7 +168,7 @@ async def test_a_node_gone_before_it_healed_a_gap_is_reported_once(
     async def refuse(body: bytes) -> bytes:
         nonlocal asked
         asked += 1
-        return wire.failure(BusUnavailable("it is not there"))
+        return wire.encode_error(BusUnavailable("it is not there"))
 
     endpoint = Endpoint(name="snapshot", subject=wire.admission_subject(writer.node, "snapshot"), answer=refuse)
     writer.snapshot()
@@ -193,7 +193,7 @@ async def test_an_allocator_is_asked_once_however_many_events_follow_a_gap() -> 
 
     async def refuse(body: bytes) -> bytes:
         asked.append(body)
-        return wire.failure(BusUnavailable("later"))
+        return wire.encode_error(BusUnavailable("later"))
 
     endpoint = Endpoint(name="snapshot", subject=wire.admission_subject(writer.node, "snapshot"), answer=refuse)
     await publish(bus, writer.snapshot())
@@ -226,7 +226,7 @@ async def test_poison_is_counted_and_set_aside_and_the_client_goes_on() -> None:
     bus, writer = MemoryBus(), Writer()
     client = Client(bus, name="watcher")
     await publish(bus, writer.snapshot())
-    good = wire.encode(writer.grant("1", "GPU-0"), TIME)
+    good = wire.encode_event(writer.grant("1", "GPU-0"), TIME)
     poison = [
         msgspec.structs.replace(good, body=b"\x00\xff garbage", headers={}),
         msgspec.structs.replace(good, body=good.body.replace(b"node-1", b"node-2"), headers={}),
@@ -303,7 +303,7 @@ async def test_the_newest_hardware_and_health_of_each_node_come_first() -> None:
 
     async with aclosing(client.nodes()) as events:
         first = [(await anext(events)).event for _ in range(3)]
-        late = wire.encode(topology("a", 7), TIME)
+        late = wire.encode_event(topology("a", 7), TIME)
         await bus.publish(msgspec.structs.replace(late, headers={**late.headers, "Nats-Msg-Id": "again"}))
         await publish(bus, topology("a", 1, epoch=2))
         news = (await anext(events)).event
@@ -325,7 +325,7 @@ async def test_it_goes_on_through_a_killed_server_over_nats(tmp_path: Path) -> N
         received = [await anext(events)]
         server.kill()
         await server.start()
-        await stored(bus, wire.encode(writer.grant("1", "GPU-0"), TIME))
+        await stored(bus, wire.encode_event(writer.grant("1", "GPU-0"), TIME))
         received.append(await anext(events))
 
     assert writer.said == facts(received)
@@ -362,7 +362,7 @@ async def test_after_the_stream_was_deleted_everything_in_the_new_one_is_news(tm
             for _ in range(10):
                 await anext(others)
             await replace_stream(server, bus, Stream.ALLOCATIONS)
-            await stored(bus, wire.encode(writer.grant("new", "GPU-9"), TIME))
+            await stored(bus, wire.encode_event(writer.grant("new", "GPU-9"), TIME))
             await publish(bus, writer.snapshot(), writer.release("1"))
             with anyio.fail_after(20):
                 received = [[await anext(one) for _ in range(3)] for one in (events, others)]
@@ -378,7 +378,7 @@ async def test_after_the_stream_was_deleted_a_gap_is_healed_as_before(tmp_path: 
 
         async def announce(body: bytes) -> bytes:
             await publish(bus, writer.snapshot())
-            return wire.answer([writer.epoch, writer.state.seq])
+            return wire.encode_answer([writer.epoch, writer.state.seq])
 
         endpoint = Endpoint(name="snapshot", subject=wire.admission_subject(writer.node, "snapshot"), answer=announce)
         async with bus.serve("topoalign-allocator", [endpoint]), aclosing(Client(bus).allocations()) as events:
@@ -386,7 +386,7 @@ async def test_after_the_stream_was_deleted_a_gap_is_healed_as_before(tmp_path: 
             await anext(events)
             await replace_stream(server, bus, Stream.ALLOCATIONS)
             writer.grant("lost", "GPU-9")  # never published
-            await stored(bus, wire.encode(writer.release("1"), TIME))
+            await stored(bus, wire.encode_event(writer.release("1"), TIME))
             with anyio.fail_after(20):
                 healed = await anext(events)
 
@@ -402,7 +402,7 @@ async def test_hardware_announced_on_a_stream_that_was_made_anew_is_news(tmp_pat
             for _ in range(6):
                 await anext(events)
             await replace_stream(server, bus, Stream.NODES)
-            await stored(bus, wire.encode(topology("a", 2), TIME))
+            await stored(bus, wire.encode_event(topology("a", 2), TIME))
             await publish(bus, topology("b", 2))
             with anyio.fail_after(20):
                 news = [(await anext(events)).event for _ in range(2)]

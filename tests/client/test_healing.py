@@ -29,7 +29,7 @@ class Asked(MemoryBus):
         node = msgspec.json.decode(body, type=SnapshotRequest).node
         self.nodes.append(node)
         if node in self.answering:
-            return wire.answer((7, 9))
+            return wire.encode_answer((7, 9))
         raise BusUnavailable("nobody answers")
 
 

@@ -75,15 +75,15 @@ class World:
 
     async def say(self, *facts: LedgerEvent) -> None:
         for fact in facts:
-            await self.bus.publish(wire.encode(fact, 1.0))
+            await self.bus.publish(wire.encode_event(fact, 1.0))
 
     async def health(self, node: str, revision: int = 1) -> None:
         said = DeviceHealthChanged(node=NodeName(node), epoch=1, revision=revision, devices={})
-        await self.bus.publish(wire.encode(said, 1.0))
+        await self.bus.publish(wire.encode_event(said, 1.0))
 
     async def stands_by(self, body: bytes) -> bytes:
         state = self.writer.state
-        return wire.answer(
+        return wire.encode_answer(
             WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings={"health": (1, 1)})
         )
 

@@ -15,7 +15,7 @@ from topoalign.core.model.events import ContainerUsage, TopologyDiscovered, Usag
 from topoalign.core.model.ids import ContainerName, DeviceID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.shapes import renamed, uuids
+from topoalign.core.model.topology.shapes import device_uuids, rename_devices
 from topoalign.machines import load_machine
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.runtime.memory_bus import MemoryBus
@@ -28,7 +28,7 @@ NODES = 3
 
 def hardware(number: int) -> Topology:
     bare = load_machine("dgx-a100").topology
-    return renamed(bare, {uuid: DeviceID(f"{uuid}-of-{number}") for uuid in uuids(bare)})
+    return rename_devices(bare, {uuid: DeviceID(f"{uuid}-of-{number}") for uuid in device_uuids(bare)})
 
 
 async def readings(client: Client) -> list[Delivery]:
@@ -42,7 +42,7 @@ async def discovered() -> MemoryBus:
         found = TopologyDiscovered(
             node=NodeName(f"n{number}"), epoch=1, revision=1, boot_id="", source="nvml", topology=hardware(number)
         )
-        await bus.publish(wire.encode(found, 1.0))
+        await bus.publish(wire.encode_event(found, 1.0))
     return bus
 
 
@@ -78,7 +78,7 @@ async def test_other_tasks_run_while_a_known_past_is_handed_over(kind: str) -> N
     """The snapshots, or readings, of all nodes are there at once; nothing is waited for between them."""
     bus, others, seen = await discovered(), itertools.count(), []
     for number in range(NODES):
-        await bus.publish(wire.encode(Writer(f"n{number}").snapshot(), 1.0))
+        await bus.publish(wire.encode_event(Writer(f"n{number}").snapshot(), 1.0))
 
     async def run() -> None:
         while True:
@@ -100,7 +100,7 @@ async def test_every_allocation_event_carries_the_allocations_after_it() -> None
     bus, writer, cluster = MemoryBus(), Writer("n0"), Cluster()
     states = []
     for fact in (writer.snapshot, lambda: writer.grant("1", "GPU-0"), lambda: writer.bind("1", "p")):
-        await bus.publish(wire.encode(fact(), 1.0))
+        await bus.publish(wire.encode_event(fact(), 1.0))
         states.append(writer.state)
     async with aclosing(Client(bus).allocations(0)) as events:
         delivery = [await anext(events) for _ in states]
@@ -126,8 +126,11 @@ async def test_usage_is_left_out_where_it_is_not_wanted_and_forgeries_are_found(
     """Of it is kept what tells a repetition from news, and from another reading with its number."""
     bus, asked = MemoryBus(), []
     clients = [Client(bus, usage=wanted) for wanted in (True, False)]
-    repeated, forged = wire.encode(usage("0-3"), 1.0), wire.renamed(wire.encode(usage("4-7"), 1.0), "5f0c2a9e8b7d6431")
-    for message in (repeated, wire.renamed(repeated, "5f0c2a9e8b7d6432")):
+    repeated, forged = (
+        wire.encode_event(usage("0-3"), 1.0),
+        wire.with_message_mark(wire.encode_event(usage("4-7"), 1.0), "5f0c2a9e8b7d6431"),
+    )
+    for message in (repeated, wire.with_message_mark(repeated, "5f0c2a9e8b7d6432")):
         await bus.publish(message)
     read = [await first(client) for client in clients]
     agreed = [dict(client._verifier._conflicts) for client in clients]
@@ -145,7 +148,7 @@ async def test_usage_is_left_out_where_it_is_not_wanted_and_forgeries_are_found(
 
 async def test_a_cluster_keeps_no_usage() -> None:
     bus, cluster = MemoryBus(), Cluster()
-    await bus.publish(wire.encode(usage("0-3"), 1.0))
+    await bus.publish(wire.encode_event(usage("0-3"), 1.0))
     cluster.apply(await first(Client(bus)))
 
     assert (None, 1.0) == (cluster.member(NodeName("n0")).state.usage, cluster.member(NodeName("n0")).last_event)

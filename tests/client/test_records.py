@@ -7,8 +7,8 @@ from diagnosis_support import machines, node_with
 
 from topoalign.client.stored_records import read_cluster, read_foreign_nodes
 from topoalign.core import wire
-from topoalign.core.diagnosis.foreign import ForeignPage
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord
+from topoalign.core.diagnosis.hami_nodes import ForeignPage
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, ReservationsChanged
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
@@ -38,16 +38,16 @@ async def said(bus: MemoryBus, *nodes: NodeRecord) -> None:
     for each in nodes:
         for event in (each.topology, each.health, each.usage, each.allocations):
             if event is not None:
-                await bus.publish(wire.encode(event, 1.0))
+                await bus.publish(wire.encode_event(event, 1.0))
 
 
 def reserving(node: str, seq: int, *reservations: Reservation) -> Message:
     event = ReservationsChanged(node=NodeName(node), epoch=1, seq=seq, writer="r", reservations=reservations)
-    return wire.encode(event, 1.0)
+    return wire.encode_event(event, 1.0)
 
 
 async def alive(body: bytes) -> bytes:
-    return wire.answer(WriterPosition())
+    return wire.encode_answer(WriterPosition())
 
 
 async def read(bus: MemoryBus, *silent: NodeRecord) -> ClusterRecord:
@@ -84,7 +84,7 @@ async def test_a_registry_that_repeats_a_page_is_asked_no_more() -> None:
         nonlocal asked
         asked += 1
         assert asked <= 2
-        return wire.answer(ForeignPage(nodes={NodeName("h"): "ManagedByHami"}, has_more=True))
+        return wire.encode_answer(ForeignPage(nodes={NodeName("h"): "ManagedByHami"}, has_more=True))
 
     bus = MemoryBus()
     async with bus.serve("registry", [Endpoint(name="foreign", subject=wire.foreign_subject(), answer=page)]):
@@ -109,9 +109,9 @@ async def test_what_was_granted_and_released_since_a_snapshot_counts() -> None:
     await said(bus, A)
     (had,) = A.allocations.allocations if A.allocations is not None else ()
     new = Allocation(id=AllocationID("new"), devices={GPU: (DeviceID("GPU-0000-2"),)})
-    await bus.publish(wire.encode(AllocationGranted(node=A.node, epoch=1, seq=2, allocation=new), 2.0))
+    await bus.publish(wire.encode_event(AllocationGranted(node=A.node, epoch=1, seq=2, allocation=new), 2.0))
     await bus.publish(
-        wire.encode(AllocationReleased(node=A.node, epoch=1, seq=3, allocation=had.id, reason="gone"), 3.0)
+        wire.encode_event(AllocationReleased(node=A.node, epoch=1, seq=3, allocation=had.id, reason="gone"), 3.0)
     )
 
     (found,) = (await read(bus)).nodes
@@ -123,7 +123,7 @@ async def test_what_a_later_snapshot_stands_for_is_not_needed() -> None:
     """The events before the newest snapshot are gone from the stream, or cannot be read."""
     (had,) = A.allocations.allocations if A.allocations is not None else ()
     bus, lost = MemoryBus(), AllocationReleased(node=A.node, epoch=1, seq=1, allocation=had.id, reason="gone")
-    await bus.publish(msgspec.structs.replace(wire.encode(lost, 1.0), body=b"{"))
+    await bus.publish(msgspec.structs.replace(wire.encode_event(lost, 1.0), body=b"{"))
     snapshot = msgspec.structs.replace(A.allocations, seq=7) if A.allocations is not None else None
     await said(bus, msgspec.structs.replace(A, allocations=snapshot))
 
@@ -165,7 +165,9 @@ async def test_a_node_whose_facts_are_not_whole_lacks_its_allocations() -> None:
     bus = MemoryBus()
     await said(bus, msgspec.structs.replace(A, allocations=None), B)
     await bus.publish(
-        wire.encode(AllocationReleased(node=A.node, epoch=1, seq=9, allocation=AllocationID("x"), reason="gone"), 1.0)
+        wire.encode_event(
+            AllocationReleased(node=A.node, epoch=1, seq=9, allocation=AllocationID("x"), reason="gone"), 1.0
+        )
     )
 
     first, second = (await read(bus)).nodes

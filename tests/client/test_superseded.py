@@ -31,7 +31,7 @@ ODDITIES = ("again", "swapped", "lost", "forged", "unreadable", "nameless")
 async def read(messages: list[Message], *, superseded: bool) -> tuple[list[Delivery], Client]:
     """What a reader hears of the past, up to a last fact of a node of its own."""
     bus = MemoryBus()
-    for message in [*messages, wire.encode(Writer("end").snapshot(), 1.0)]:
+    for message in [*messages, wire.encode_event(Writer("end").snapshot(), 1.0)]:
         await bus.publish(message)
     client = Client(bus, ManualClock())
     received: list[Delivery] = []
@@ -57,7 +57,7 @@ def histories(chance: Random, repeated_or_constant: list[str]) -> list[Message]:
     said = [history(Writer(node, epoch=chance.randint(1, 3)), chance) for node in NODES]
     messages: list[Message] = []
     while any(said):
-        messages.append(wire.encode(chance.choice([own for own in said if own]).pop(0), 1.0))
+        messages.append(wire.encode_event(chance.choice([own for own in said if own]).pop(0), 1.0))
     for number, oddity in enumerate(repeated_or_constant):
         if messages:
             messages = disturbed(messages, oddity, chance.randrange(len(messages)), chance, number)
@@ -85,7 +85,7 @@ def disturbed(messages: list[Message], oddity: str, place: int, chance: Random, 
     match oddity:
         case "again":
             at = chance.randint(0, len(rest))
-            renamed = wire.renamed(one, f"{number:016x}") if one.headers else one
+            renamed = wire.with_message_mark(one, f"{number:016x}") if one.headers else one
             return [*messages[: place + 1], *rest[:at], renamed, *rest[at:]]
         case "swapped":
             return [*messages[:place], *rest[:1], one, *rest[1:]]
@@ -97,7 +97,7 @@ def disturbed(messages: list[Message], oddity: str, place: int, chance: Random, 
             return [*messages[:place], msgspec.structs.replace(one, headers={}), *rest]
     node, epoch, seq = NodeName(chance.choice(NODES)), chance.randint(0, 4), chance.randint(0, 15)
     forged = AllocationsSnapshot(node=node, epoch=epoch, seq=seq, allocations=(), digest="")
-    return [*messages[:place], one, wire.renamed(wire.encode(forged, 1.0), f"{number:016x}"), *rest]
+    return [*messages[:place], one, wire.with_message_mark(wire.encode_event(forged, 1.0), f"{number:016x}"), *rest]
 
 
 @given(st.randoms(use_true_random=False), st.lists(st.sampled_from(ODDITIES), max_size=4))
@@ -115,7 +115,7 @@ def test_the_same_is_believed_as_of_a_reader_of_everything(chance: Random, repea
 async def test_only_the_newest_snapshot_and_what_follows_it_is_heard() -> None:
     writer, other = Writer("a"), Writer("b")
     writer.snapshot(), writer.grant("1", "GPU-0"), other.snapshot(), writer.snapshot(), writer.bind("1", "p")
-    messages = [wire.encode(event, 1.0) for event in (*writer.said[:2], *other.said, *writer.said[2:])]
+    messages = [wire.encode_event(event, 1.0) for event in (*writer.said[:2], *other.said, *writer.said[2:])]
     received, client = await read(messages, superseded=False)
 
     assert [other.said[0], *writer.said[2:]] == [delivery.event for delivery in received]
@@ -130,10 +130,10 @@ async def test_a_snapshot_that_is_not_the_newest_fact_has_the_node_read_whole(od
     writer.snapshot(), writer.grant("1", "GPU-0"), writer.grant("2", "GPU-1")
     seq = 3 if odd == "as old" else 2
     forged = AllocationsSnapshot(node=writer.node, epoch=writer.epoch, seq=seq, allocations=(), digest="")
-    messages = [wire.encode(event, 1.0) for event in writer.said]
+    messages = [wire.encode_event(event, 1.0) for event in writer.said]
     if odd == "without an id":
         messages[1] = msgspec.structs.replace(messages[1], headers={})
-    messages.append(wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431"))
+    messages.append(wire.with_message_mark(wire.encode_event(forged, 1.0), "5f0c2a9e8b7d6431"))
     received, _ = await read(messages, superseded=False)
 
     assert writer.said == [delivery.event for delivery in received]
@@ -148,8 +148,8 @@ async def test_a_fact_that_cannot_be_true_is_put_aside_itself_where_all_is_read(
         node=writer.node, epoch=writer.epoch, seq=3, allocation=AllocationID("nobody"), owner=owner("p")
     )
     forged = AllocationsSnapshot(node=writer.node, epoch=writer.epoch, seq=2, allocations=(), digest="")
-    bus, messages = MemoryBus(), [wire.encode(event, 1.0) for event in (*writer.said, lie)]
-    for message in [*messages, wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431")]:
+    bus, messages = MemoryBus(), [wire.encode_event(event, 1.0) for event in (*writer.said, lie)]
+    for message in [*messages, wire.with_message_mark(wire.encode_event(forged, 1.0), "5f0c2a9e8b7d6431")]:
         await bus.publish(message)
     async with aclosing(Client(bus, ManualClock()).allocations(0, superseded=False)) as events:
         delivery = [await anext(events) for _ in writer.said]
@@ -166,8 +166,8 @@ async def test_a_position_to_go_on_after_counts_where_all_is_read_too() -> None:
     writer, bus = Writer("a"), MemoryBus()
     writer.snapshot(), writer.grant("1", "GPU-0"), writer.grant("2", "GPU-1")
     forged = AllocationsSnapshot(node=writer.node, epoch=writer.epoch, seq=2, allocations=(), digest="")
-    messages = [wire.encode(event, 1.0) for event in writer.said]
-    for message in [*messages, wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431")]:
+    messages = [wire.encode_event(event, 1.0) for event in writer.said]
+    for message in [*messages, wire.with_message_mark(wire.encode_event(forged, 1.0), "5f0c2a9e8b7d6431")]:
         await bus.publish(message)
     async with aclosing(Client(bus, ManualClock()).allocations(2, superseded=False)) as events:
         first = await anext(events)
@@ -178,7 +178,7 @@ async def test_a_position_to_go_on_after_counts_where_all_is_read_too() -> None:
 @pytest.mark.anyio
 async def test_snapshots_of_a_stream_that_ends_early_supersede_nothing() -> None:
     writer = Writer()
-    stored = [Received(message=wire.encode(writer.snapshot(), 1.0), position=number) for number in (1, 2)]
+    stored = [Received(message=wire.encode_event(writer.snapshot(), 1.0), position=number) for number in (1, 2)]
 
     async def following() -> AsyncGenerator[Received]:
         for received in stored:
@@ -196,7 +196,7 @@ async def test_snapshots_of_a_stream_that_ends_early_supersede_nothing() -> None
 @pytest.mark.anyio
 async def test_snapshots_of_a_stream_that_went_back_supersede_nothing() -> None:
     writer = Writer()
-    stored = [Received(message=wire.encode(writer.snapshot(), 1.0), position=number) for number in (1, 2, 1, 3)]
+    stored = [Received(message=wire.encode_event(writer.snapshot(), 1.0), position=number) for number in (1, 2, 1, 3)]
 
     async def following() -> AsyncIterator[Received]:
         for received in stored:
@@ -215,7 +215,7 @@ def test_nothing_is_superseded_in_another_stream() -> None:
 def test_nothing_but_a_snapshot_stands_for_what_was_passed_over() -> None:
     """The stream lost the snapshot, and has another fact at its position: what was passed over is read after all."""
     writer = Writer("a")
-    before = Received(message=wire.encode(writer.snapshot(), 1.0), position=1)
+    before = Received(message=wire.encode_event(writer.snapshot(), 1.0), position=1)
     superseded = Superseded({writer.node: 2})
 
     assert superseded.has(before) and superseded.missed
@@ -224,13 +224,16 @@ def test_nothing_but_a_snapshot_stands_for_what_was_passed_over() -> None:
 
 
 def test_a_place_is_read_from_the_id_and_highest_where_it_has_none() -> None:
-    message = wire.encode(Writer("gpu.7").snapshot(), 1.0)
+    message = wire.encode_event(Writer("gpu.7").snapshot(), 1.0)
     odd = [
         msgspec.structs.replace(message, headers={}),
         msgspec.structs.replace(message, headers={"Nats-Msg-Id": "allocator.a.b.c"}),
     ]
 
-    assert [(7, 1), (7, 1)] == [message_position(message), message_position(wire.renamed(message, "5f0c2a9e8b7d6431"))]
+    assert [(7, 1), (7, 1)] == [
+        message_position(message),
+        message_position(wire.with_message_mark(message, "5f0c2a9e8b7d6431")),
+    ]
     assert [(LARGEST_NUMBER, LARGEST_NUMBER)] * 2 == [message_position(each) for each in odd]
 
 
@@ -254,7 +257,7 @@ class Losing(MemoryBus):
         del log.kept[kept:]
         log.last = kept
         for event in self.left or ():
-            await self.publish(wire.renamed(wire.encode(event, 1.0), "5f0c2a9e8b7d6432"))
+            await self.publish(wire.with_message_mark(wire.encode_event(event, 1.0), "5f0c2a9e8b7d6432"))
 
 
 class Interrupted:
@@ -285,7 +288,7 @@ async def test_what_was_passed_over_is_read_where_its_snapshot_is_lost(
     left = None if becomes == "shorter" else writer.said[-1:]
     bus = Losing(2, left)
     for event in writer.said:
-        await bus.publish(wire.encode(event, 1.0))
+        await bus.publish(wire.encode_event(event, 1.0))
     client, expected = Client(bus, ManualClock()), writer.said[:-1] if left is None else left
     async with aclosing(client.allocations(0, superseded=False)) as events:
         with anyio.fail_after(10):
@@ -301,13 +304,13 @@ async def test_a_node_is_not_waited_for_whose_snapshot_is_deleted_meanwhile() ->
     writer.snapshot(), writer.grant("1", "GPU-0"), writer.grant("2", "GPU-1")
     forged = AllocationsSnapshot(node=writer.node, epoch=writer.epoch, seq=2, allocations=(), digest="")
     for event in writer.said:
-        await bus.publish(wire.encode(event, 1.0))
-    await bus.publish(wire.renamed(wire.encode(forged, 1.0), "5f0c2a9e8b7d6431"))
+        await bus.publish(wire.encode_event(event, 1.0))
+    await bus.publish(wire.with_message_mark(wire.encode_event(forged, 1.0), "5f0c2a9e8b7d6431"))
     async with aclosing(Client(bus, ManualClock()).allocations(0, superseded=False)) as events:
         with anyio.fail_after(10):
             delivery = [await anext(events) for _ in writer.said]
             for node in ("b", "c"):  # the first takes the place of the deleted one
-                await bus.publish(wire.encode(Writer(node).snapshot(), 1.0))
+                await bus.publish(wire.encode_event(Writer(node).snapshot(), 1.0))
             other = await anext(events)
 
     assert [*writer.said, Writer("c").snapshot()] == [each.event for each in (*delivery, other)]
@@ -319,7 +322,7 @@ async def test_the_past_is_taken_in_pieces_of_a_few_megabytes(monkeypatch: pytes
     bus, writer = MemoryBus(), Writer("a")
     taken: list[int] = []
     for event in (writer.snapshot(), writer.grant("1", "GPU-0"), writer.snapshot()):
-        await bus.publish(wire.encode(event, 1.0))
+        await bus.publish(wire.encode_event(event, 1.0))
     client = Client(bus, ManualClock())
     some = client._take_some
     monkeypatch.setattr(client, "_take_some", lambda *args, **more: noted(taken, some(*args, **more)))
@@ -346,7 +349,7 @@ class Racing(ManualClock):
 @pytest.mark.anyio
 async def test_other_tasks_run_while_the_newest_snapshots_are_looked_for() -> None:
     writer, turns = Writer("a"), itertools.count()
-    stored = [Received(message=wire.encode(writer.snapshot(), 1.0), position=number) for number in (1, 2, 3)]
+    stored = [Received(message=wire.encode_event(writer.snapshot(), 1.0), position=number) for number in (1, 2, 3)]
 
     async def at_hand() -> AsyncIterator[Received]:
         for received in stored:

@@ -83,7 +83,7 @@ async def announcing(bus: Bus, writer: Writer) -> AsyncIterator[list[int]]:
         snapshot = writer.snapshot()
         assert isinstance(snapshot, AllocationsSnapshot)
         asked.append(snapshot.seq)
-        await bus.publish(wire.encode(snapshot, 0))
+        await bus.publish(wire.encode_event(snapshot, 0))
         return snapshot.epoch, snapshot.seq
 
     endpoint = Endpoint(
@@ -106,14 +106,14 @@ async def test_lost_doubled_and_reordered_messages_give_the_same_state() -> None
         async with announcing(bus, writer) as asked, anyio.create_task_group() as tasks:
             tasks.start_soon(listener.listen)
             for fact in tuple(writer.said):
-                await unruly.take(wire.encode(fact, 0))
+                await unruly.take(wire.encode_event(fact, 0))
                 if unruly.chance.random() < 0.2:
                     await anyio.lowlevel.checkpoint()
             await unruly.calm()
             last = (
                 writer.release(next(iter(writer.state.allocations))) if writer.state.allocations else writer.snapshot()
             )
-            await bus.publish(wire.encode(last, 0))
+            await bus.publish(wire.encode_event(last, 0))
             await until(listener, writer)
             tasks.cancel_scope.cancel()
 

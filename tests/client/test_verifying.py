@@ -32,7 +32,7 @@ class Services(MemoryBus):
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         self.asked.append(subject)
         readings = {"topology": (1, self.revision)}
-        return wire.answer(
+        return wire.encode_answer(
             WriterPosition(readings=readings) if subject == wire.admission_subject(NODE, "alive") else readings
         )
 

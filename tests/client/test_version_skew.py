@@ -40,7 +40,7 @@ NODE = NodeName("node-1")
 
 def later(event: Event) -> Message:
     """The same event as a later version would say it: with more fields, at the top and further down."""
-    message = wire.encode(event, 0)
+    message = wire.encode_event(event, 0)
     whole = json.loads(message.body)
     whole["later"] = {"number": 12345678901234567890123, "text": "\n"}
     for inner in (whole.get("allocation"), *whole.get("allocations", ())):
@@ -87,14 +87,14 @@ async def test_the_command_line_prints_what_it_does_not_know(tmp_path: Path) -> 
 async def test_a_dead_letter_keeps_what_a_later_version_said() -> None:
     """C46: a role that this version does not know cannot be folded; it is put aside as it was."""
     bus, writer = MemoryBus(), Writer(NODE)
-    await bus.publish(wire.encode(writer.snapshot(), 0))
-    message = wire.encode(writer.grant("1", "GPU-0"), 0)
+    await bus.publish(wire.encode_event(writer.snapshot(), 0))
+    message = wire.encode_event(writer.grant("1", "GPU-0"), 0)
     message = msgspec.structs.replace(message, body=message.body.replace(b'"id":"1"', b'"id":"1","role":"ephemeral"'))
     await bus.publish(message)
     client = Client(bus, name="older")
     async with aclosing(client.allocations(since=0)) as events:
         await anext(events)
-        await bus.publish(wire.encode(writer.snapshot(), 0))
+        await bus.publish(wire.encode_event(writer.snapshot(), 0))
         healed = await anext(events)
     async with bus.follow(Stream.DEADLETTERS, ">") as letters:
         letter = (await anext(letters)).message
@@ -116,7 +116,7 @@ async def test_unreadable_snapshots_are_requested_less_and_less_often(
     async def announce(body: bytes) -> bytes:
         asked.append(clock.monotonic())
         await bus.publish(unreadable(writer))
-        return wire.answer([writer.epoch, writer.state.seq])
+        return wire.encode_answer([writer.epoch, writer.state.seq])
 
     endpoint = Endpoint(name="snapshot", subject=wire.admission_subject(NODE, "snapshot"), answer=announce)
     client = Client(bus, clock)
@@ -127,7 +127,7 @@ async def test_unreadable_snapshots_are_requested_less_and_less_often(
                 raise AssertionError
 
         writer.snapshot()
-        await bus.publish(wire.encode(writer.grant("1", "GPU-0"), 0))  # without the snapshot before it
+        await bus.publish(wire.encode_event(writer.grant("1", "GPU-0"), 0))  # without the snapshot before it
         tasks.start_soon(listen)
         while len(asked) < 6:
             await clock.advance(1)
@@ -140,7 +140,7 @@ async def test_unreadable_snapshots_are_requested_less_and_less_often(
 
 def unreadable(writer: Writer) -> Message:
     """The next snapshot in the words of a version that has other roles."""
-    message = wire.encode(writer.snapshot(), 0)
+    message = wire.encode_event(writer.snapshot(), 0)
     return msgspec.structs.replace(message, body=message.body.replace(b'"id":"1"', b'"id":"1","role":"ephemeral"'))
 
 
@@ -150,8 +150,8 @@ def unreadable(writer: Writer) -> Message:
 async def test_events_of_unknown_types_and_versions_are_only_counted(kind: str) -> None:
     """C46: a later version may mean something else by the same words, so nothing of it is applied."""
     bus, writer = MemoryBus(), Writer(NODE)
-    await bus.publish(wire.encode(writer.snapshot(), 0))
-    unknown = wire.encode(writer.grant("1", "GPU-0"), 0)
+    await bus.publish(wire.encode_event(writer.snapshot(), 0))
+    unknown = wire.encode_event(writer.grant("1", "GPU-0"), 0)
     await bus.publish(
         msgspec.structs.replace(unknown, headers={**unknown.headers, "Nats-Msg-Id": "x", "ce-type": kind})
     )
@@ -168,8 +168,12 @@ async def test_events_of_unknown_types_and_versions_are_only_counted(kind: str) 
 async def test_a_subscriber_of_allocations_never_receives_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
     """C46: nor does one of a version that does not know them, from its store, which takes them beside the allocations."""
     bus, writer = MemoryBus(), Writer(NODE)
-    reserved = wire.encode(changed(reservation("a", container("GPU-0"))), 0)
-    for message in (wire.encode(writer.snapshot(), 0), reserved, wire.encode(writer.grant("1", "GPU-0"), 0)):
+    reserved = wire.encode_event(changed(reservation("a", container("GPU-0"))), 0)
+    for message in (
+        wire.encode_event(writer.snapshot(), 0),
+        reserved,
+        wire.encode_event(writer.grant("1", "GPU-0"), 0),
+    ):
         await bus.publish(message)
     monkeypatch.setattr(wire, "KINDS", wire.KINDS - {reserved.headers["ce-type"]})
     client = Client(bus)
@@ -179,13 +183,13 @@ async def test_a_subscriber_of_allocations_never_receives_reservations(monkeypat
     assert writer.said == delivery
     assert (0, 0, 0) == (client.counts.unknown, client.counts.undecodable, client.counts.gaps)
     with pytest.raises(wire.UnknownEvent):
-        wire.decode(reserved)
+        wire.decode_event(reserved)
 
 
 def test_events_of_the_version_before_which_say_less_are_understood() -> None:
     """C46: what was added since has a meaning where it is missing."""
     body = b'{"type":"AllocationGranted","node":"node-1","epoch":1,"seq":2,"allocation":{"id":"1"}}'
-    event = wire.decode(Message(subject="topoalign.v1.allocation.node-1.granted", headers={}, body=body))
+    event = wire.decode_event(Message(subject="topoalign.v1.allocation.node-1.granted", headers={}, body=body))
 
     assert isinstance(event, AllocationGranted)
 
@@ -200,11 +204,11 @@ def test_nobody_limits_is_told_from_a_writer_that_does_not_tell() -> None:
     """C46: earlier versions left `none` out, and read it as what is missing."""
     topology = in_units(DGX, 1)
     event = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="nvml", topology=topology)
-    message = wire.encode(event, 0)
-    former = wire.decode(msgspec.structs.replace(message, body=message.body.replace(b',"limiter":"none"', b"")))
+    message = wire.encode_event(event, 0)
+    former = wire.decode_event(msgspec.structs.replace(message, body=message.body.replace(b',"limiter":"none"', b"")))
 
     assert isinstance(former, TopologyDiscovered)
-    assert event == wire.decode(message)
+    assert event == wire.decode_event(message)
     assert ["none", "none", None] == [each.limiter for each in event.topology.offered]
     assert [None, None, None] == [each.limiter for each in former.topology.offered]
     read = msgspec.convert(json.loads(message.body)["topology"]["offers"], list[FormerOffer])
@@ -226,7 +230,7 @@ async def test_requests_of_a_later_version_are_refused_by_their_field(
         for subject in subjects():
             body = await bus.ask(subject, b'{"node":"node-1","later":1}', 5)
             with pytest.raises(TopoalignError) as refused:
-                wire.answered(body, object)
+                wire.decode_answer(body, object)
 
             assert "request" == json.loads(body)["failure"]["fault"]
             assert "later" in str(refused.value)

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.admission.alignment import NotAligned
-from topoalign.core.admission.feasibility import need_of, verdict
-from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.feasibility import judge_amounts, need_of
+from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Refusal
@@ -29,7 +29,7 @@ def test_verdicts_are_those_of_the_recorded_kubelet(vectors: Path) -> None:
                 demand = read_pod(as_the_kubelet_reads(step.pod.read), sequence.rules)
                 state = as_others(sequence.state, demand)
                 need = need_of(state.hardware, demand)
-                got = None if need is None else verdict(need, free_of(state, sequence.rules))
+                got = None if need is None else judge_amounts(need, count_free(state, sequence.rules))
                 told = step.expect.answer
                 wanted = told.code if isinstance(told, Rejected) else ""
                 if wanted == NotAligned.code:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from topoalign.core.demand.shares import NO_DEFAULTS, UNSET, CardRequest, Defaults
+from topoalign.core.demand.shares import NO_DEFAULTS, UNSET, Defaults, HamiRequest
 from topoalign.core.model.ids import ResourceName
 from topoalign.tools.conformance.hami_quantities import plain_integer, read_request
 
-NOTHING = CardRequest()
+NOTHING = HamiRequest()
 
 
 def limits(amounts: dict[str, int | str]) -> dict[ResourceName, int | str]:
@@ -15,8 +15,8 @@ def limits(amounts: dict[str, int | str]) -> dict[ResourceName, int | str]:
     return {ResourceName(names.get(name, f"nvidia.com/{name}")): amount for name, amount in amounts.items()}
 
 
-def request(count: int = 1, memory: int = 0, percent: int = UNSET, cores: int = 0) -> CardRequest:
-    return CardRequest(count=count, vendor="NVIDIA", memory=memory, percent=percent, cores=cores)
+def request(count: int = 1, memory: int = 0, percent: int = UNSET, cores: int = 0) -> HamiRequest:
+    return HamiRequest(count=count, vendor="NVIDIA", memory=memory, percent=percent, cores=cores)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def request(count: int = 1, memory: int = 0, percent: int = UNSET, cores: int = 
         ({"gpu": (1 << 32) + 1, "gpucores": (1 << 31) + 30}, request(percent=100, cores=30 - (1 << 31))),
     ],
 )
-def test_what_is_no_plain_integer_or_too_much_is_nothing(amounts: dict[str, int | str], expected: CardRequest) -> None:
+def test_what_is_no_plain_integer_or_too_much_is_nothing(amounts: dict[str, int | str], expected: HamiRequest) -> None:
     """Of cards and memory; of the others it counts as not said."""
     assert expected == read_request(limits(amounts), {})
 

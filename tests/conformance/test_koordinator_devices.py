@@ -5,12 +5,19 @@ from fractions import Fraction
 
 import pytest
 
-from topoalign.core.deviceshare.inventory import ANYWHERE, Function, FunctionGroup, Inventory, Partition, Place
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.inventory import (
+    ANYWHERE,
+    DeviceLocation,
+    FunctionGroup,
+    InventoryFunction,
+    NodeInventory,
+    Partition,
+)
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.tools.conformance.koordinator_devices import read_device
 
 
-def read_without_labels(raw: object) -> Inventory:
+def read_without_labels(raw: object) -> NodeInventory:
     return read_device(raw, {})
 
 
@@ -33,9 +40,9 @@ def test_a_device_is_read_with_all_that_is_said_of_it() -> None:
     (device,) = read_device({"devices": [raw]}, {}).devices
 
     assert (DeviceType.RDMA, 3, "0000:99:00.0", True) == (device.kind, device.minor, device.id, device.healthy)
-    assert ({"a": "b"}, Place(1, "pci0000:97")) == (device.labels, device.place)
+    assert ({"a": "b"}, DeviceLocation(1, "pci0000:97")) == (device.labels, device.place)
     assert {"koordinator.sh/rdma": 100} == device.resources == device.total == device.free
-    assert (FunctionGroup({"c": "d"}, (Function("0000:99:00.6", 5),)),) == device.groups
+    assert (FunctionGroup({"c": "d"}, (InventoryFunction("0000:99:00.6", 5),)),) == device.groups
 
 
 def test_a_device_of_which_little_is_said_is_ill_and_nowhere() -> None:
@@ -45,7 +52,7 @@ def test_a_device_of_which_little_is_said_is_ill_and_nowhere() -> None:
     ).devices
 
     assert (False, {}, {}, None, ()) == (bare.healthy, bare.total, bare.labels, bare.place, bare.groups)
-    assert Place(ANYWHERE, "") == placed.place
+    assert DeviceLocation(ANYWHERE, "") == placed.place
 
 
 def test_devices_of_unknown_types_are_left_out() -> None:
@@ -120,10 +127,10 @@ def test_what_is_booked_is_in_use_of_that_device_alone() -> None:
         {"devices": [{"type": "rdma", "minor": minor, "health": True, "resources": {"r": 100}} for minor in (1, 0)]}
     )
 
-    booked = node.booked(DeviceType.RDMA, 1, {"r": 30}, ["vf"]).booked(DeviceType.RDMA, 1, {"r": 80, "s": 1})
-    ignored = booked.booked(DeviceType.RDMA, 7, {"r": 1}).booked(DeviceType.FPGA, 1, {"r": 1})
+    with_used = node.with_used(DeviceType.RDMA, 1, {"r": 30}, ["vf"]).with_used(DeviceType.RDMA, 1, {"r": 80, "s": 1})
+    ignored = with_used.with_used(DeviceType.RDMA, 7, {"r": 1}).with_used(DeviceType.FPGA, 1, {"r": 1})
 
-    idle, used = booked.by_type[DeviceType.RDMA]
+    idle, used = with_used.by_type[DeviceType.RDMA]
     assert ({}, {"r": 100}, False) == (idle.used, idle.free, idle.busy)
     assert ({"r": 110, "s": 1}, {"r": 0}, frozenset({"vf"}), True) == (
         used.used,
@@ -131,6 +138,6 @@ def test_what_is_booked_is_in_use_of_that_device_alone() -> None:
         used.used_functions,
         used.busy,
     )
-    assert ignored == booked
-    assert node.booked(DeviceType.RDMA, 0, {}, ["vf"]).by_type[DeviceType.RDMA][0].busy
-    assert not node.booked(DeviceType.RDMA, 0, {"r": 0}).by_type[DeviceType.RDMA][0].busy
+    assert ignored == with_used
+    assert node.with_used(DeviceType.RDMA, 0, {}, ["vf"]).by_type[DeviceType.RDMA][0].busy
+    assert not node.with_used(DeviceType.RDMA, 0, {"r": 0}).by_type[DeviceType.RDMA][0].busy

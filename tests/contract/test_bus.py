@@ -108,10 +108,10 @@ async def test_an_id_under_which_the_store_has_another_message_is_refused(bus: B
     await bus.publish(forged)
     with pytest.raises(IdTaken, match=r"the id 'test\.1' is taken: message 1 of .* is another one"):
         await bus.publish(mine)
-    position = await bus.publish(wire.renamed(mine, "x"))
+    position = await bus.publish(wire.with_message_mark(mine, "x"))
 
     assert 2 == position
-    assert 2 == await bus.publish(wire.renamed(mine, "x"))
+    assert 2 == await bus.publish(wire.with_message_mark(mine, "x"))
     assert 1 == await bus.publish(forged)
 
 
@@ -224,12 +224,12 @@ async def test_any_node_name_is_one_token_that_wildcards_see(bus: Bus, node: str
     async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(NodeName(node))) as messages:
         await anext(messages)
 
-    assert node == wire.name_of(subject.split(".")[3])
+    assert node == wire.decode_node_token(subject.split(".")[3])
 
 
 async def test_a_follower_of_all_subjects_hears_its_own_stream_alone(bus: Bus) -> None:
     """What another stream stores meanwhile has positions of its own, and may have the next one."""
-    health = wire.encode(DeviceHealthChanged(node=NodeName("a"), epoch=1, revision=1, devices={}), 1.0)
+    health = wire.encode_event(DeviceHealthChanged(node=NodeName("a"), epoch=1, revision=1, devices={}), 1.0)
     async with bus.follow(Stream.NODES, ">") as messages, anyio.create_task_group() as tasks:
         found: list[Received] = []
 
@@ -297,14 +297,14 @@ async def test_a_message_that_is_too_large_or_has_no_store_is_refused(bus: Bus) 
 
 
 async def shout(body: bytes) -> bytes:
-    return wire.answer(body.decode().upper())
+    return wire.encode_answer(body.decode().upper())
 
 
 async def test_a_question_is_answered_by_the_service_that_serves_its_subject(bus: Bus) -> None:
     async with bus.serve("topoalign-test", [Endpoint(name="shout", subject="test.a.shout", answer=shout)]):
         answer = await bus.ask("test.a.shout", b"hello", 5)
 
-    assert "HELLO" == wire.answered(answer, str)
+    assert "HELLO" == wire.decode_answer(answer, str)
 
 
 async def test_asking_where_nobody_answers_fails_at_once(bus: Bus) -> None:
@@ -329,7 +329,7 @@ async def test_a_slow_answer_ends_the_asking_and_does_not_block_other_endpoints(
         with pytest.raises(BusUnavailable, match=r"no answer on test.hang within 0.05 s"):
             await bus.ask("test.hang", b"", 0.05)
 
-        assert "A" == wire.answered(await bus.ask("test.shout", b"a", 5), str)
+        assert "A" == wire.decode_answer(await bus.ask("test.shout", b"a", 5), str)
 
 
 async def test_answers_go_to_who_asked_in_whatever_order_they_come(bus: Bus) -> None:
@@ -346,7 +346,7 @@ async def test_answers_go_to_who_asked_in_whatever_order_they_come(bus: Bus) -> 
 
     async def ask(number: int) -> None:
         answer = await bus.ask(f"test.e{number}", b"question %d" % number, 5)
-        answers.append(wire.answered(answer, str))
+        answers.append(wire.decode_answer(answer, str))
         let[number - 1].set()
 
     async with bus.serve("topoalign-test", [endpoint(number) for number in range(4)]):
@@ -371,7 +371,7 @@ async def test_questions_to_one_endpoint_are_answered_one_at_a_time(bus: Bus) ->
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
         inside -= 1
-        return wire.answer(None)
+        return wire.encode_answer(None)
 
     async with (
         bus.serve("topoalign-test", [Endpoint(name="count", subject="test.count", answer=count)]),
@@ -392,7 +392,7 @@ async def test_a_defect_in_a_service_is_an_answer_without_its_text(bus: Bus) -> 
 
     assert b"secret" not in answer
     with pytest.raises(RemoteUnavailable):
-        wire.answered(answer, str)
+        wire.decode_answer(answer, str)
 
 
 async def test_an_answer_or_a_question_that_is_too_large_is_said_to_be(bus: Bus) -> None:
@@ -401,6 +401,6 @@ async def test_an_answer_or_a_question_that_is_too_large_is_said_to_be(bus: Bus)
 
     async with bus.serve("topoalign-test", [Endpoint(name="large", subject="test.large", answer=large)]):
         with pytest.raises(RemoteUnavailable, match="1000001 bytes"):
-            wire.answered(await bus.ask("test.large", b"", 5), str)
+            wire.decode_answer(await bus.ask("test.large", b"", 5), str)
         with pytest.raises(BusRefused, match="1000001 bytes"):
             await bus.ask("test.large", b" " * 1_000_001, 5)

@@ -99,7 +99,7 @@ async def test_a_bus_can_be_entered_before_there_is_a_server(tmp_path: Path) -> 
     """C31: publishing fails meanwhile, following and serving wait, and all go on once the server comes up."""
 
     async def shout(body: bytes) -> bytes:
-        return wire.answer(body.decode().upper())
+        return wire.encode_answer(body.decode().upper())
 
     async with killable(tmp_path) as server:
         server.kill()
@@ -116,7 +116,7 @@ async def test_a_bus_can_be_entered_before_there_is_a_server(tmp_path: Path) -> 
                 await stored(bus, said(1))
 
                 assert said(1) == (await anext(messages)).message
-                assert "HELLO" == wire.answered(await answered(bus, "test.shout", b"hello"), str)
+                assert "HELLO" == wire.decode_answer(await answered(bus, "test.shout", b"hello"), str)
 
 
 async def answered(bus: Bus, subject: str, body: bytes) -> bytes:
@@ -132,7 +132,7 @@ async def test_a_service_serves_again_after_the_server_was_killed(
     server: KillableServer,
 ) -> None:
     async def shout(body: bytes) -> bytes:
-        return wire.answer(body.decode().upper())
+        return wire.encode_answer(body.decode().upper())
 
     endpoints = [Endpoint(name="shout", subject="test.shout", answer=shout)]
     async with connect_bus(server.url) as bus, bus.serve("topoalign-test", endpoints):
@@ -140,14 +140,14 @@ async def test_a_service_serves_again_after_the_server_was_killed(
         await server.start()
         answer = await answered(bus, "test.shout", b"again")
 
-    assert "AGAIN" == wire.answered(answer, str)
+    assert "AGAIN" == wire.decode_answer(answer, str)
 
 
 async def test_an_acknowledgement_of_a_stream_is_no_answer(server: KillableServer) -> None:
     """A stream that takes the subject of a request answers first; the service's answer counts."""
 
     async def shout(body: bytes) -> bytes:
-        return wire.answer(body.decode().upper())
+        return wire.encode_answer(body.decode().upper())
 
     async with connect_bus(server.url) as bus:
         stream = {"name": "EAVESDROPPER", "subjects": ["test.>"], "storage": "memory"}
@@ -155,7 +155,7 @@ async def test_an_acknowledgement_of_a_stream_is_no_answer(server: KillableServe
         async with bus.serve("topoalign-test", [Endpoint(name="shout", subject="test.shout", answer=shout)]):
             answers = {await bus.ask("test.shout", b"hello", 60) for _ in range(20)}
 
-    assert {wire.answer("HELLO")} == answers
+    assert {wire.encode_answer("HELLO")} == answers
 
 
 async def test_a_message_that_a_store_sends_is_no_request(server: KillableServer) -> None:
@@ -164,7 +164,7 @@ async def test_a_message_that_a_store_sends_is_no_request(server: KillableServer
 
     async def note(body: bytes) -> bytes:
         requests.append(body)
-        return wire.answer(None)
+        return wire.encode_answer(None)
 
     async with (
         connect_bus(server.url) as bus,

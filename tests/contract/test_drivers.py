@@ -13,7 +13,7 @@ from nvml_support import host_tree, put, script, standing_in, switch_links, told
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.processes import DeviceUse
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.ports import Driver, HardwareEvent, Inventory
 from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver

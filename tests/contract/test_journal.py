@@ -15,18 +15,18 @@ from topoalign.allocator.ledger.journal import FileJournal, open_journal
 from topoalign.core.model.errors import InvalidField, StateFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
-from topoalign.core.ports import Entry, Journal
+from topoalign.core.ports import Journal, JournalEntry
 
 NODE = NodeName("node-1")
 
 
-def entry(number: int) -> Entry:
+def entry(number: int) -> JournalEntry:
     """One that can follow any with a lower number."""
     allocation = Allocation(
         id=AllocationID(f"a-{number}"), devices={ResourceName("nvidia.com/gpu"): (DeviceID(f"GPU-{number}"),)}
     )
     said = AllocationsSnapshot(node=NODE, epoch=number, seq=1, allocations=(allocation,), digest="")
-    return Entry(time=float(number), events=(said,))
+    return JournalEntry(time=float(number), events=(said,))
 
 
 class Shelf:
@@ -167,7 +167,7 @@ def test_a_symbolic_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None
 class FaultyJournal(FileJournal):
     """A journal on a disk that takes only part of the next line."""
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         limit = os.fstat(self.file).st_size + 10
         import resource
         import signal

@@ -18,7 +18,7 @@ from topoalign.core.demand.node_filters import (
 )
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.requests import GANG
-from topoalign.core.sharing.hami.foreign import NodeAnnotations
+from topoalign.core.sharing.hami.node_annotations import NodeAnnotations
 from topoalign.registry.kubernetes.api_client import connect_kubernetes
 from topoalign.registry.ports import (
     ApiConflict,

@@ -107,8 +107,8 @@ async def test_each_role_can_do_what_it_has_to(tmp_path: Path, names: list[str])
             snapshot = (await anext(messages)).message
         await stack.aclose()
 
-    assert wire.is_answer(answer)
-    assert NODE == getattr(wire.decode(snapshot), "node", None)
+    assert wire.is_service_answer(answer)
+    assert NODE == getattr(wire.decode_event(snapshot), "node", None)
     warnings = [line for line in logs if line["log_level"] in ("warning", "error") and "nats" in str(line).lower()]
     assert [] == [line for line in warnings if line["event"] != "bus lost"]
 
@@ -120,7 +120,7 @@ async def test_a_registry_reaches_a_node_and_reserves_on_it(hub: Hub) -> None:
     ]
 
     async def answer(body: bytes) -> bytes:
-        return wire.answer("yes")
+        return wire.encode_answer("yes")
 
     endpoints = [Endpoint(name=f"e{n}", subject=f"{wire.PREFIX}.{verb}", answer=answer) for n, verb in enumerate(verbs)]
     async with (
@@ -135,7 +135,7 @@ async def test_a_registry_reaches_a_node_and_reserves_on_it(hub: Hub) -> None:
         await registry.publish_batch(batch)
         received = [(await anext(messages)).message for _ in range(2)]
 
-    assert {wire.answer("yes")} == answers
+    assert {wire.encode_answer("yes")} == answers
     assert [said(n).body for n in (1, 2)] == [message.body for message in received]
 
 
@@ -349,7 +349,7 @@ async def test_nobody_reads_requests_and_answers_of_another(hub: Hub, role: str)
     """Inboxes and requests of other accounts do not exist for it, under whatever subject it subscribes."""
 
     async def answer(body: bytes) -> bytes:
-        return wire.answer("secret")
+        return wire.encode_answer("secret")
 
     subject = wire.admission_subject(VICTIM, "alive")
     eavesdropper = await hub.client(role)
@@ -367,7 +367,7 @@ async def test_nobody_reads_requests_and_answers_of_another(hub: Hub, role: str)
     await eavesdropper.flush()
     await eavesdropper.close()
 
-    assert {wire.answer("secret")} == answers
+    assert {wire.encode_answer("secret")} == answers
     assert [] == [each for each in received if not each[0].startswith(event_stores.NEWS)]
     assert role == "reader" or [] == received
 

@@ -105,7 +105,7 @@ async def at_work(writer: Writer) -> AsyncIterator[None]:
 
 def numbers(bus: TroubledBus) -> list[int]:
     """The numbers of the facts that are stored, in the order of the stream."""
-    events = map(wire.decode, bus.kept)
+    events = map(wire.decode_event, bus.kept)
     return [event.revision if isinstance(event, Reading) else event.seq for event in events]
 
 

@@ -50,7 +50,7 @@ def messages(day: Path, stream: str) -> Iterator[Message]:
 
 
 def facts(day: Path) -> list[Event]:
-    return [wire.decode(message) for stream in ("nodes", "allocations") for message in messages(day, stream)]
+    return [wire.decode_event(message) for stream in ("nodes", "allocations") for message in messages(day, stream)]
 
 
 def held(state: NodeState) -> dict[str, set[str]]:
@@ -92,8 +92,8 @@ def test_a_recorded_journal_is_written_again_byte_for_byte(state: Path) -> None:
 @pytest.mark.parametrize("stream", ["allocations", "nodes"])
 def test_a_recorded_message_is_encoded_again_byte_for_byte(day: Path, stream: str) -> None:
     for message in messages(day, stream):
-        event = wire.decode(message)
-        again = wire.encode(event, 0.0)
+        event = wire.decode_event(message)
+        again = wire.encode_event(event, 0.0)
 
         assert (message.subject, message.body) == (again.subject, again.body)
         assert {**message.headers, "ce-time": ""} == {**again.headers, "ce-time": ""}

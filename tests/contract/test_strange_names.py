@@ -63,14 +63,14 @@ async def test_a_wildcard_hears_every_node_and_a_node_is_heard_alone(bus: Bus) -
         facts = [writer.snapshot(), writer.grant("1", "0000:07:00.0", "mlx5_0", writer.node)]
         facts += [writer.bind("1", pod) for pod in PODS]
         for fact in facts:
-            await bus.publish(wire.encode(fact, 0))
+            await bus.publish(wire.encode_event(fact, 0))
         health = DeviceHealthChanged(
             node=writer.node,
             epoch=1,
             revision=1,
             devices={DeviceID("0000:07:00.0"): DeviceHealth(state=HealthState.HEALTHY)},
         )
-        await bus.publish(wire.encode(health, 0))
+        await bus.publish(wire.encode_event(health, 0))
 
     of_all: dict[str, list[object]] = {}
     async with aclosing(Client(bus).allocations(since=0)) as events:
@@ -97,7 +97,7 @@ async def test_every_node_is_asked_under_its_own_name(bus: Bus) -> None:
 
     def saying(name: str) -> Endpoint:
         async def answer(body: bytes) -> bytes:
-            return wire.answer([name, body.decode()])
+            return wire.encode_answer([name, body.decode()])
 
         return Endpoint(name="explain", subject=wire.admission_subject(NodeName(name), "explain"), answer=answer)
 
@@ -105,14 +105,14 @@ async def test_every_node_is_asked_under_its_own_name(bus: Bus) -> None:
         for name in NAMES:
             answer = await bus.ask(wire.admission_subject(NodeName(name), "explain"), b"it", 5)
 
-            assert [name, "it"] == wire.answered(answer, list[str])
+            assert [name, "it"] == wire.decode_answer(answer, list[str])
 
 
 def test_tokens_can_be_turned_back_are_one_token_and_differ() -> None:
     """C42: what a wildcard stands for, and what a key of a NATS store may be."""
-    tokens = {name: wire.token(name) for name in (*NAMES, *PODS)}
+    tokens = {name: wire.encode_node_token(name) for name in (*NAMES, *PODS)}
 
-    assert {name: name for name in tokens} == {name: wire.name_of(token) for name, token in tokens.items()}
+    assert {name: name for name in tokens} == {name: wire.decode_node_token(token) for name, token in tokens.items()}
     assert len(tokens) == len(set(tokens.values()))
     assert all(
         set(token) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-=")
@@ -124,7 +124,7 @@ async def test_a_listener_of_a_node_hears_no_node_whose_name_contains_its(bus: B
     """C42: `a.b` is no part of `a`, nor the other way round."""
     short, long = Writer("a"), Writer("a.b")
     for writer in (long, short):
-        await bus.publish(wire.encode(writer.snapshot(), 0))
+        await bus.publish(wire.encode_event(writer.snapshot(), 0))
     async with aclosing(Client(bus).allocations(since=0, node=NodeName("a"))) as events:
         first = (await anext(events)).event
 

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_reference import knapsack
 
-from topoalign.core.admission.admit import admission, admit, answer_to
+from topoalign.core.admission.admit import admit, answer_to, iterate_decision_for_request
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.model.decisions import Admission, PreferenceQuestion, Refusal
 from topoalign.core.model.errors import DriverFault, InvalidField, TooMuchWork
@@ -161,7 +161,7 @@ def test_mode_best_admits_under_restricted_what_fits_as_well_as_it_can_now() -> 
 
 
 def test_policy_none_asks_nobody_and_gives_what_is_lowest() -> None:
-    steps = admission(node(machine()), pod(container(gpus=4, cpus=2, gib=1)), UNALIGNED)
+    steps = iterate_decision_for_request(node(machine()), pod(container(gpus=4, cpus=2, gib=1)), UNALIGNED)
 
     asked = next(steps)
 
@@ -344,7 +344,7 @@ def test_the_limit_on_work_is_one_for_all_containers_of_a_pod() -> None:
     topology, amounts = knapsack_machine()
     one = ContainerRequest(name=ContainerName("first"), requests=amounts, limits=amounts)
     asked = pod(one, *(container(name=f"c{i}", gpus=1) for i in range(3)))
-    steps = admission(node(topology), asked, AdmissionRules(policy=Policy.BEST_EFFORT))
+    steps = iterate_decision_for_request(node(topology), asked, AdmissionRules(policy=Policy.BEST_EFFORT))
 
     assert isinstance(next(steps), HintRequest)
     following = steps.throw(TooMuchWork("not found within the limit on work", "ask for less"))
@@ -404,7 +404,7 @@ def test_resources_are_given_in_the_order_of_their_names() -> None:
 def test_an_alignment_that_takes_too_long_is_said_and_never_guessed(policy: Policy, mode: Mode, code: str) -> None:
     state, asked = node(machine(nodes=64)), pod(container(gpus=1))
     rules = AdmissionRules(policy=policy, mode=mode, max_allowable_numa_nodes=64)
-    steps = admission(state, asked, rules)
+    steps = iterate_decision_for_request(state, asked, rules)
     hard = {ResourceName(f"example.com/{i}"): rule for i, rule in enumerate(knapsack())}
     decision = None
     try:
@@ -434,7 +434,7 @@ def test_a_machine_of_34_numa_nodes_is_decided_in_mode_best() -> None:
 
 def test_a_device_plugin_that_fails_refuses_the_pod() -> None:
     state = node(machine())
-    steps = admission(state, pod(container(gpus=1)), BEST)
+    steps = iterate_decision_for_request(state, pod(container(gpus=1)), BEST)
     asked = next(steps)
     while isinstance(asked, HintRequest):
         asked = steps.send(answer_to(asked, state, BEST))

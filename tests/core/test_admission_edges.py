@@ -5,8 +5,8 @@ import pytest
 from decision_support import NODE, admitted, asking, container, machine, node, pod, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.answers import check_answer
-from topoalign.core.hints.providers import answer, question
+from topoalign.core.hints.answer_checks import check_answer
+from topoalign.core.hints.providers import answer_hint_request, to_hint_question
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.ids import CPU, GPU, NIC, ContainerName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
@@ -56,7 +56,7 @@ def test_hints_where_no_numa_node_is_known_are_for_node_0() -> None:
     rules = AdmissionRules(memory_manager="None")
     asked = asking(node(Topology(cpus=cpus)), pod(container(cpus=2)), ContainerName("main"), rules)
 
-    answered = answer(asked)
+    answered = answer_hint_request(asked)
 
     check_answer(asked, answered)
     assert (TopologyHint(0b1, True),) == answered.providers["cpu"][CPU]
@@ -83,6 +83,6 @@ def test_a_question_about_an_unknown_node_names_no_topology() -> None:
     asked = pod(container(gpus=1))
     known, unknown = node(machine()), NodeState(node=NODE)
 
-    told = [question(asking(state, asked, None, BEST), asked).topology for state in (known, unknown)]
+    told = [to_hint_question(asking(state, asked, None, BEST), asked).topology for state in (known, unknown)]
 
     assert [(1, 1), (0, 0)] == told

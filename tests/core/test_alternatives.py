@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from seam_reference import naive_rank
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import Considered, PreferenceQuestion
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, Policy
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, PluginDevice, Topology
-from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.placement.preference import prefer
 from topoalign.machines import load_machine
 
@@ -48,12 +48,12 @@ def told(topology: Topology, chosen: Sequence[DeviceID], near: Sequence[DeviceID
         container=ContainerName("c"),
         near=tuple(near),
     )
-    return considered(topology, resource, every, asked, chosen, near, "simple")
+    return rank_alternatives(topology, resource, every, asked, chosen, near, "simple")
 
 
 def links(topology: Topology, members: Sequence[DeviceID], near: Sequence[DeviceID]) -> int:
     pairs = [(a, b) for a in members for b in near] if near else [*combinations(members, 2)]
-    return sum(pair_score(topology, a, b) for a, b in pairs)
+    return sum(connection_score(topology, a, b) for a, b in pairs)
 
 
 @settings(max_examples=150, deadline=None)
@@ -65,7 +65,7 @@ def test_the_best_five_other_sets_are_shown_with_their_scores(seed: int, size: i
     beside = tuple(topology.gpu_by_id)[:near]
     every = tuple(topology.nic_by_id if near else topology.gpu_by_id)
     chosen = tuple(sorted(Random(seed).sample(every, size)))
-    table = [[0 if a == b else pair_score(topology, a, b) for b in every] for a in every]
+    table = [[0 if a == b else connection_score(topology, a, b) for b in every] for a in every]
 
     def rank(members: Sequence[DeviceID]) -> tuple[object, ...]:
         if near:
@@ -115,7 +115,7 @@ def test_of_sets_that_were_not_offered_that_is_said() -> None:
     topology = machine(1, 4, 3)
     every = tuple(topology.gpu_by_id)
 
-    won, *lost = considered(topology, GPU, every, None, every[:2], (), "simple")
+    won, *lost = rank_alternatives(topology, GPU, every, None, every[:2], (), "simple")
 
     assert won.why.startswith("all that can be had on the NUMA nodes")
     assert {"not all on the NUMA nodes it is aligned to"} == {each.why for each in lost}
@@ -127,7 +127,7 @@ def test_nics_are_chosen_near_gpus_or_by_index(near: int, why: str) -> None:
     nics = tuple(topology.nic_by_id)
     asked = PreferenceQuestion(resource=NIC, available=nics, must_include=(), size=1, container=ContainerName("c"))
 
-    won = considered(topology, NIC, nics, asked, nics[:1], tuple(topology.gpu_by_id)[:near], "simple")[0]
+    won = rank_alternatives(topology, NIC, nics, asked, nics[:1], tuple(topology.gpu_by_id)[:near], "simple")[0]
 
     assert why == won.why
 
@@ -137,8 +137,8 @@ def test_of_other_devices_and_of_none_nothing_is_told() -> None:
     devices = tuple(DeviceID(f"x-{i}") for i in range(2))
     plain = Topology(others=tuple(PluginDevice(id=each, resource=resource, nodes=None) for each in devices))
 
-    assert () == considered(plain, resource, devices, None, devices[:1], (), "simple")
-    assert () == considered(machine(3, 2, 2), GPU, (), None, (), (), "simple")
+    assert () == rank_alternatives(plain, resource, devices, None, devices[:1], (), "simple")
+    assert () == rank_alternatives(machine(3, 2, 2), GPU, (), None, (), (), "simple")
 
 
 def weighed(links: tuple[Link, ...], gpus: int = 4) -> list[str]:
@@ -147,7 +147,7 @@ def weighed(links: tuple[Link, ...], gpus: int = 4) -> list[str]:
     every = tuple(of.gpu_by_id)
     asked = PreferenceQuestion(resource=GPU, available=every, must_include=(), size=2, container=ContainerName("c"))
     chosen = prefer(of, GPU, every, (), 2, Placement.TOPOLOGY)
-    return [each.why for each in considered(of, GPU, every, asked, chosen, (), Placement.TOPOLOGY)]
+    return [each.why for each in rank_alternatives(of, GPU, every, asked, chosen, (), Placement.TOPOLOGY)]
 
 
 def test_policy_topology_names_what_another_set_lost_by() -> None:
@@ -166,9 +166,9 @@ def test_what_an_alignment_costs_is_named() -> None:
     board = on_numa_nodes(off=0)
     every = tuple(board.gpu_by_id)
 
-    slow, *others = considered(board, GPU, every, None, every[:4], (), Placement.TOPOLOGY, aligned=True)
-    fast, *_ = considered(board, GPU, every, None, every[4:], (), Placement.TOPOLOGY, aligned=True)
-    taken_over, *_ = considered(board, GPU, every, None, every[:4], (), Placement.TOPOLOGY, aligned=False)
+    slow, *others = rank_alternatives(board, GPU, every, None, every[:4], (), Placement.TOPOLOGY, aligned=True)
+    fast, *_ = rank_alternatives(board, GPU, every, None, every[4:], (), Placement.TOPOLOGY, aligned=True)
+    taken_over, *_ = rank_alternatives(board, GPU, every, None, every[:4], (), Placement.TOPOLOGY, aligned=False)
 
     assert ("PCIe within a NUMA node", "without the alignment: 18 NVLinks, 722 GB/s") == (
         slow.seam,

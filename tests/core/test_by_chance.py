@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.by_chance import MOST_RUNS, Pick, likely, picks_of
+from topoalign.core.admission.by_chance import MOST_RUNS, Pick, decide_most_likely, picks_of
 from topoalign.core.model.decisions import Admission, Decision, Explanation, Refusal
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy, Scope
@@ -80,9 +80,9 @@ def test_the_more_likely_decision_is_the_answer(chances: list[int], verdicts: li
         return (FITS if verdicts[taken[0] if taken else 0] else misfit()), [picks]
 
     admits = sum(chance for chance, fits in zip(chances, verdicts, strict=False) if fits)
-    decision = likely(run, explain=True)
+    decision = decide_most_likely(run, explain=True)
 
-    assert isinstance(decision, Admission) == isinstance(likely(run, explain=False), Admission)
+    assert isinstance(decision, Admission) == isinstance(decide_most_likely(run, explain=False), Admission)
     assert (2 * admits >= sum(chances)) == isinstance(decision, Admission)
     assert (0 < admits < sum(chances)) == bool(decision.explanation.notes)
 
@@ -95,7 +95,7 @@ def test_the_number_of_decisions_is_bounded_and_the_note_says_so() -> None:
         runs += 1
         return (FITS if runs % 2 else misfit()), [[Pick(0.25, NOTHING)] * 4] * 5
 
-    decision = likely(run, explain=True)
+    decision = decide_most_likely(run, explain=True)
 
     assert MOST_RUNS == runs
     assert decision.explanation.notes[0].startswith("with about 50 % of the 64 most likely picks the kubelet refuses")
@@ -109,7 +109,7 @@ def test_picks_that_cannot_change_the_answer_are_tried_for_the_note_alone() -> N
         runs.append(taken)
         return (FITS if taken else misfit()), [[Pick(0.1, NOTHING), Pick(0.6, NOTHING), Pick(0.3, NOTHING)]]
 
-    decision = likely(run, explain=False)
+    decision = decide_most_likely(run, explain=False)
 
     assert isinstance(decision, Admission)
     assert [(), (1,)] == runs

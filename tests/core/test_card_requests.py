@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.shares import UNSET, CardRequest, Defaults, card_request
+from topoalign.core.demand.shares import UNSET, Defaults, HamiRequest, read_hami_request
 from topoalign.core.model.ids import GPU, ResourceName
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.device_offers import Slots
 
 SLOTS = Slots()
 Amounts = dict[ResourceName, int]
@@ -28,8 +28,8 @@ defaults = st.builds(
 )
 
 
-def request(count: int = 1, memory: int = 0, percent: int = UNSET, cores: int = 0) -> CardRequest:
-    return CardRequest(count=count, vendor="NVIDIA", memory=memory, percent=percent, cores=cores)
+def request(count: int = 1, memory: int = 0, percent: int = UNSET, cores: int = 0) -> HamiRequest:
+    return HamiRequest(count=count, vendor="NVIDIA", memory=memory, percent=percent, cores=cores)
 
 
 def reference(limits: Amounts, requests: Amounts, default: Defaults, card: int) -> tuple[int, int, int]:
@@ -53,7 +53,7 @@ def reference(limits: Amounts, requests: Amounts, default: Defaults, card: int) 
 @settings(max_examples=200, deadline=None)
 @given(amounts, amounts, defaults, st.integers(0, 100_000))
 def test_a_request_is_read_as_the_rule_says(limits: Amounts, requests: Amounts, default: Defaults, card: int) -> None:
-    found = card_request(GPU, SLOTS, limits, requests, default)
+    found = read_hami_request(GPU, SLOTS, limits, requests, default)
 
     assert reference(limits, requests, default, card) == (found.count, found.memory_of(card), found.cores)
 
@@ -61,28 +61,28 @@ def test_a_request_is_read_as_the_rule_says(limits: Amounts, requests: Amounts, 
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        ({}, CardRequest()),
-        ({SLOTS.memory: 1000}, CardRequest()),
+        ({}, HamiRequest()),
+        ({SLOTS.memory: 1000}, HamiRequest()),
         ({GPU: 0}, request(0, percent=100)),
         ({GPU: 2, SLOTS.memory: 4000}, request(2, memory=4000)),
         ({GPU: 1, SLOTS.memory: 4000, SLOTS.percentage: 150}, request(memory=4000, percent=100)),
         ({GPU: 1, SLOTS.percentage: 0, SLOTS.cores: 30}, request(percent=100, cores=30)),
     ],
 )
-def test_a_percentage_that_is_not_said_is_known_as_such(limits: Amounts, expected: CardRequest) -> None:
-    assert expected == card_request(GPU, SLOTS, limits)
+def test_a_percentage_that_is_not_said_is_known_as_such(limits: Amounts, expected: HamiRequest) -> None:
+    assert expected == read_hami_request(GPU, SLOTS, limits)
 
 
 def test_names_can_be_changed() -> None:
     count, mib = ResourceName("example.com/gpu"), ResourceName("example.com/mib")
     limits = {count: 2, mib: 300, SLOTS.memory: 1, SLOTS.cores: 30}
 
-    assert request(2, memory=300, cores=30) == card_request(count, Slots(memory=mib), limits)
+    assert request(2, memory=300, cores=30) == read_hami_request(count, Slots(memory=mib), limits)
 
 
 @pytest.mark.parametrize(
     ("wanted", "memory"),
     [(request(memory=300), 300), (request(percent=10), 102), (request(), 0), (request(memory=300, percent=10), 300)],
 )
-def test_memory_of_a_card(wanted: CardRequest, memory: int) -> None:
+def test_memory_of_a_card(wanted: HamiRequest, memory: int) -> None:
     assert memory == wanted.memory_of(1029)

@@ -8,13 +8,13 @@ from decision_support import GIB, NODE, asking, container, machine, node, pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.admission.admit import admission, answer_to
-from topoalign.core.hints.answers import MOST_HINTS, check_answer
+from topoalign.core.admission.admit import answer_to, iterate_decision_for_request
+from topoalign.core.hints.answer_checks import MOST_HINTS, check_answer
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.providers import answer
+from topoalign.core.hints.providers import answer_hint_request
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, AllocationGranted, MemoryBlock, MemoryUse, Owner
-from topoalign.core.model.hints import HintAnswer, HintRule, Hints, Need, TopologyHint
+from topoalign.core.model.hints import HintAnswer, HintRule, Hints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, MEMORY, AllocationID, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy, Scope
 from topoalign.core.model.topology.model import PluginDevice
@@ -29,7 +29,7 @@ ASKED = pod(container(gpus=2, cpus=4, gib=1))
 
 def asked_and_answered(state: NodeState, rules: AdmissionRules) -> tuple[HintRequest, HintAnswer]:
     asked = asking(state, ASKED, MAIN, rules)
-    return asked, answer(asked)
+    return asked, answer_hint_request(asked)
 
 
 def with_hints(answered: HintAnswer, provider: str, resources: Mapping[ResourceName, Hints]) -> HintAnswer:
@@ -74,7 +74,7 @@ def test_what_the_providers_here_say_is_never_refused(
     state = msgspec.structs.replace(node(has), memory=memory)
     each = {str(FPGA): fpgas}
     init = [container(f"init-{i}", gpus=1, cpus=2, gib=gib, others=each, sidecar=i == 1) for i in range(3)]
-    steps = admission(state, pod(container(gpus=1, cpus=2, gib=gib, others=each), init=init), rules)
+    steps = iterate_decision_for_request(state, pod(container(gpus=1, cpus=2, gib=gib, others=each), init=init), rules)
     asked = 0
     try:
         wanted = next(steps)
@@ -105,7 +105,7 @@ def wide() -> NodeState:
 
 
 SPREAD = {1 << i: 1 for i in range(WIDE)}
-SOUND = HintRule(nodes=ALL, needs=(Need(2, SPREAD),), least=2)
+SOUND = HintRule(nodes=ALL, needs=(ResourceNeed(2, SPREAD),), least=2)
 
 
 def changed(**fields: object) -> HintRule:
@@ -123,25 +123,33 @@ def test_a_sound_rule_is_taken() -> None:
 @pytest.mark.parametrize(
     ("rule", "finding"),
     [
-        pytest.param(changed(needs=(Need(2, SPREAD),) * 300), "larger than any", id="300 needs"),
-        pytest.param(changed(needs=(Need(2, SPREAD),) * 3), "larger than any", id="needs of a pod that left something"),
+        pytest.param(changed(needs=(ResourceNeed(2, SPREAD),) * 300), "larger than any", id="300 needs"),
         pytest.param(
-            changed(needs=(Need(2, {3 << i: 1 for i in range(WIDE - 1)} | SPREAD),)), "larger than any", id="supply"
+            changed(needs=(ResourceNeed(2, SPREAD),) * 3), "larger than any", id="needs of a pod that left something"
+        ),
+        pytest.param(
+            changed(needs=(ResourceNeed(2, {3 << i: 1 for i in range(WIDE - 1)} | SPREAD),)),
+            "larger than any",
+            id="supply",
         ),
         pytest.param(changed(besides=(1, 2)), "larger than any", id="devices are offered nowhere besides"),
         pytest.param(changed(nodes=ALL | 1 << 70), "do not exist", id="a node that is none"),
         pytest.param(changed(nodes=-1), "do not exist", id="all nodes there could be"),
-        pytest.param(changed(needs=(Need(2, {0: 5, 1: 3}),)), "near none", id="supply near no node"),
-        pytest.param(changed(needs=(Need(2, {-1: 5}),)), "near none", id="supply of a negative mask"),
-        pytest.param(changed(needs=(Need(2, {1 << 70: 5, 1: 3}),)), "near none", id="supply near a node that is none"),
-        pytest.param(changed(nodes=0b11, needs=(Need(2, {0b100: 5, 1: 3}),)), "near none", id="supply near another"),
-        pytest.param(changed(needs=(Need(-1, SPREAD),)), "below 0", id="an amount below 0"),
-        pytest.param(changed(needs=(Need(1, {1: 3, 2: -1}),)), "below 0", id="a supply below 0"),
-        pytest.param(changed(needs=(Need(0, SPREAD),)), "needs nothing", id="nothing is needed"),
+        pytest.param(changed(needs=(ResourceNeed(2, {0: 5, 1: 3}),)), "near none", id="supply near no node"),
+        pytest.param(changed(needs=(ResourceNeed(2, {-1: 5}),)), "near none", id="supply of a negative mask"),
+        pytest.param(
+            changed(needs=(ResourceNeed(2, {1 << 70: 5, 1: 3}),)), "near none", id="supply near a node that is none"
+        ),
+        pytest.param(
+            changed(nodes=0b11, needs=(ResourceNeed(2, {0b100: 5, 1: 3}),)), "near none", id="supply near another"
+        ),
+        pytest.param(changed(needs=(ResourceNeed(-1, SPREAD),)), "below 0", id="an amount below 0"),
+        pytest.param(changed(needs=(ResourceNeed(1, {1: 3, 2: -1}),)), "below 0", id="a supply below 0"),
+        pytest.param(changed(needs=(ResourceNeed(0, SPREAD),)), "needs nothing", id="nothing is needed"),
         pytest.param(changed(needs=()), "needs nothing", id="no needs"),
         pytest.param(changed(least=0), "prefers 0", id="least 0"),
         pytest.param(changed(least=WIDE + 1), "prefers 65", id="least beyond the machine"),
-        pytest.param(changed(needs=(Need(3, {1: 1}),)), "do not meet", id="needs that are not met"),
+        pytest.param(changed(needs=(ResourceNeed(3, {1: 1}),)), "do not meet", id="needs that are not met"),
         pytest.param(None, "no opinion", id="no opinion"),
         pytest.param((TopologyHint(1, True),) * (MOST_HINTS + 1), "are listed", id="a long list"),
         pytest.param((TopologyHint(None, True),), "names no NUMA nodes", id="a hint for any node"),
@@ -167,7 +175,7 @@ def test_what_no_provider_here_would_say_is_refused_by_name(mode: Mode, rule: Hi
         (changed(besides=(1, 1)), "do not ascend"),
         (changed(besides=(0, 1)), "do not exist"),
         (changed(besides=(1, 1 << 70)), "do not exist"),
-        (changed(needs=(Need(2, SPREAD),) * 3), "larger than any"),
+        (changed(needs=(ResourceNeed(2, SPREAD),) * 3), "larger than any"),
     ],
 )
 def test_groups_of_memory_that_cannot_be_are_refused(rule: HintRule, finding: str) -> None:
@@ -181,7 +189,7 @@ def test_groups_of_memory_that_cannot_be_are_refused(rule: HintRule, finding: st
 def test_a_rule_where_hints_would_be_listed_is_refused() -> None:
     state = node(machine())
     asked, answered = asked_and_answered(state, AdmissionRules())
-    rule = HintRule(nodes=0b11, needs=(Need(2, {1: 2, 2: 2}),), least=1)
+    rule = HintRule(nodes=0b11, needs=(ResourceNeed(2, {1: 2, 2: 2}),), least=1)
 
     with pytest.raises(InvalidField, match="are listed"):
         check_answer(asked, with_hints(answered, "device", {GPU: rule}))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.degraded import degraded_gpus
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.machines import catalogue

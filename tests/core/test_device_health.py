@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.state.device_health import HandedOut, worst
+from topoalign.core.state.holding_health import HandedOut, worst
 
 SHARED, SLICE = ResourceName("nvidia.com/gpu.shared"), ResourceName("nvidia.com/mig-1g.10gb")
 WHOLE, CUT = DeviceID("GPU-0"), DeviceID("GPU-1")

@@ -8,7 +8,7 @@ from ownership_support import Case, cases
 
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.device_sets import NO_DEVICES, Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet, OfferedDevices
 
 NAMES = [DeviceID(name) for name in ("a", "b", "b::0", "b::1", "c::1", "c::10", "c::", "d::x", "e")]
 OTHERS = [DeviceID(name) for name in ("", "a::0", "x", "c")]
@@ -30,7 +30,7 @@ def test_sets_of_devices_are_the_sets_of_their_ids(
     listed: list[tuple[DeviceID, tuple[int, ...] | None]], one: set[DeviceID], other: set[DeviceID], amount: int
 ) -> None:
     """In the hardware's order, and without what is not listed."""
-    devices = Devices(listed)
+    devices = OfferedDevices(listed)
     mine, theirs = devices.some(one), devices.some([*other, *other])
 
     assert in_order(devices, one) == [*mine]
@@ -54,7 +54,7 @@ def test_sets_of_devices_are_the_sets_of_their_ids(
 def test_ids_are_a_set_where_all_are_listed_and_named_once(
     listed: list[tuple[DeviceID, tuple[int, ...] | None]], ids: list[DeviceID]
 ) -> None:
-    devices = Devices(listed)
+    devices = OfferedDevices(listed)
     found = devices.listed(ids)
 
     if len({*ids}) == len(ids) and {*ids} <= {*devices}:
@@ -68,7 +68,7 @@ def test_ids_are_a_set_where_all_are_listed_and_named_once(
 def test_devices_are_grouped_by_what_they_have_in_common(
     listed: list[tuple[DeviceID, tuple[int, ...] | None]],
 ) -> None:
-    devices = Devices(listed)
+    devices = OfferedDevices(listed)
 
     for groups, key in ((devices.by_nodes, devices.get), (devices.by_base, lambda device: device.split("::")[0])):
         assert {key(device): [each for each in devices if key(each) == key(device)] for device in devices} == {
@@ -81,7 +81,7 @@ def test_a_set_of_nothing_is_empty_and_iterates_over_nothing() -> None:
     assert (0, [], NO_DEVICES.everything) == (
         len(NO_DEVICES.some(NAMES)),
         [*NO_DEVICES.some(NAMES)],
-        DeviceSet(Devices(), 0),
+        DeviceSet(OfferedDevices(), 0),
     )
 
 

@@ -11,25 +11,25 @@ from feasibility_support import some_pod
 
 from topoalign.core.admission.prediction import predict, prediction_basis
 from topoalign.core.admission.shortages import asking_for
-from topoalign.core.diagnosis.answers import Answer
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, Nodes
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, state_of
+from topoalign.core.diagnosis.node_decisions import NO_CHANGES, Changes, Nodes
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, fold_record
 from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy, Scope
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 
-SCORER = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+SCORER = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 BARE = machine(gpus=(), nics=())
 
 
 def answer(
     record: ClusterRecord, *containers: ContainerRequest, pods: int = 1, changes: Changes = NO_CHANGES
-) -> Answer:
+) -> ClusterAnswer:
     return diagnose(Nodes(record), pod(*containers, name="asked"), SCORER, changes, pods)
 
 
@@ -54,7 +54,7 @@ def test_each_node_is_counted_as_its_kubelet_decides() -> None:
 
         expected = {}
         for each in record.nodes:
-            decision = predict(state_of(each), asked, TIME)
+            decision = predict(fold_record(each), asked, TIME)
             expected[each.node] = "" if isinstance(decision, Admission) else decision.code
         found = diagnose(Nodes(record), asked, SCORER)
 
@@ -283,6 +283,6 @@ def test_a_record_folds_to_the_state_that_it_was_made_of() -> None:
 
     decoded = msgspec.json.decode(msgspec.json.encode(record), type=NodeRecord)
 
-    assert prediction_basis(state_of(record), TIME) == prediction_basis(state_of(decoded), TIME)
+    assert prediction_basis(fold_record(record), TIME) == prediction_basis(fold_record(decoded), TIME)
     with pytest.raises(msgspec.ValidationError, match="another node"):
         msgspec.json.decode(msgspec.json.encode(record).replace(b'{"node":"a"', b'{"node":"b"', 1), type=NodeRecord)

@@ -9,24 +9,24 @@ from diagnosis_support import RULES, cluster, node_with
 from feasibility_support import demand_of, some_machine, some_pod, some_rules
 
 from topoalign.core.demand.node_filters import Constraints, NodeTraits, Taint, Toleration
-from topoalign.core.diagnosis.answers import Answer
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import NodeRecord
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import NodeRecord
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import ContainerRequest, Policy
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 
-SCORER = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+SCORER = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 TAINT = Taint("dedicated", "NoSchedule", "infra")
 CORDON = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
 POOL_A = Constraints({"pool": "a"})
 
 
-def why(asked: ContainerRequest, constraints: Constraints | None, *nodes: NodeRecord) -> Answer:
+def why(asked: ContainerRequest, constraints: Constraints | None, *nodes: NodeRecord) -> ClusterAnswer:
     return diagnose(Nodes(cluster(*nodes), constraints), pod(asked, name="asked"), SCORER)
 
 

@@ -8,9 +8,9 @@ from decision_support import container, pod
 from diagnosis_support import RULES, TIME, cluster, machines, node_with
 
 from topoalign.core.admission.prediction import predict
-from topoalign.core.diagnosis.diagnosis import diagnose, members_of
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import NodeRecord, state_of
+from topoalign.core.diagnosis.diagnosis import diagnose, gpu_positions_of_allocation
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import NodeRecord, fold_record
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
@@ -18,8 +18,8 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodR
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.preference import seam_of
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.machines import catalogue
 
 BEST_EFFORT, NO_POLICY = (msgspec.structs.replace(RULES, policy=each) for each in (Policy.BEST_EFFORT, Policy.NONE))
@@ -28,7 +28,7 @@ BOARDS = ("hgx-b200", "hgx-b200-gpu0-half", "hgx-b200-gpu0-off")
 
 def seams(asked: PodRequest, *nodes: NodeRecord, scoring: Scoring = Scoring.QUALITY, most: int = 99) -> dict[str, str]:
     """Node -> the seam, the best node first."""
-    found = diagnose(Nodes(cluster(*nodes)), asked, scorer_of(scoring, Packing.BINPACK), seams=most)
+    found = diagnose(Nodes(cluster(*nodes)), asked, scorer_by_name(scoring, NodePacking.BINPACK), seams=most)
     return {each.node: each.seam for each in found.admitting}
 
 
@@ -68,7 +68,7 @@ def test_the_seam_is_that_of_a_prediction_for_the_node_alone() -> None:
         record = node_with("n", *held, topology=hardware, rules=BEST_EFFORT)
         asked = pod(container(gpus=chance.randrange(1, 6)), name="asked")
 
-        decision = predict(state_of(record), asked, TIME)
+        decision = predict(fold_record(record), asked, TIME)
         sets = [each.devices[GPU] for each in decision.allocations] if isinstance(decision, Admission) else []
         expected = [seam_of(hardware, ids) if len(ids) > 1 else "" for ids in sets]
 
@@ -101,7 +101,9 @@ def test_gpus_in_mig_mode_have_no_seam() -> None:
     split = tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i, mig=each) for i, each in enumerate([*mig, None]))
     ids = tuple(map(DeviceID, ("MIG-0", "MIG-1", "GPU-2::7")))
 
-    assert (2,) == members_of(Allocation(id=AllocationID("x"), devices={GPU: ids}), Topology(gpus=split))
+    assert (2,) == gpu_positions_of_allocation(
+        Allocation(id=AllocationID("x"), devices={GPU: ids}), Topology(gpus=split)
+    )
 
 
 def test_seams_are_computed_for_the_best_nodes_alone() -> None:

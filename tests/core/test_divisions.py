@@ -21,11 +21,11 @@ from topoalign.core.model.ids import (
     PodName,
     ResourceName,
 )
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
-from topoalign.core.state.divisions import Division, Parts, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, partitioning_by_gpu
 
 BLOCKS = 160
 """Of a GPU of the machine."""
@@ -46,8 +46,8 @@ def offering(*offers: Offer, mig: tuple[MigDevice, ...] | None = None) -> Topolo
     return msgspec.structs.replace(DGX, gpus=(first, *DGX.gpus[1:]), offers=offers)
 
 
-def of_first(state: NodeState) -> Division:
-    return divisions(state)[GPU0]
+def of_first(state: NodeState) -> GpuPartitioning:
+    return partitioning_by_gpu(state)[GPU0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -69,7 +69,7 @@ def test_units_are_held_or_left(seed: int) -> None:
         expected[gpu] = [left[0] - cores, left[1] - blocks]
         names[gpu].append(f"pod-{number}")
 
-    for gpu, found in divisions(state).items():
+    for gpu, found in partitioning_by_gpu(state).items():
         cores, blocks = expected[gpu]
         assert (("units",), ALL_UNITS) == (found.ways, found.offered)
         assert (Parts(cores=cores, memory=blocks * MEMORY_BLOCK) if cores and blocks else Parts()) == found.left
@@ -109,7 +109,7 @@ def test_time_slices_and_shares_by_mps_are_counted() -> None:
 def test_slots_are_held_with_amounts() -> None:
     """A slot of which no amount is recorded is an equal part; of a GPU whose cores are all held nothing is left."""
     state = slots_held(node(in_slots(DGX)), (0, 30, 8000), 0, (1, 100, 40960))
-    found = divisions(state)
+    found = partitioning_by_gpu(state)
     first, second = found[GPU0], found[DGX.gpus[1].id]
 
     assert (("slots",), Parts(slots=10, cores=100, memory=40960 * MIB)) == (first.ways, first.offered)
@@ -135,7 +135,7 @@ def test_instances_are_named_by_their_profiles() -> None:
 
 
 def test_whole_gpus_are_held_or_left_whole() -> None:
-    found = divisions(holds(node(DGX), "one", {GPU: (GPU0,)}))
+    found = partitioning_by_gpu(holds(node(DGX), "one", {GPU: (GPU0,)}))
 
     assert all(each.is_whole for each in found.values())
     assert (Parts(), [Parts(whole=True)]) == (found[GPU0].left, [each.parts for each in found[GPU0].held])

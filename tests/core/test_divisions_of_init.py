@@ -11,8 +11,8 @@ from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, Namespace, PodName
-from topoalign.core.state.divisions import Division, Parts, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, partitioning_by_gpu
 
 GIB = 1024 * MIB
 
@@ -30,8 +30,8 @@ def given(state: NodeState, container: str, number: int, cores: int, memory: int
     return state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation))
 
 
-def of_first(state: NodeState) -> Division:
-    return divisions(state)[DGX.gpus[0].id]
+def of_first(state: NodeState) -> GpuPartitioning:
+    return partitioning_by_gpu(state)[DGX.gpus[0].id]
 
 
 def test_an_init_container_has_alone_what_its_slot_was_larger_by() -> None:

@@ -20,13 +20,13 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
-from topoalign.core.state.divisions import Parts, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import Parts, partitioning_by_gpu
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
-from topoalign.core.usage.attribution import shares_of
+from topoalign.core.usage.attribution import attribute_use
 
 BOTH = [BEST, KUBELET]
 
@@ -95,7 +95,7 @@ def test_a_place_and_not_the_sum_decides(rules: AdmissionRules) -> None:
 
     code = refused(state, pod(asks(memory=11 * 1024)), rules).code
 
-    assert code in ("NotEnoughShareMemory", "NotEnoughShareCards")
+    assert code in ("NotEnoughShareMemory", "NotEnoughShareGpus")
     assert {0: (15, 10 * 1024)} == given(state, admitted(state, pod(asks(memory=6 * 1024)), rules)[0])
 
 
@@ -152,11 +152,11 @@ def test_what_displaced_containers_held_is_not_in_the_digest() -> None:
 def test_what_is_left_is_the_largest_instance_that_can_be_made() -> None:
     state = held(node(machine(1, place(4, 4))), 20, made=["MIG-0"])
 
-    division = divisions(state)[DGX.gpus[0].id]
+    division = partitioning_by_gpu(state)[DGX.gpus[0].id]
 
     assert ("MIG", "slots") == division.ways
     assert Parts(slots=6, cores=15, memory=20 * GIB) == division.left
-    assert Parts() == divisions(held(state, 20, 20))[DGX.gpus[0].id].left
+    assert Parts() == partitioning_by_gpu(held(state, 20, 20))[DGX.gpus[0].id].left
 
 
 def test_processes_in_an_instance_are_of_the_container_with_its_slot() -> None:
@@ -166,7 +166,7 @@ def test_processes_in_an_instance_are_of_the_container_with_its_slot() -> None:
         node=state.node, time=1.0, devices=(DeviceUse(device=DeviceID("MIG-0"), processes=(process,)),)
     )
 
-    found = {each.device: each for each in shares_of(state, measured).devices}
+    found = {each.device: each for each in attribute_use(state, measured).devices}
 
     assert [("held-0",)] == [each.allocations for each in found[DeviceID("MIG-0")].holders]
     assert () == found[DGX.gpus[0].id].holders

@@ -9,15 +9,15 @@ from decision_support import container, machine, node, pod
 from faults_support import THOROUGH
 from feasibility_support import demand_of, some_machine, some_node, some_pod, some_rules
 
-from topoalign.core.admission.admit import decide
-from topoalign.core.admission.feasibility import Need, digest, machine_key, need_of, verdict
-from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.feasibility import PodNeed, judge_amounts, machine_key, need_of, order_free_digest
+from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.shapes import renamed, uuids
+from topoalign.core.model.topology.shapes import device_uuids, rename_devices
 
 PODS = 10
 """That are asked about on each node."""
@@ -34,29 +34,29 @@ def test_verdict_from_amounts_is_that_of_the_decision(first: int) -> None:
         hardware = some_machine(random)
         rules = some_rules(random, hardware)
         state = some_node(random, hardware, rules)
-        free = free_of(state, rules)
+        free = count_free(state, rules)
         for number in range(PODS):
             demand = demand_of(some_pod(random, hardware), rules)
             if demand is None:
                 continue
             need = need_of(hardware, demand)
-            got = verdict(need, free) if need is not None else None
+            got = judge_amounts(need, free) if need is not None else None
             answered[got is not None] += 1
             if got is not None:
-                decision = decide(state, demand)
+                decision = decide_demand(state, demand)
                 assert (decision.code if isinstance(decision, Refusal) else "") == got, (seed, number)
     assert answered[True] > 4 * answered[False]
 
 
 def test_machines_with_equal_keys_have_equal_needs() -> None:
     """A machine with other uuids has the same key; and whatever changes a need changes a key."""
-    needs: dict[tuple[bytes, bytes], Need | None] = {}
+    needs: dict[tuple[bytes, bytes], PodNeed | None] = {}
     repeated = 0
     for seed in range(300):
         random = Random(seed)
         hardware = some_machine(random)
         rules = some_rules(random, hardware)
-        other = renamed(hardware, {uuid: DeviceID(f"other-{uuid}") for uuid in uuids(hardware)})
+        other = rename_devices(hardware, {uuid: DeviceID(f"other-{uuid}") for uuid in device_uuids(hardware)})
         assert machine_key(hardware) == machine_key(other)
         for number in range(PODS):
             demand = demand_of(some_pod(random, hardware, f"p{number}"), rules)
@@ -71,15 +71,17 @@ def test_machines_with_equal_keys_have_equal_needs() -> None:
 def demand_key(demand: PodDemand) -> bytes:
     """Equal for demands that ask for the same under the same rules."""
     containers = [(each.role, each.asked, each.devices, each.cpus, each.memory) for each in demand.containers]
-    return digest((demand.rules, demand.manages_memory, demand.devices, demand.cpus, demand.memory, containers))
+    return order_free_digest(
+        (demand.rules, demand.manages_memory, demand.devices, demand.cpus, demand.memory, containers)
+    )
 
 
 def judged(hardware: Topology, request: PodRequest, rules: AdmissionRules) -> tuple[str | None, str]:
     """The verdict on an empty machine, and the code of the decision."""
     demand, state = read_pod(request, rules), node(hardware)
-    need, decision = need_of(hardware, demand), decide(state, demand)
+    need, decision = need_of(hardware, demand), decide_demand(state, demand)
     assert need is not None
-    return verdict(need, free_of(state, rules)), decision.code if isinstance(decision, Refusal) else ""
+    return judge_amounts(need, count_free(state, rules)), decision.code if isinstance(decision, Refusal) else ""
 
 
 def test_on_an_uneven_machine_more_cpus_may_be_given_than_are_free() -> None:

@@ -9,19 +9,19 @@ from unit_support import CORES, KUBELET, MEMORY, asks, holds, in_units
 
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.diagnosis.node_decisions import Nodes
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.sharing.cards import ShareRequest
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
+from topoalign.core.sharing.shared_gpus import ShareRequest
 from topoalign.core.state.fold import NodeState
 from topoalign.tools.conformance.gaia_admission import AdmissionNodeCase, Pod, PromisedAmounts, promise
 
 BLOCKS = 8
-SCORER = scorer_of(Scoring.GAIA, Packing.BINPACK)
+SCORER = scorer_by_name(Scoring.GAIA, NodePacking.BINPACK)
 SMALL_SHARE = pod(asks(1, 1))
 
 Held = list[tuple[int, int]]

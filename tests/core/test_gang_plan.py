@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, groups, plan_gang
+from topoalign.core.admission.gang_plan import (
+    GangMember,
+    GangPlacement,
+    Plan,
+    fabric_of,
+    group_nodes_by_fabric,
+    plan_gang,
+)
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
@@ -18,20 +25,22 @@ from topoalign.core.model.topology.model import Fabric, Topology
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
 
 
-def named(name: str, gpus: int) -> Candidate:
+def named(name: str, gpus: int) -> GangPlacement:
     """A node with so many GPUs, half of them near each of two NUMA nodes."""
     state = node(machine(gpus=[0] * (gpus // 2) + [1] * (gpus - gpus // 2)))
-    return Candidate(msgspec.structs.replace(state, node=NodeName(name)), RULES)
+    return GangPlacement(msgspec.structs.replace(state, node=NodeName(name)), RULES)
 
 
 ANYWHERE = frozenset(map(NodeName, ("a", "b", "c", "n0", "n1", "n2", "n3")))
 
 
-def members(*gpus: int, nodes: frozenset[NodeName] = ANYWHERE) -> list[Member]:
-    return [Member(f"uid-{n}", pod(container("main", gpus=each), name=f"p{n}"), nodes) for n, each in enumerate(gpus)]
+def members(*gpus: int, nodes: frozenset[NodeName] = ANYWHERE) -> list[GangMember]:
+    return [
+        GangMember(f"uid-{n}", pod(container("main", gpus=each), name=f"p{n}"), nodes) for n, each in enumerate(gpus)
+    ]
 
 
-def planned(gang: Sequence[Member], nodes: Mapping[str, int], fixed: tuple[str, str] | None = None) -> Plan | None:
+def planned(gang: Sequence[GangMember], nodes: Mapping[str, int], fixed: tuple[str, str] | None = None) -> Plan | None:
     """The plan for nodes with so many GPUs each."""
     candidates = {NodeName(name): named(name, gpus) for name, gpus in nodes.items()}
     first = None if fixed is None else (fixed[0], NodeName(fixed[1]))
@@ -81,8 +90,8 @@ def test_a_launcher_without_gpus_is_planned_beside_its_workers() -> None:
     workers, launcher = members(4, 4), pod(container("main", cpus=2, gib=1), name="launcher")
     only_there = frozenset({NodeName("c")})
 
-    beside = planned([*workers, Member("l", launcher, ANYWHERE)], {"a": 4, "b": 4})
-    apart = planned([*workers, Member("l", launcher, only_there)], {"a": 4, "b": 4, "c": 4})
+    beside = planned([*workers, GangMember("l", launcher, ANYWHERE)], {"a": 4, "b": 4})
+    apart = planned([*workers, GangMember("l", launcher, only_there)], {"a": 4, "b": 4, "c": 4})
     assert {"a": ["l", "uid-0"], "b": ["uid-1"]} == uids(beside)
     assert {"a": ["uid-0"], "b": ["uid-1"], "c": ["l"]} == uids(apart)
 
@@ -91,7 +100,7 @@ def test_a_pod_goes_to_no_node_that_is_not_for_it() -> None:
     """Although another member may go there; one with few nodes is placed before a larger one that may go anywhere."""
     there = frozenset({NodeName("a")})
     (small,) = members(2, nodes=there)
-    large = Member("large", pod(container("main", gpus=4), name="large"), ANYWHERE)
+    large = GangMember("large", pod(container("main", gpus=4), name="large"), ANYWHERE)
 
     assert {"a": ["uid-0"], "b": ["large"]} == uids(planned([large, small], {"a": 4, "b": 4}))
     assert planned([large, small], {"b": 4, "c": 4}) is None
@@ -125,8 +134,8 @@ def test_each_fabric_is_tried_alone_and_then_all_nodes() -> None:
     """That of the node which was asked for comes first."""
     fabrics = {NodeName(name): fabric for name, fabric in (("a", "x/1"), ("b", "x/2"), ("c", ""), ("d", "x/1"))}
 
-    assert [("a", "d"), ("b",), ("a", "b", "c", "d")] == [*groups(fabrics)]
-    assert [("b",), ("a", "d"), ("a", "b", "c", "d")] == [*groups(fabrics, NodeName("b"))]
+    assert [("a", "d"), ("b",), ("a", "b", "c", "d")] == [*group_nodes_by_fabric(fabrics)]
+    assert [("b",), ("a", "d"), ("a", "b", "c", "d")] == [*group_nodes_by_fabric(fabrics, NodeName("b"))]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.share_annotations import NODE_POLICY
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.scoring.scorers import by_place, fullness, hami_order, node_policy, policy_of
+from topoalign.core.scoring.scorers import by_place, hami_node_score, hami_order, node_policy, policy_of
 
 
 def saying(policy: str, request: PodRequest) -> PodRequest:
@@ -45,7 +45,7 @@ def test_nodes_are_ranked_by_hamis_score_before_the_pod(several: list[Used], pol
     """
     assume(len({*map(full, several)}) == len({*map(sums, several)}))
     exact = [full(used) * (-1 if policy == "spread" else 1) for used in several]
-    scores = [fullness(state_of(used)) for used in several]
+    scores = [hami_node_score(state_of(used)) for used in several]
 
     better = [len({other for other in exact if other > each}) for each in exact]
     found = by_place([hami_order(policy, score) for score in scores])
@@ -58,7 +58,7 @@ def test_the_documented_nodes_are_ranked_so() -> None:
     plain = machine(gpus=(0, 1))
     sized = tuple(msgspec.structs.replace(each, memory=8_000 * MIB) for each in plain.gpus)
     empty = node(in_slots(msgspec.structs.replace(plain, gpus=sized), 10))
-    scores = [fullness(holding(empty, each)) for each in ((0, 25, 2_000), (1, 75, 6_000))]
+    scores = [hami_node_score(holding(empty, each)) for each in ((0, 25, 2_000), (1, 75, 6_000))]
 
     assert [pytest.approx(3.0), pytest.approx(8.0)] == scores
     assert ([9, 10], [10, 9]) == tuple(
@@ -72,8 +72,8 @@ def test_gpus_that_are_not_in_slots_count_nothing() -> None:
     assert half is not None
     used = holding(node(in_slots(DGX, 10, 2)), (0, 40, half // MIB // 2))
 
-    assert pytest.approx(10 * (1 / 20 + 40 / 200 + 1 / 4)) == fullness(used)
-    assert 0.0 == fullness(node(DGX))
+    assert pytest.approx(10 * (1 / 20 + 40 / 200 + 1 / 4)) == hami_node_score(used)
+    assert 0.0 == hami_node_score(node(DGX))
 
 
 def test_to_pods_without_gpus_all_nodes_are_equal() -> None:

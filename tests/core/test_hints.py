@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.hints.cpu import cpu_hints
-from topoalign.core.hints.devices import device_hints
-from topoalign.core.hints.memory import MemoryNode, memory_hints
-from topoalign.core.hints.providers import PROVIDERS, answer, question, request_of
-from topoalign.core.hints.rules import hints_of_rule
+from topoalign.core.hints.device_hints import device_hints
+from topoalign.core.hints.hint_rules import hints_of_rule
+from topoalign.core.hints.memory_hints import MemoryNode, memory_hints
+from topoalign.core.hints.providers import PROVIDERS, answer_hint_request, request_of_question, to_hint_question
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, MemoryUse, Owner
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
@@ -29,8 +29,8 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
-from topoalign.core.model.topology.bitmask import mask_of
-from topoalign.core.model.topology.device_sets import Devices
+from topoalign.core.model.topology.bitmask import node_mask
+from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.numa_sets.subsets import TooManyNumaNodes, subsets
 from topoalign.core.state.fold import NodeState
 
@@ -44,7 +44,7 @@ def said(
     state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules
 ) -> dict[str, dict[ResourceName, Hints]]:
     """What each provider says."""
-    return answer(asking(state, pod, container, rules)).providers
+    return answer_hint_request(asking(state, pod, container, rules)).providers
 
 
 def in_full(hints: Hints) -> list[TopologyHint]:
@@ -58,7 +58,7 @@ def expected_hints(
     sets = [set(chosen) for size in range(1, len(nodes) + 1) for chosen in combinations(nodes, size)]
     judged = [each for each in sets if (could if mode is Mode.KUBELET else fits)(each)]
     least = min((len(each) for each in judged), default=len(nodes))
-    return [TopologyHint(mask_of(each), len(each) == least) for each in sets if fits(each)]
+    return [TopologyHint(node_mask(each), len(each) == least) for each in sets if fits(each)]
 
 
 @st.composite
@@ -90,7 +90,7 @@ def test_device_hints_are_the_subsets_with_enough_devices(
         must = [device for device in reusable if devices[device] is not None]
         return at(must, inside) == len(must) and at(available, inside) + at(reusable, inside) >= requested
 
-    got = device_hints(Devices(devices), available, reusable, requested, machine_nodes, mode)
+    got = device_hints(OfferedDevices(devices), available, reusable, requested, machine_nodes, mode)
 
     few = len(available) + len(reusable) < requested
     if not any(devices.values()) and not (few and mode is Mode.BEST):
@@ -139,9 +139,9 @@ def test_memory_hints_are_sufficient_subsets_of_no_other_group(
         allocatable = {MEMORY: data.draw(amount), PAGES: data.draw(amount)}
         free = {name: data.draw(st.integers(0, most)) for name, most in allocatable.items()}
         group = data.draw(groups) or (each,)
-        nodes[each] = MemoryNode(allocatable, free, mask_of(group), data.draw(st.booleans()))
+        nodes[each] = MemoryNode(allocatable, free, node_mask(group), data.draw(st.booleans()))
     request = {MEMORY: data.draw(st.integers(1, 6)), PAGES: data.draw(st.integers(0, 3))}
-    reusable = {(mask_of((0, 2)), MEMORY): data.draw(amount), (mask_of((5,)), PAGES): data.draw(amount)}
+    reusable = {(node_mask((0, 2)), MEMORY): data.draw(amount), (node_mask((5,)), PAGES): data.draw(amount)}
 
     def total(kind: str, name: ResourceName, inside: set[int]) -> int:
         return sum(getattr(nodes[each], kind)[name] for each in inside)
@@ -150,7 +150,7 @@ def test_memory_hints_are_sufficient_subsets_of_no_other_group(
         return all(total("allocatable", name, inside) >= size for name, size in request.items())
 
     def fits(inside: set[int]) -> bool:
-        mask = mask_of(inside)
+        mask = node_mask(inside)
         if len(inside) == 1 and any(nodes[each].group.bit_count() > 1 for each in inside):
             return False
         if len(inside) > 1 and any(nodes[each].used and nodes[each].group != mask for each in inside):
@@ -174,8 +174,8 @@ def test_preferred_is_measured_on_an_empty_machine_or_on_the_machine_now() -> No
     devices = {DeviceID("a"): (0,), DeviceID("b"): (0,), DeviceID("c"): (1,), DeviceID("d"): (1,)}
     free = [DeviceID("a"), DeviceID("c")]
 
-    assert (TopologyHint(0b11, False),) == device_hints(Devices(devices), free, [], 2, (0, 1), Mode.KUBELET)
-    assert (TopologyHint(0b11, True),) == device_hints(Devices(devices), free, [], 2, (0, 1), Mode.BEST)
+    assert (TopologyHint(0b11, False),) == device_hints(OfferedDevices(devices), free, [], 2, (0, 1), Mode.KUBELET)
+    assert (TopologyHint(0b11, True),) == device_hints(OfferedDevices(devices), free, [], 2, (0, 1), Mode.BEST)
 
 
 def test_nodes_without_cpus_are_offered_by_the_kubelet_alone() -> None:
@@ -208,9 +208,9 @@ def test_an_answer_from_the_question_alone_is_the_answer_from_the_state() -> Non
 
     here = asking(state, asked, ContainerName("main"), rules)
 
-    given_answer = answer(request_of(question(here, asked), state.topology))
+    given_answer = answer_hint_request(request_of_question(to_hint_question(here, asked), state.topology))
 
-    assert answer(here) == given_answer
+    assert answer_hint_request(here) == given_answer
     assert list(PROVIDERS) == list(given_answer.providers)
     assert (TopologyHint(0b10, True), TopologyHint(0b11, False)) == given_answer.providers["device"][GPU]
 
@@ -264,14 +264,14 @@ def test_a_question_with_malformed_sets_is_refused_by_name() -> None:
     assert state.topology is not None
     asked = pod(container(cpus=1, gib=1))
     odd = msgspec.structs.replace(state, memory={0: MemoryUse(cells=(-1,))})
-    sound = question(asking(state, asked, None, AdmissionRules()), asked)
+    sound = to_hint_question(asking(state, asked, None, AdmissionRules()), asked)
     odd_rules = msgspec.structs.replace(sound, rules=AdmissionRules(reserved_cpus="?"))
-    odd_use = question(asking(odd, asked, None, AdmissionRules()), asked)
+    odd_use = to_hint_question(asking(odd, asked, None, AdmissionRules()), asked)
 
     with pytest.raises(InvalidField, match="reserved_cpus"):
-        request_of(odd_rules, state.topology)
+        request_of_question(odd_rules, state.topology)
     with pytest.raises(InvalidField, match="question"):
-        answer(request_of(odd_use, state.topology))
+        answer_hint_request(request_of_question(odd_use, state.topology))
 
 
 def test_subsets_of_more_than_twelve_nodes_are_never_listed() -> None:
@@ -303,7 +303,7 @@ def test_what_is_near_no_node_is_supply_of_no_rule() -> None:
     devices = {DeviceID("a"): (0,), DeviceID("b"): (77,), DeviceID("c"): (), DeviceID("d"): (-1, 1, 77)}
 
     memory = memory_hints(nodes, tuple(nodes), {MEMORY: 0}, {}, Mode.KUBELET)
-    near = device_hints(Devices(devices), list(devices), [], 2, tuple(range(10)), Mode.BEST)
+    near = device_hints(OfferedDevices(devices), list(devices), [], 2, tuple(range(10)), Mode.BEST)
 
     assert isinstance(memory, HintRule) and isinstance(near, HintRule)
     assert (0, tuple(1 << i for i in range(10))) == (memory.nodes, memory.besides)

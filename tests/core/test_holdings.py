@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.model.allocations import Given
+from topoalign.core.model.allocations import ResourceGrant
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import (
     WHOLE,
     Amount,
-    Function,
+    FunctionHolding,
     Holding,
     HoldingSet,
     Instance,
@@ -28,8 +28,8 @@ IDS = [
     (DeviceID("GPU-x::3"), Holding(G, TimeSlice("3"))),
     (MIG, Holding(G, Instance(MIG))),
     (DeviceID("MIG-y::0"), Holding(G, TimeSlice("0", Instance(MIG)))),
-    (VF, Holding(N, Function(VF))),
-    (DeviceID("0000:99:00.1::7"), Holding(N, TimeSlice("7", Function(VF)))),
+    (VF, Holding(N, FunctionHolding(VF))),
+    (DeviceID("0000:99:00.1::7"), Holding(N, TimeSlice("7", FunctionHolding(VF)))),
     (DeviceID("MIG-z"), Holding(DeviceID("MIG-z"))),
 ]
 """What is handed out, and the holding that it stands for; of MIG-z no card is known."""
@@ -61,7 +61,7 @@ def test_no_two_ids_stand_for_the_same(text: str) -> None:
         (Holding(G, TimeSlice("3")), Holding(G, TimeSlice("4")), False),
         (Holding(G, TimeSlice("3")), Holding(G, TimeSlice("3")), True),
         (Holding(G, TimeSlice("3")), Holding(DeviceID("GPU-other"), TimeSlice("3")), False),
-        (Holding(N), Holding(N, Function(VF)), True),
+        (Holding(N), Holding(N, FunctionHolding(VF)), True),
         (Holding(G), AMOUNT, True),
         (AMOUNT, AMOUNT, False),
     ],
@@ -86,7 +86,10 @@ def test_an_allocation_holds_what_its_record_says_in_any_of_its_fields() -> None
         virtual_functions={DeviceID("mlx5_0"): ("0000:98:00.1", "0000:98:00.2")},
     )
 
-    assert {GPU: Given([], {G: ["3"], MIG: ["0"]}), NIC: Given([Holding(N, Function(VF))], {})} == held.given
+    assert {
+        GPU: ResourceGrant([], {G: ["3"], MIG: ["0"]}),
+        NIC: ResourceGrant([Holding(N, FunctionHolding(VF))], {}),
+    } == held.given
     assert {VF, "0000:98:00.1", "0000:98:00.2"} == held.function_addresses
 
 

@@ -20,12 +20,12 @@ from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.device_offers import Offer, Slots
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.choosers import places_of, scorer_of
-from topoalign.core.state.divisions import Parts, divisions
+from topoalign.core.sharing.choosers import link_scorer, shareable_devices
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import Parts, partitioning_by_gpu
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 
 BOTH = [BEST, KUBELET]
@@ -91,7 +91,7 @@ def test_a_full_instance_leaves_the_others_of_its_gpu() -> None:
 def test_what_is_left_of_a_gpu_is_that_of_its_instances() -> None:
     state = held(node(MACHINE), ("MIG-0-0", 100, 100), ("MIG-0-1", 30, 1_000))
 
-    first, second = (divisions(state)[gpu.id] for gpu in MACHINE.gpus[:2])
+    first, second = (partitioning_by_gpu(state)[gpu.id] for gpu in MACHINE.gpus[:2])
 
     assert ("MIG", "slots") == first.ways == second.ways
     assert Parts(slots=6, cores=200, memory=14_720 * MIB) == first.offered
@@ -118,12 +118,12 @@ def test_slots_of_a_gpu_that_is_held_whole_are_not_given() -> None:
 def test_instances_have_no_links_and_gpus_beside_them_keep_theirs() -> None:
     mixed = in_slots(in_mig_mode(DGX, [4_864, 4_864]), SLOTS)
 
-    scores = scorer_of(mixed).scores
+    scores = link_scorer(mixed).scores
 
-    assert ["MIG-0-0", "MIG-0-1", *(gpu.id for gpu in DGX.gpus[1:])] == [base for base, _ in places_of(mixed)]
+    assert ["MIG-0-0", "MIG-0-1", *(gpu.id for gpu in DGX.gpus[1:])] == [base for base, _ in shareable_devices(mixed)]
     assert not any(scores[0]) and not any(scores[1])
     assert all(scores[2][other] for other in range(3, 9))
-    assert [list(row[1:]) for row in scorer_of(DGX).scores[1:]] == [row[2:] for row in scores[2:]]
+    assert [list(row[1:]) for row in link_scorer(DGX).scores[1:]] == [row[2:] for row in scores[2:]]
 
 
 def test_machines_with_instances_of_other_sizes_are_judged_apart() -> None:
@@ -143,7 +143,7 @@ def test_only_gpus_and_their_instances_have_slots() -> None:
 def test_whole_gpus_in_slots_are_chosen_as_before() -> None:
     state = holding(node(in_slots(DGX)), (3, 40, 100))
 
-    assert set_scorer(state.hardware) is scorer_of(state.hardware)
+    assert set_scorer(state.hardware) is link_scorer(state.hardware)
     assert {"GPU-3"} == {*given(admitted(state, pod(asks(memory=100, cores=20)), BEST)[0])}
 
 

@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.joint import reason_against
+from topoalign.core.admission.joint import explain_rejected_set
 from topoalign.core.admission.pipeline import BY_RESERVATION
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.deviceshare.candidates import Asked
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
+from topoalign.core.deviceshare.candidates import JointRequest
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
 from topoalign.core.deviceshare.node_devices import ContainerDevices, joint_devices
-from topoalign.core.hints import joint_devices as jointly
-from topoalign.core.hints.joint_devices import asked_for, joint_hints, nodes_within
+from topoalign.core.hints import joint_hints as jointly
+from topoalign.core.hints.joint_hints import asked_for, joint_hints, nodes_within
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, NoFit, TooMuchWork
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import Hints
 from topoalign.core.model.ids import GPU, MEMORY, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy, Scope
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 
@@ -188,7 +188,7 @@ def test_explain_names_the_sets_and_why_they_were_not_given() -> None:
     sets = decision.explanation.considered
     assert [GPU, NIC] == [each.resource for each in sets if each.chosen]
     reasons = {each.why for each in sets if not each.chosen}
-    assert {"beside 1 of the GPUs, not 2", "as near; NICs beside it, indexes or the device policy decided"} <= reasons
+    assert {"near 1 of the GPUs, not 2", "as near; its NICs, indexes or the device policy decided"} <= reasons
     assert "as Koordinator chooses" in {
         each.why
         for each in admit(
@@ -207,7 +207,7 @@ def test_a_device_of_unknown_place_is_not_said_to_be_off_the_alignment() -> None
     bare = msgspec.structs.replace(topology, gpus=gpus, bridges=(), links=())
 
     def why(gpu: str) -> str:
-        return reason_against(bare, GPU, [DeviceID(gpu)], [DeviceID("GPU-0")], (), mask_of([0]))
+        return explain_rejected_set(bare, GPU, [DeviceID(gpu)], [DeviceID("GPU-0")], (), node_mask([0]))
 
     assert "not all on the NUMA nodes it is aligned to" == why("GPU-1")
     assert "not all on the NUMA nodes it is aligned to" != why("GPU-2")
@@ -399,7 +399,7 @@ def test_restricted_aligns_to_the_fewest_nodes_and_then_never_fails(
         size
         for size in range(1, len(near) + 1)
         for nodes in combinations(sorted(near), size)
-        if can_give(question, mask_of(nodes)) and (not which or can_give(question, None))
+        if can_give(question, node_mask(nodes)) and (not which or can_give(question, None))
     ]
 
     decision = admit(state, request, rules)
@@ -419,7 +419,7 @@ def test_restricted_aligns_to_the_fewest_nodes_and_then_never_fails(
         assert got.device_ids.isdisjoint(state.ownership.holders)
 
 
-def can_give(question: Asked, mask: int | None) -> bool:
+def can_give(question: JointRequest, mask: int | None) -> bool:
     try:
         joint_devices(question, mask)
     except NoFit:
@@ -493,7 +493,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The sets of NUMA nodes on which a container's devices were looked for while hints were made."""
     tried: list[int | None] = []
 
-    def look(asked: Asked, mask: int | None) -> ContainerDevices:
+    def look(asked: JointRequest, mask: int | None) -> ContainerDevices:
         tried.append(mask)
         return joint_devices(asked, mask)
 
@@ -547,7 +547,7 @@ def test_all_sets_and_containers_have_one_limit_on_work(monkeypatch: pytest.Monk
     state, asked = node(EIGHT_NODES), joint(container("a", gpus=1, nics=1), container("b", gpus=1, nics=1))
 
     for steps, found in ((80, None), (280, 3)):
-        monkeypatch.setattr(jointly, "SearchBudget", lambda steps=steps: SearchBudget(steps))
+        monkeypatch.setattr(jointly, "NumaSearchBudget", lambda steps=steps: NumaSearchBudget(steps))
         if found is None:
             with pytest.raises(TooMuchWork):
                 joint_hints(asking(state, asked, None, PER_POD))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION
 from topoalign.core.hints.reuse import reusable_devices, reusable_functions
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import Allocation, AllocationGranted, AllocationReleased, Event

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.deviceshare.demand import JointDemand, container_demand
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
-from topoalign.core.deviceshare.node_devices import ContainerDevices, asked_of, holds, joint_devices
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION
+from topoalign.core.deviceshare.node_devices import ContainerDevices, holds_demanded, joint_devices, put_demand_to_node
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology, VirtualFunction
 
@@ -49,22 +49,22 @@ def test_who_was_given_what_is_asked_holds_it(gpus: int, nics: int, by_unit: boo
     """And does not with a GPU more or less, or without any NIC where some were asked for."""
     asked = demand(gpus, 0, 1, hint) if by_unit and nics else demand(gpus, nics, hint=hint if nics else None)
     if not asked.requests:
-        assert holds(STATE, asked, ContainerDevices())
+        assert holds_demanded(STATE, asked, ContainerDevices())
         return
     try:
-        got = joint_devices(asked_of(STATE, asked), None)
+        got = joint_devices(put_demand_to_node(STATE, asked), None)
     except DevicesDoNotFit:
         return
 
-    assert holds(STATE, asked, got)
+    assert holds_demanded(STATE, asked, got)
     held = got.devices.get(GPU, ())
     for other in (held[:-1], (*held, DeviceID("GPU-9"))):
         if other != held:
-            assert not holds(STATE, asked, ContainerDevices({**got.devices, GPU: other}, got.functions))
+            assert not holds_demanded(STATE, asked, ContainerDevices({**got.devices, GPU: other}, got.functions))
     if nics:
-        assert not holds(STATE, asked, ContainerDevices({GPU: held}))
+        assert not holds_demanded(STATE, asked, ContainerDevices({GPU: held}))
     else:
-        assert not holds(STATE, asked, ContainerDevices({**got.devices, NIC: NICS[:1]}))
+        assert not holds_demanded(STATE, asked, ContainerDevices({**got.devices, NIC: NICS[:1]}))
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_nics_are_held_whole_or_by_functions_as_they_are_asked_for(
         {GPU: (DeviceID("GPU-0"),), NIC: NICS[:nics]}, {NICS[nic]: FUNCTIONS[nic][:1] for nic in functions}
     )
 
-    assert expected is holds(STATE, asked, held)
+    assert expected is holds_demanded(STATE, asked, held)
 
 
 def test_who_asks_for_what_the_node_no_longer_has_does_not_hold_it() -> None:
     """Its GPUs were lost: what it holds is no answer to what it asks."""
     held = ContainerDevices({GPU: (DeviceID("GPU-0"),)})
 
-    assert holds(STATE, demand(1, 0), held)
-    assert not holds(node(machine(gpus=())), demand(1, 0), held)
+    assert holds_demanded(STATE, demand(1, 0), held)
+    assert not holds_demanded(node(machine(gpus=())), demand(1, 0), held)

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
-from topoalign.core.deviceshare.allocate import allocate
-from topoalign.core.deviceshare.candidates import Asked, Candidate, by_preferred_pcie
-from topoalign.core.deviceshare.gpus import NOT_ENOUGH
-from topoalign.core.deviceshare.inventory import Device, Inventory, Partition, Place
-from topoalign.core.deviceshare.names import CORE, RATIO
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
-from topoalign.core.deviceshare.scores import Packing, Scorer
+from topoalign.core.deviceshare.candidates import DeviceCandidate, JointRequest, by_preferred_pcie
+from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer
+from topoalign.core.deviceshare.gpu_choice import NOT_ENOUGH
+from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice, NodeInventory, Partition
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.koordinator_names import CORE, RATIO
 from topoalign.core.model.errors import InvalidField
 
 ONE_TO_ONE = [(i // 4, f"pci-{i}") for i in range(8)]
@@ -176,8 +176,8 @@ def test_a_hundred_units_counted_are_one_nic() -> None:
 
 
 def test_a_resource_that_the_device_does_not_have_is_not_given() -> None:
-    card = Device(kind=GPU, minor=0, place=Place(0, "a"), resources={RATIO: 100})
-    node = Inventory(devices=(card,))
+    card = InventoryDevice(kind=GPU, minor=0, place=DeviceLocation(0, "a"), resources={RATIO: 100})
+    node = NodeInventory(devices=(card,))
 
     assert {"gpu": [0]} == chosen(node, {CORE: 50, RATIO: 50}, compat=True)
     assert "Insufficient GPU Devices" == chosen(node, {CORE: 50, RATIO: 50})
@@ -228,8 +228,8 @@ def test_a_partition_is_taken_that_leaves_another_of_its_size_whole(compat: bool
 
 
 def test_each_round_over_the_pcies_begins_with_the_best_score() -> None:
-    def card(minor: int, pcie: str, score: int) -> Candidate:
-        return Candidate(Device(kind=NIC, minor=minor, place=Place(0, pcie)), {}, score)
+    def card(minor: int, pcie: str, score: int) -> DeviceCandidate:
+        return DeviceCandidate(InventoryDevice(kind=NIC, minor=minor, place=DeviceLocation(0, pcie)), {}, score)
 
     cards = [card(0, "a", 9), card(1, "a", 1), card(2, "b", 8), card(3, "b", 7), card(4, "c", 9)]
 
@@ -260,10 +260,10 @@ def test_of_a_scope_the_gpu_with_the_best_score_is_shared() -> None:
     node = box([(0, "a"), (0, "a")])
     half = {CORE: 50, RATIO: 50}
     used = msgspec.structs.replace(node.devices[1], used=half)
-    node = Inventory(devices=(node.devices[0], used))
-    scorer = Scorer(strategy=Packing.MOST_ALLOCATED)
+    node = NodeInventory(devices=(node.devices[0], used))
+    scorer = DeviceScorer(strategy=DevicePacking.MOST_ALLOCATED)
 
-    got = allocate(Asked(demand=demand(half), inventory=node, scorer=scorer))
+    got = allocate_all_types(JointRequest(demand=demand(half), inventory=node, scorer=scorer))
 
     assert [1] == [each.device.minor for each in got[GPU]]
 
@@ -273,7 +273,7 @@ def test_what_an_init_container_left_counts_only_as_far_as_it_is_taken() -> None
     node = box([(0, "a"), (0, "a"), (0, "b"), (0, "b")], busy_gpus=[3])
     left = tuple(msgspec.structs.replace(each, left=each.minor < 3) for each in node.devices)
 
-    assert {"gpu": [2]} == chosen(Inventory(devices=left), {GPUS: 1})
+    assert {"gpu": [2]} == chosen(NodeInventory(devices=left), {GPUS: 1})
 
 
 def test_the_device_policy_is_asked_once_about_the_scope_that_won() -> None:
@@ -281,12 +281,12 @@ def test_the_device_policy_is_asked_once_about_the_scope_that_won() -> None:
     node = box([(i // 16, f"pci-{i // 2}") for i in range(64)], busy_gpus=[41])
     offered: list[list[int]] = []
 
-    def last(gpus: Sequence[Candidate], count: int) -> Sequence[Candidate]:
+    def last(gpus: Sequence[DeviceCandidate], count: int) -> Sequence[DeviceCandidate]:
         offered.append([each.minor for each in gpus])
         return gpus[-count:]
 
     for gpus, scope in ((1, [40]), (2, [32, 33])):
-        got = allocate(Asked(demand=demand({GPUS: gpus}), inventory=node, chooser=last))
+        got = allocate_all_types(JointRequest(demand=demand({GPUS: gpus}), inventory=node, chooser=last))
         assert scope == [each.device.minor for each in got[GPU]]
         assert [scope] == offered
         offered.clear()
@@ -297,13 +297,13 @@ def test_counts_that_are_not_there_are_refused_before_gpus_are_chosen(gpus: int,
     """Too few GPUs are named first, as in Koordinator."""
     offered: list[int] = []
 
-    def first(devices: Sequence[Candidate], count: int) -> Sequence[Candidate]:
+    def first(devices: Sequence[DeviceCandidate], count: int) -> Sequence[DeviceCandidate]:
         offered.append(count)
         return devices[:count]
 
-    question = Asked(
+    question = JointRequest(
         demand=demand({GPUS: gpus, UNITS: 10_000}, TOGETHER), inventory=box(ONE_TO_ONE, ONE_TO_ONE), chooser=first
     )
     with pytest.raises(DevicesDoNotFit, match=refused):
-        allocate(question)
+        allocate_all_types(question)
     assert asked == len(offered)

@@ -7,23 +7,28 @@ import msgspec
 import pytest
 from decision_support import NODE, node
 
-from topoalign.core.deviceshare.allocate import allocate
-from topoalign.core.deviceshare.candidates import Asked
+from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.demand import container_demand, is_joint, read_demand
-from topoalign.core.deviceshare.inventory import HOPPER_TABLE, Place
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION, DeviceType
-from topoalign.core.deviceshare.node_devices import ContainerDevices, asked_of
+from topoalign.core.deviceshare.inventory import HOPPER_TABLE, DeviceLocation
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.koordinator_names import (
+    HINT_ANNOTATION,
+    JOINT_ANNOTATION,
+    PARTITION_ANNOTATION,
+    DeviceType,
+)
+from topoalign.core.deviceshare.node_devices import ContainerDevices, put_demand_to_node
 from topoalign.core.deviceshare.node_devices import joint_devices as devices_of
-from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, inventory_of, places_of
+from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, inventory_of, locate_devices
 from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.bitmask import mask_of
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.bitmask import node_mask
+from topoalign.core.model.topology.device_links import PcieClass
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import NicPort, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
@@ -52,7 +57,7 @@ def joint_devices(
     left: LeftOver = NOTHING,
 ) -> ContainerDevices:
     demand = container_demand(annotations, requests, compat=compat)
-    return devices_of(asked_of(state, demand, left), affinity, spill=spill)
+    return devices_of(put_demand_to_node(state, demand, left), affinity, spill=spill)
 
 
 @pytest.mark.parametrize("name", catalogue.names())
@@ -71,7 +76,7 @@ def test_a_pasted_matrix_has_no_bridges_and_its_links_say_the_same(name: str) ->
 
 
 def check_places(topology: Topology) -> None:
-    places = places_of(topology)
+    places = locate_devices(topology)
     devices = [*topology.gpu_by_id, *topology.nic_by_id]
     for a in devices:
         for b in devices:
@@ -88,8 +93,8 @@ def test_a_device_of_which_nothing_is_known_has_no_place() -> None:
     lost = msgspec.structs.replace(topology.gpus[0], bridge=None, numa_affinity=())
     near = msgspec.structs.replace(lost, numa_affinity=(1,))
 
-    assert {} == places_of(Topology(gpus=(lost,)))
-    assert {lost.id: Place(1)} == places_of(Topology(gpus=(near,)))
+    assert {} == locate_devices(Topology(gpus=(lost,)))
+    assert {lost.id: DeviceLocation(1)} == locate_devices(Topology(gpus=(near,)))
 
 
 def test_a_container_gets_gpus_with_the_nics_beside_them() -> None:
@@ -105,10 +110,10 @@ def test_devices_stay_within_the_affinity_unless_they_may_spill() -> None:
     """Devices stay on the NUMA nodes of the affinity unless they may spill."""
     state = node(catalogue.machine("hgx-h100"))
 
-    assert ("GPU-4",) == joint_devices(state, SAME_PCIE, ONE_EACH, mask_of([1])).devices[GPU]
+    assert ("GPU-4",) == joint_devices(state, SAME_PCIE, ONE_EACH, node_mask([1])).devices[GPU]
     with pytest.raises(DevicesDoNotFit, match="Insufficient GPU Devices"):
-        joint_devices(state, TOGETHER, {GPU: 5, NIC: 1}, mask_of([1]))
-    assert 5 == len(joint_devices(state, TOGETHER, {GPU: 5, NIC: 1}, mask_of([1]), spill=True).devices[GPU])
+        joint_devices(state, TOGETHER, {GPU: 5, NIC: 1}, node_mask([1]))
+    assert 5 == len(joint_devices(state, TOGETHER, {GPU: 5, NIC: 1}, node_mask([1]), spill=True).devices[GPU])
 
 
 def test_held_devices_are_not_given_except_those_of_an_init_container() -> None:
@@ -250,7 +255,7 @@ def test_numa_hints_are_the_sets_of_nodes_on_which_all_types_can_be_had() -> Non
 
     def hints(gpus: int) -> object:
         demand = read_demand(SAME_PCIE, {"nvidia.com/gpu": gpus, "koordinator.sh/rdma": 100})
-        return numa_hints(Asked(demand=demand, inventory=inventory_of(state)))
+        return numa_hints(JointRequest(demand=demand, inventory=inventory_of(state)))
 
     narrow = [NumaHint((0,), True, 500), NumaHint((1,), True, 0), NumaHint((0, 1), False, 500)]
     assert {DeviceType.GPU: narrow, DeviceType.RDMA: narrow} == hints(4)
@@ -286,4 +291,4 @@ def test_koordinators_answers_are_to_be_had_on_a_node_of_ours() -> None:
 def test_a_demand_of_nothing_is_answered_with_nothing() -> None:
     state = node(catalogue.machine("hgx-h100"))
 
-    assert {} == allocate(Asked(demand=read_demand({}, {}), inventory=inventory_of(state)))
+    assert {} == allocate_all_types(JointRequest(demand=read_demand({}, {}), inventory=inventory_of(state)))

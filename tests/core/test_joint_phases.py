@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from joint_support import GPU, NIC, SAME_PCIE, box, demand
 
-from topoalign.core.deviceshare.allocate import allocate
-from topoalign.core.deviceshare.candidates import Asked
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.candidates import JointRequest
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.numa_hints import numa_hints
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, Status
 from topoalign.tools.conformance.koordinator import SUITES
 
 SPARSE = msgspec.structs.replace(box([(0, "a"), (0, "b")], [(0, "b")]), well_planned=True)
@@ -21,7 +21,7 @@ ONE_EACH = {"nvidia.com/gpu": 1, "koordinator.sh/rdma": 1}
 
 def minors(first_look: bool, requests: dict[str, int]) -> dict[DeviceType, list[int]]:
     pod = demand(requests, SAME_PCIE, compat=True)
-    given = allocate(Asked(demand=pod, inventory=SPARSE, first_look=first_look))
+    given = allocate_all_types(JointRequest(demand=pod, inventory=SPARSE, first_look=first_look))
     return {kind: [each.device.minor for each in some] for kind, some in given.items()}
 
 
@@ -55,23 +55,25 @@ def test_a_case_that_names_its_phase_is_answered_for_it(
 def test_more_than_all_numa_nodes_have_is_refused_before_any_search(wanted: int) -> None:
     """A request for more than all NUMA nodes have is refused for that reason before any search."""
     node = box([(0, "a"), (1, "b")], [(0, "a")])
-    asked = Asked(demand=demand({"nvidia.com/gpu": wanted}, compat=True), inventory=node)
+    asked = JointRequest(demand=demand({"nvidia.com/gpu": wanted}, compat=True), inventory=node)
 
     with pytest.raises(DevicesDoNotFit) as refused:
         numa_hints(asked)
     assert ("Insufficient NUMA Scoped Devices",) == refused.value.reasons
-    assert Status.UNRESOLVABLE == refused.value.status
+    assert FrameworkStatus.UNRESOLVABLE == refused.value.status
 
 
 def test_devices_that_are_there_and_held_are_a_refusal_of_their_own() -> None:
-    asked = Asked(demand=demand({"nvidia.com/gpu": 2}, compat=True), inventory=box([(0, "a"), (1, "b")], busy_gpus=[0]))
+    asked = JointRequest(
+        demand=demand({"nvidia.com/gpu": 2}, compat=True), inventory=box([(0, "a"), (1, "b")], busy_gpus=[0])
+    )
 
     with pytest.raises(DevicesDoNotFit, match="Insufficient GPU Devices"):
         numa_hints(asked)
 
 
 def test_a_type_that_no_numa_node_has_is_missing_by_its_name() -> None:
-    asked = Asked(demand=demand({"koordinator.sh/rdma": 200}, compat=True), inventory=box([(0, "a")]))
+    asked = JointRequest(demand=demand({"koordinator.sh/rdma": 200}, compat=True), inventory=box([(0, "a")]))
 
     with pytest.raises(DevicesDoNotFit, match="Insufficient rdma devices"):
         numa_hints(asked)

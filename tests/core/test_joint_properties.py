@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, Spot, box, chosen
 
-from topoalign.core.deviceshare.inventory import Inventory
+from topoalign.core.deviceshare.inventory import NodeInventory
 
 MOST = 8
 
@@ -24,7 +24,7 @@ class Node(NamedTuple):
     """Half in use."""
 
     @property
-    def inventory(self) -> Inventory:
+    def inventory(self) -> NodeInventory:
         used = dict.fromkeys(self.shared_nics, 50) | dict.fromkeys(self.busy_nics, 100)
         return box(self.gpus, self.nics, busy_gpus=sorted(self.busy_gpus), busy_nics=used)
 
@@ -169,7 +169,7 @@ def test_the_order_in_which_devices_are_listed_has_no_say(
 ) -> None:
     devices = list(node.inventory.devices)
     Random(seed).shuffle(devices)
-    shuffled = Inventory(devices=tuple(devices))
+    shuffled = NodeInventory(devices=tuple(devices))
     asked = {GPUS: gpus, UNITS: amount}
 
     assert chosen(node.inventory, asked, joint, compat=compat) == chosen(shuffled, asked, joint, compat=compat)

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, Spot, box, chosen, demand
 
-from topoalign.core.deviceshare.annotations import quantity
-from topoalign.core.deviceshare.candidates import Asked
-from topoalign.core.deviceshare.gpus import feasible_partitions
-from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Inventory, Partition, Place
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.annotations import parse_quantity_exactly
+from topoalign.core.deviceshare.candidates import JointRequest
+from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer, score_device, score_node
+from topoalign.core.deviceshare.gpu_choice import feasible_partitions
+from topoalign.core.deviceshare.inventory import ANYWHERE, DeviceLocation, InventoryDevice, NodeInventory, Partition
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, InvalidShareRequest
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints
-from topoalign.core.deviceshare.quantities import GpuDemand, by_type, gpu_demand
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, InvalidShareRequest, Status
-from topoalign.core.deviceshare.scores import Packing, Scorer, device_score, node_score
+from topoalign.core.deviceshare.request_combinations import GpuDemand, by_type, gpu_demand
 from topoalign.core.model.errors import TooMuchWork
 
 K, H = "koordinator.sh", "huawei.com"
@@ -48,7 +48,7 @@ def test_resources_of_gpus_come_in_the_sets_that_can_be_meant(meant: frozenset[s
         with pytest.raises(InvalidShareRequest) as caught:
             by_type(asked)
         assert (f"invalid resource device requests: [{' '.join(sorted(names))}]",) == caught.value.reasons
-        assert (Status.UNRESOLVABLE, "pod.requests") == (caught.value.status, caught.value.field)
+        assert (FrameworkStatus.UNRESOLVABLE, "pod.requests") == (caught.value.status, caught.value.field)
 
 
 CORE, RATIO, BYTES, SHARED = (f"{K}/{name}" for name in ("gpu-core", "gpu-memory-ratio", "gpu-memory", "gpu.shared"))
@@ -113,7 +113,9 @@ def test_what_is_asked_of_gpus_is_shared_out_over_them(requests: dict[str, int],
 amounts = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 12), max_size=3)
 
 
-def naive_score(scorer: Scorer, total: Mapping[str, int], free: Mapping[str, int], asked: Mapping[str, int]) -> int:
+def naive_score(
+    scorer: DeviceScorer, total: Mapping[str, int], free: Mapping[str, int], asked: Mapping[str, int]
+) -> int:
     points, weights = 0, 0
     for name, weight in scorer.weights.items():
         whole = total.get(name, 0)
@@ -121,7 +123,7 @@ def naive_score(scorer: Scorer, total: Mapping[str, int], free: Mapping[str, int
             continue
         left = free.get(name, 0)
         used = Fraction(whole - left + asked.get(name, 0) if left <= whole else whole)
-        if scorer.strategy is Packing.MOST_ALLOCATED:
+        if scorer.strategy is DevicePacking.MOST_ALLOCATED:
             points += weight * floor(min(used / whole, Fraction(1)) * 100)
         else:
             points += weight * floor(max((whole - used) / whole, Fraction(0)) * 100)
@@ -129,22 +131,31 @@ def naive_score(scorer: Scorer, total: Mapping[str, int], free: Mapping[str, int
     return points // weights if weights else 0
 
 
-@given(st.sampled_from(Packing), st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), amounts, amounts, amounts)
+@given(
+    st.sampled_from(DevicePacking),
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)),
+    amounts,
+    amounts,
+    amounts,
+)
 def test_a_score_is_the_weighted_mean_of_how_full_a_device_is(
-    strategy: Packing, weights: dict[str, int], total: dict[str, int], free: dict[str, int], asked: dict[str, int]
+    strategy: DevicePacking, weights: dict[str, int], total: dict[str, int], free: dict[str, int], asked: dict[str, int]
 ) -> None:
-    scorer = Scorer(strategy, weights)
+    scorer = DeviceScorer(strategy, weights)
 
-    assert naive_score(scorer, total, free, asked) == device_score(scorer, total, free, asked)
+    assert naive_score(scorer, total, free, asked) == score_device(scorer, total, free, asked)
 
 
-@given(st.sampled_from(Packing), st.lists(st.lists(st.tuples(amounts, amounts), max_size=3), max_size=2), amounts)
+@given(st.sampled_from(DevicePacking), st.lists(st.lists(st.tuples(amounts, amounts), max_size=3), max_size=2), amounts)
 def test_a_node_scores_the_sum_over_types_of_all_their_devices(
-    strategy: Packing, types: list[list[tuple[dict[str, int], dict[str, int]]]], asked: dict[str, int]
+    strategy: DevicePacking, types: list[list[tuple[dict[str, int], dict[str, int]]]], asked: dict[str, int]
 ) -> None:
-    scorer = Scorer(strategy, {"a": 2, "b": 1})
+    scorer = DeviceScorer(strategy, {"a": 2, "b": 1})
     devices = [
-        [Device(kind=DeviceType.GPU, minor=i, resources=total, used=used) for i, (total, used) in enumerate(each)]
+        [
+            InventoryDevice(kind=DeviceType.GPU, minor=i, resources=total, used=used)
+            for i, (total, used) in enumerate(each)
+        ]
         for each in types
     ]
     expected = 0
@@ -153,12 +164,12 @@ def test_a_node_scores_the_sum_over_types_of_all_their_devices(
         free = {name: sum(max(0, had.get(name, 0) - used.get(name, 0)) for had, used in each) for name in "abc"}
         expected += naive_score(scorer, total, free, asked)
 
-    assert expected == node_score(scorer, [(each, asked) for each in devices])
+    assert expected == score_node(scorer, [(each, asked) for each in devices])
 
 
 def test_the_default_weighs_memory_of_gpus_and_units_of_others_alike() -> None:
-    assert {RATIO: 1, BYTES: 1, f"{K}/rdma": 1, f"{K}/fpga": 1} == Scorer().weights
-    assert ("LeastAllocated", "MostAllocated") == (Scorer().strategy, Packing.MOST_ALLOCATED)
+    assert {RATIO: 1, BYTES: 1, f"{K}/rdma": 1, f"{K}/fpga": 1} == DeviceScorer().weights
+    assert ("LeastAllocated", "MostAllocated") == (DeviceScorer().strategy, DevicePacking.MOST_ALLOCATED)
 
 
 def listed(size: int, least: int) -> st.SearchStrategy[tuple[Partition, ...]]:
@@ -267,7 +278,7 @@ def test_hints_are_the_sets_of_nodes_on_which_the_devices_can_be_had(
     asked = {GPUS: count, UNITS: 100 * units}
     nodes = sorted({*gpus, *nics})
     whole = chosen(node, asked, joint, nodes=nodes, compat=compat)
-    question = Asked(demand=demand(asked, joint, compat=compat), inventory=node)
+    question = JointRequest(demand=demand(asked, joint, compat=compat), inventory=node)
     if isinstance(whole, str):
         with pytest.raises(DevicesDoNotFit):
             numa_hints(question)
@@ -290,7 +301,7 @@ def test_hints_are_the_sets_of_nodes_on_which_the_devices_can_be_had(
 
 @pytest.mark.parametrize(("nodes", "too_many"), [(10, False), (11, True)])
 def test_hints_are_worked_out_over_ten_numa_nodes_at_most(nodes: int, too_many: bool) -> None:
-    question = Asked(demand=demand({GPUS: 1}), inventory=box([(node, "") for node in range(nodes)]))
+    question = JointRequest(demand=demand({GPUS: 1}), inventory=box([(node, "") for node in range(nodes)]))
     if too_many:
         with pytest.raises(TooMuchWork, match="hints over 11 NUMA nodes"):
             numa_hints(question)
@@ -303,16 +314,16 @@ def test_too_few_devices_on_known_nodes_are_refused_for_good() -> None:
     node = box([(0, "a"), None])
 
     with pytest.raises(DevicesDoNotFit, match="Insufficient NUMA Scoped Devices") as refused:
-        numa_hints(Asked(demand=demand({GPUS: 2}), inventory=node))
+        numa_hints(JointRequest(demand=demand({GPUS: 2}), inventory=node))
 
-    assert Status.UNRESOLVABLE is refused.value.status
+    assert FrameworkStatus.UNRESOLVABLE is refused.value.status
 
 
 def test_devices_of_no_known_node_give_no_hints() -> None:
-    lost = Device(kind=DeviceType.GPU, minor=1, place=Place(ANYWHERE, "a"))
+    lost = InventoryDevice(kind=DeviceType.GPU, minor=1, place=DeviceLocation(ANYWHERE, "a"))
 
-    for node in (box([None]), Inventory(devices=(lost,))):
-        assert {} == numa_hints(Asked(demand=demand({GPUS: 1}), inventory=node))
+    for node in (box([None]), NodeInventory(devices=(lost,))):
+        assert {} == numa_hints(JointRequest(demand=demand({GPUS: 1}), inventory=node))
 
 
 @pytest.mark.parametrize(
@@ -344,4 +355,4 @@ def test_devices_of_no_known_node_give_no_hints() -> None:
     ],
 )
 def test_each_suffix_of_a_quantity_is_that_of_kubernetes(text: str | float, value: Fraction | int | None) -> None:
-    assert value == quantity(text)
+    assert value == parse_quantity_exactly(text)

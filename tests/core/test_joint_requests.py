@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, UNITS, box, chosen
 
 from topoalign.core.deviceshare import same_pcie
-from topoalign.core.deviceshare.allocate import allocate
-from topoalign.core.deviceshare.annotations import quantity
-from topoalign.core.deviceshare.candidates import Asked
+from topoalign.core.deviceshare.annotations import parse_quantity_exactly
+from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.demand import read_demand
-from topoalign.core.deviceshare.inventory import Device, Inventory, Place
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice, NodeInventory
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest, refuse_same_pcie
+from topoalign.core.deviceshare.koordinator_names import (
     ANNOTATIONS,
     CORE,
     FPGA,
@@ -28,8 +29,7 @@ from topoalign.core.deviceshare.names import (
     SHARED,
     DeviceType,
 )
-from topoalign.core.deviceshare.quantities import by_type, gpu_demand
-from topoalign.core.deviceshare.refusals import InvalidShareRequest, violation
+from topoalign.core.deviceshare.request_combinations import by_type, gpu_demand
 from topoalign.core.model.errors import InvalidField, TooMuchWork, TopoalignError
 from topoalign.tools.conformance.koordinator_devices import read_device
 
@@ -127,7 +127,7 @@ def test_whatever_is_asked_is_answered_or_refused_with_a_remedy(
     annotations: dict[str, str], requests: dict[str, int], compat: bool
 ) -> None:
     try:
-        allocate(Asked(demand=read_demand(annotations, requests, compat=compat), inventory=NODE))
+        allocate_all_types(JointRequest(demand=read_demand(annotations, requests, compat=compat), inventory=NODE))
     except TopoalignError as error:
         assert str(error).isprintable()
         assert error.remedy
@@ -170,12 +170,12 @@ def test_memory_need_not_divide_by_the_number_of_gpus() -> None:
     ],
 )
 def test_quantities_are_read_as_kubernetes_writes_them(text: str | int, value: Fraction | int) -> None:
-    assert value == quantity(text)
+    assert value == parse_quantity_exactly(text)
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "-1", "1Qi", "1e", "0x10", "1e999", "٣"])
 def test_what_is_no_quantity_is_none(text: str) -> None:
-    assert quantity(text) is None
+    assert parse_quantity_exactly(text) is None
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,16 @@ def test_a_search_for_same_pcie_is_exact_or_says_that_it_did_not_end(monkeypatch
     complexes = range(24)
     nics = [(0, str(i)) for i in complexes for _ in range(i + 1)]
     cards = tuple(
-        Device(kind=DeviceType.FPGA, minor=24 * i + card, place=Place(0, str(i)), resources={FPGA: 100})
+        InventoryDevice(
+            kind=DeviceType.FPGA, minor=24 * i + card, place=DeviceLocation(0, str(i)), resources={FPGA: 100}
+        )
         for i in complexes
         for card in range(24 - i)
     )
-    node = Inventory(devices=(*box([(0, str(i)) for i in complexes], nics).devices, *cards))
+    node = NodeInventory(devices=(*box([(0, str(i)) for i in complexes], nics).devices, *cards))
     joint = {"deviceTypes": ["gpu", "rdma", "fpga"], "requiredScope": "SamePCIe"}
 
-    assert violation().reasons[0] == chosen(node, {GPUS: 12, UNITS: 15_100, FPGA: 15_100}, joint)
+    assert refuse_same_pcie().reasons[0] == chosen(node, {GPUS: 12, UNITS: 15_100, FPGA: 15_100}, joint)
     got = chosen(node, {GPUS: 12, UNITS: 14_000, FPGA: 14_000}, joint)
     assert isinstance(got, dict)
     assert [12, 140, 140] == [len(got[kind]) for kind in ("gpu", "rdma", "fpga")]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from unit_support import CORES, DGX, KUBELET, MEMORY, admitted, asks, in_units, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.koordinator_names import (
     CORE,
     GPU_BYTES,
     HINT_ANNOTATION,
@@ -27,10 +27,10 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationReleased
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
-from topoalign.core.state.divisions import Parts, divisions
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import Parts, partitioning_by_gpu
 from topoalign.machines import load_machine
 
 GIB = 1 << 30
@@ -116,7 +116,7 @@ def test_koordinators_names_need_no_annotation_where_no_kubelet_decides(amounts:
 def test_two_halves_fit_on_a_gpu_and_the_division_shows_them() -> None:
     """318 blocks are 159 for each. Units are asked for of the same GPU in their own name."""
     state = after(node(hardware([319])), {HUNDREDTHS: 50}, {CORE: 40, RATIO: 50})
-    (division,) = divisions(state).values()
+    (division,) = partitioning_by_gpu(state).values()
 
     assert ("units",) == division.ways
     assert [(50, 159), (40, 159)] == [
@@ -247,12 +247,12 @@ def test_memory_above_a_gpu_is_refused_by_its_field(gpus: int, rules: AdmissionR
     """In bytes of each GPU, against the largest one, whoever holds it."""
     state, most = after(node(hardware([10, 16, 16])), {HUNDREDTHS: 100}), gpus * 16 * MEMORY_BLOCK
     above: Amounts = {SHARED: gpus, CORE: 10 * gpus, GPU_BYTES: most + gpus}
-    field = f"resources.limits[{GPU_BYTES}]: 4096.000001 MiB are asked for of one card"
+    field = f"resources.limits[{GPU_BYTES}]: 4096.000001 MiB are asked for of one GPU"
     init = sharing({HUNDREDTHS: 10}, init=[container("first", others=above)])
 
     for asked, where in ((sharing(above), "spec.containers[0]"), (init, "spec.initContainers[0]")):
         refusal = refused(state, asked, rules)
-        assert "MemoryAboveCard" == refusal.code
+        assert "MemoryAboveGpu" == refusal.code
         assert refusal.finding.startswith(f"{where}.{field}")
         assert "ask for less memory" in refusal.remedy
     assert gpus == len(share_of(node(hardware([10, 16, 16])), {**above, GPU_BYTES: most}, rules))

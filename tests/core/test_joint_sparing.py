@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
-from topoalign.core.deviceshare.allocate import allocate
-from topoalign.core.deviceshare.candidates import Asked, capped
-from topoalign.core.deviceshare.inventory import Inventory
+from topoalign.core.deviceshare.candidates import JointRequest, cap_free
+from topoalign.core.deviceshare.inventory import NodeInventory
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
 
 Placed = tuple[int, str, str]
 """NUMA node, root complex, switch; the switch is empty where it is not known."""
@@ -24,7 +24,7 @@ class Node(NamedTuple):
     busy_nics: frozenset[int]
 
     @property
-    def inventory(self) -> Inventory:
+    def inventory(self) -> NodeInventory:
         return box(self.gpus, self.nics, busy_gpus=sorted(self.busy_gpus), busy_nics=dict.fromkeys(self.busy_nics, 1))
 
 
@@ -153,17 +153,17 @@ def test_a_switch_that_is_not_known_is_no_smaller_part_of_the_machine() -> None:
 
 def test_of_a_device_no_more_is_taken_than_its_cap() -> None:
     """Of a resource that the cap does not name nothing is."""
-    assert {"a": 2, "b": 1, "c": 0} == capped({"a": 5, "b": 1, "c": 3}, {"a": 2, "b": 4})
+    assert {"a": 2, "b": 1, "c": 0} == cap_free({"a": 5, "b": 1, "c": 3}, {"a": 2, "b": 4})
 
 
 def test_each_step_of_a_search_is_told_to_who_asked() -> None:
     """So the searches of all containers of a pod have one limit."""
     steps: list[None] = []
     spots = [(0, "a"), (0, "b"), (0, "c")]
-    asked = Asked(
+    asked = JointRequest(
         demand=demand({GPUS: 3, UNITS: 1}, SAME_PCIE), inventory=box(spots, spots), step=lambda: steps.append(None)
     )
 
-    allocate(asked)
+    allocate_all_types(asked)
 
     assert steps

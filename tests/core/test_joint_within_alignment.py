@@ -14,16 +14,16 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.admission.feasibility import need_of
 from topoalign.core.admission.pipeline import BY_RESERVATION
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
-from topoalign.core.deviceshare.node_inventory import places_of
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
+from topoalign.core.deviceshare.node_inventory import locate_devices
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Placement, PodRequest, Policy
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, PciBridge, Topology, VirtualFunction
-from topoalign.core.placement.devices import choosing
+from topoalign.core.placement.device_choice import choose_for_container
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 
@@ -225,7 +225,7 @@ def followed(
 ) -> tuple[DeviceID, ...]:
     """What the kubelet takes if its plugin prefers these."""
     (demand,) = read_pod(msgspec.structs.replace(asked, annotations={}), rules).containers
-    steps = choosing(state, demand, resource, None if affinity is None else mask_of(affinity))
+    steps = choose_for_container(state, demand, resource, None if affinity is None else node_mask(affinity))
     try:
         next(steps)
         steps.send(tuple(preferred))
@@ -243,7 +243,7 @@ def naive(
     limit: int,
 ) -> Iterator[tuple[tuple[DeviceID, ...], tuple[DeviceID, ...]]]:
     """All sets of GPUs that the kubelet may take and of NICs, with each GPU beside a NIC and each NIC beside a GPU."""
-    machine, places = state.hardware, places_of(state.hardware)
+    machine, places = state.hardware, locate_devices(state.hardware)
     near = {nic for nic in state.ownership.free(NIC) if affinity is None or places[nic].node in affinity}
     for chosen in combinations(state.ownership.free(GPU), count):
         if {*chosen} != {*followed(state, asked, rules, GPU, affinity, chosen)}:
@@ -260,7 +260,7 @@ def naive(
 
 def beside(machine: Topology, gpus: Collection[DeviceID], nics: Collection[DeviceID]) -> bool:
     """Whether both are on the same switches, or else on the same root complexes."""
-    places = places_of(machine)
+    places = locate_devices(machine)
     return {places[gpu].switch for gpu in gpus} == {places[nic].switch for nic in nics} or (
         {places[gpu].pcie for gpu in gpus} == {places[nic].pcie for nic in nics}
     )

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from topoalign.core.admission.kubelet_devices import (
     as_others,
-    check_resources,
+    describe_unaccounted_grants,
     dropped_of,
+    explain_unavailable_resources,
+    find_unrecorded_devices,
     shared_ids,
-    unaccounted,
-    unrecorded,
     with_others,
     without_dropped,
     without_ended,
 )
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, HealthState, Owner
@@ -125,10 +125,12 @@ def test_of_devices_offered_here_a_pod_that_runs_for_sure_holds_them() -> None:
     plugin = with_others(STATE, {FPGA: (ListedDevices(nodes=(0,), ids=(DeviceID("f"),)),)})
     state = plugin.holding(allocation(1, frozenset(DEVICES[:1]), True))
 
-    assert {GPU: ("GPU-2",)} == unrecorded(state, entry(True, "GPU-0", "GPU-1", "GPU-2"), [DeviceID("GPU-1")])
-    assert {} == unrecorded(state, entry(False, "GPU-2"), [])
-    assert {FPGA: ("f",)} == unrecorded(state, entry(False, "f", resource=FPGA), [])
-    assert {} == unrecorded(state, entry(True, "v", resource=VPU), [])
+    assert {GPU: ("GPU-2",)} == find_unrecorded_devices(
+        state, entry(True, "GPU-0", "GPU-1", "GPU-2"), [DeviceID("GPU-1")]
+    )
+    assert {} == find_unrecorded_devices(state, entry(False, "GPU-2"), [])
+    assert {FPGA: ("f",)} == find_unrecorded_devices(state, entry(False, "f", resource=FPGA), [])
+    assert {} == find_unrecorded_devices(state, entry(True, "v", resource=VPU), [])
 
 
 @pytest.mark.parametrize(
@@ -138,10 +140,10 @@ def test_of_devices_offered_here_a_pod_that_runs_for_sure_holds_them() -> None:
 def test_what_was_asked_for_and_no_container_has_is_noted(owned: bool, listed: bool, unknown: str, noted: bool) -> None:
     state = STATE.holding(allocation(1, frozenset(DEVICES[:1]), owned))
     kubelet = KubeletObserved(
-        rules=kubelet_rules(RULES), entries=(entry(False, "GPU-0"),) if listed else (), checkpoint_unknown=unknown
+        rules=to_kubelet_rules(RULES), entries=(entry(False, "GPU-0"),) if listed else (), checkpoint_unknown=unknown
     )
 
-    notes = unaccounted(state, kubelet)
+    notes = describe_unaccounted_grants(state, kubelet)
 
     assert noted == bool(notes)
     assert all("'GPU-0'" in note for note in notes)
@@ -152,9 +154,9 @@ def test_devices_that_came_with_others_are_not_noted_as_asked_for() -> None:
     with_nic = msgspec.structs.replace(
         allocation(1, frozenset((DEVICES[0], DEVICES[4])), False), co_allocated=(DEVICES[4],)
     )
-    kubelet = KubeletObserved(rules=kubelet_rules(RULES), entries=(entry(False, "GPU-0"),))
+    kubelet = KubeletObserved(rules=to_kubelet_rules(RULES), entries=(entry(False, "GPU-0"),))
 
-    assert () == unaccounted(STATE.holding(with_nic), kubelet)
+    assert () == describe_unaccounted_grants(STATE.holding(with_nic), kubelet)
 
 
 def test_devices_of_other_plugins_come_in_the_order_of_names() -> None:
@@ -179,10 +181,10 @@ def test_devices_of_other_plugins_come_in_the_order_of_names() -> None:
     ]
     assert all(got.health_of(DeviceID(name)).usable for name in ("f-0", "f-1", "f-2"))
     assert state.hardware.devices[GPU] == got.hardware.devices[GPU]
-    ill = msgspec.structs.replace(got.told[DeviceID("GPU-0")], state=HealthState.UNHEALTHY)
+    ill = msgspec.structs.replace(got.reported_health[DeviceID("GPU-0")], state=HealthState.UNHEALTHY)
     assert state.health is not None
     known = msgspec.structs.replace(
-        state, health=msgspec.structs.replace(state.health, devices={**state.told, DeviceID("f-1"): ill})
+        state, health=msgspec.structs.replace(state.health, devices={**state.reported_health, DeviceID("f-1"): ill})
     )
     assert not with_others(known, listed).health_of(DeviceID("f-1")).usable, "what discovery says goes first"
 
@@ -192,8 +194,14 @@ def test_what_cannot_be_placed_changes_nothing() -> None:
     empty = NodeState(node=STATE.node)
     unjudged = msgspec.structs.replace(STATE, health=None)
 
-    for state, told in ((STATE, None), (STATE, {}), (STATE, {GPU: listed[FPGA]}), (empty, listed), (unjudged, listed)):
-        assert state == with_others(state, told)
+    for state, reported_health in (
+        (STATE, None),
+        (STATE, {}),
+        (STATE, {GPU: listed[FPGA]}),
+        (empty, listed),
+        (unjudged, listed),
+    ):
+        assert state == with_others(state, reported_health)
 
 
 def test_a_resource_whose_devices_have_ids_of_another_is_noted() -> None:
@@ -229,13 +237,15 @@ def test_a_resource_without_devices_here_is_an_error_only_if_registered() -> Non
     asked = read_pod(pod(container(gpus=1, others={VPU: 1, FPGA: 2})), RULES)
     hardware = STATE.hardware
 
-    nobody = check_resources(asked, hardware, None)
-    unknown = check_resources(asked, hardware, frozenset(), "no socket")
+    nobody = explain_unavailable_resources(asked, hardware, None)
+    unknown = explain_unavailable_resources(asked, hardware, frozenset(), "no socket")
 
     assert ["nobody lists example.com/fpga here", "nobody lists example.com/vpu here"] == [
         n.split(":")[0] for n in nobody
     ]
     assert [True, True] == [note.startswith("whether a plugin lists") and "no socket" in note for note in unknown]
-    assert () == check_resources(read_pod(pod(container(gpus=1)), RULES), hardware, frozenset([GPU, FPGA]))
+    assert () == explain_unavailable_resources(
+        read_pod(pod(container(gpus=1)), RULES), hardware, frozenset([GPU, FPGA])
+    )
     with pytest.raises(InvalidField, match=r"limits\[example.com/vpu\]"):
-        check_resources(asked, hardware, frozenset([VPU]))
+        explain_unavailable_resources(asked, hardware, frozenset([VPU]))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from topoalign.core.deviceshare.labels import Expression, LabelSelector, fault, matches
+from topoalign.core.deviceshare.labels import Expression, LabelSelector, selector_fault, selector_matches
 
 
 def selecting(key: str, operator: str, *values: str) -> LabelSelector:
@@ -15,8 +15,8 @@ def selecting(key: str, operator: str, *values: str) -> LabelSelector:
 )
 def test_keys_as_kubernetes_takes_them_are_sound(key: str) -> None:
     """A domain of up to 253 characters, a slash, a name of up to 63; the domain may be missing."""
-    assert fault(LabelSelector(match_labels={key: "b"}), compat=False) is None
-    assert fault(selecting(key, "Exists"), compat=False) is None
+    assert selector_fault(LabelSelector(match_labels={key: "b"}), compat=False) is None
+    assert selector_fault(selecting(key, "Exists"), compat=False) is None
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_keys_as_kubernetes_takes_them_are_sound(key: str) -> None:
     ],
 )
 def test_keys_that_kubernetes_refuses_are_faults(key: str) -> None:
-    assert "is not a label key" in (fault(LabelSelector(match_labels={key: "b"}), compat=False) or "")
-    assert "is not a label key" in (fault(selecting(key, "Exists"), compat=True) or "")
+    assert "is not a label key" in (selector_fault(LabelSelector(match_labels={key: "b"}), compat=False) or "")
+    assert "is not a label key" in (selector_fault(selecting(key, "Exists"), compat=True) or "")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_keys_that_kubernetes_refuses_are_faults(key: str) -> None:
 )
 def test_values_are_sound_as_kubernetes_takes_them(value: str, sound: bool) -> None:
     for selector in (LabelSelector(match_labels={"a": value}), selecting("a", "In", "b", value)):
-        assert sound is (fault(selector, compat=False) is None)
+        assert sound is (selector_fault(selector, compat=False) is None)
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_values_are_sound_as_kubernetes_takes_them(value: str, sound: bool) -> N
     ],
 )
 def test_an_operator_has_values_or_has_none(selector: LabelSelector, said: str) -> None:
-    assert said in (fault(selector, compat=False) or "")
-    assert said in (fault(selector, compat=True) or "")
+    assert said in (selector_fault(selector, compat=False) or "")
+    assert said in (selector_fault(selector, compat=True) or "")
 
 
 def test_koordinator_looks_at_match_labels_only_beside_expressions() -> None:
     odd = LabelSelector(match_labels={"a b": ""})
     beside = LabelSelector(match_labels={"a b": ""}, match_expressions=(Expression(key="a", operator="Exists"),))
 
-    assert (True, False) == (fault(odd, compat=True) is None, fault(odd, compat=False) is None)
-    assert fault(beside, compat=True) is not None
+    assert (True, False) == (selector_fault(odd, compat=True) is None, selector_fault(odd, compat=False) is None)
+    assert selector_fault(beside, compat=True) is not None
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_a_selector_matches_labels_as_in_kubernetes(
 ) -> None:
     """`NotIn` matches where the key is absent, too. All conditions must be met."""
     assert (there, elsewhere, absent) == tuple(
-        matches(selector, labels) for labels in ({"a": "b"}, {"a": "x"}, {"z": "b"})
+        selector_matches(selector, labels) for labels in ({"a": "b"}, {"a": "x"}, {"z": "b"})
     )
     if selector is not None:
         both = LabelSelector(
             match_labels={**selector.match_labels, "k": "v"},
             match_expressions=(*selector.match_expressions, Expression(key="k", operator="Exists")),
         )
-        assert not matches(both, {"a": "b"})
-        assert there == matches(both, {"a": "b", "k": "v"})
+        assert not selector_matches(both, {"a": "b"})
+        assert there == selector_matches(both, {"a": "b", "k": "v"})

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_support import CORES, KUBELET, MEMORY, REVERSED, asks, holds
 
-from topoalign.core.admission.prediction import kubelet_rules, predict
+from topoalign.core.admission.prediction import predict, to_kubelet_rules
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationReleased, UsageObserved
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.state.fold import NodeState
 
-RULES = kubelet_rules(msgspec.structs.replace(KUBELET, cpu_manager="none", memory_manager="None"))
+RULES = to_kubelet_rules(msgspec.structs.replace(KUBELET, cpu_manager="none", memory_manager="None"))
 LAST = "GPU-3"
 SHARES = ((40, 8), (100, 0), (40, 6))
 """Cores and blocks of a container: all memory of a GPU of 8 blocks, all its computing time, and neither."""

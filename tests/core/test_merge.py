@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_reference import cross_product, narrowest_room
 
-from topoalign.core.model.hints import HintRule, Need, ProviderHints, TopologyHint
+from topoalign.core.model.hints import HintRule, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
-from topoalign.core.numa_sets.search import SearchBudget
-from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge, offers_of
+from topoalign.core.model.topology.bitmask import masks_by_size, node_mask
+from topoalign.core.numa_sets.search import NumaSearchBudget
+from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge, offers_of_providers
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 
@@ -40,10 +40,10 @@ def test_merge_finds_what_the_cross_product_finds(
     numbers = st.integers(10, 14)
     distances = {a: {b: data.draw(numbers) for b in nodes} for a in nodes} if data.draw(st.booleans()) else None
 
-    expected = cross_product(lists, mask_of(nodes), distances)
+    expected = cross_product(lists, node_mask(nodes), distances)
 
-    assert expected == merge(lists, mask_of(nodes), distances)
-    assert expected == merge_many_nodes(lists, mask_of(nodes), distances, SearchBudget())
+    assert expected == merge(lists, node_mask(nodes), distances)
+    assert expected == merge_many_nodes(lists, node_mask(nodes), distances, NumaSearchBudget())
 
 
 @settings(max_examples=400, deadline=None)
@@ -59,7 +59,7 @@ def test_the_narrowest_fit_is_found_among_all_sets_of_nodes(
     lists = [[hint for hint in hints if hint.affinity is not None] or [*hints[:1], NO_AFFINITY][:1] for hints in drawn]
     numbers = st.integers(10, 14)
     distances = {a: {b: data.draw(numbers) for b in nodes} for a in nodes} if data.draw(st.booleans()) else None
-    machine = mask_of(nodes)
+    machine = node_mask(nodes)
 
     expected = narrowest_room(lists, machine, distances)
 
@@ -74,15 +74,15 @@ def test_the_order_of_lists_and_hints_has_no_say(
     nodes, lists = given_lists
     shuffled = [random.sample(hints, len(hints)) for hints in random.sample(lists, len(lists))]
 
-    assert merge(lists, mask_of(nodes)) == merge(shuffled, mask_of(nodes))
+    assert merge(lists, node_mask(nodes)) == merge(shuffled, node_mask(nodes))
 
 
 def test_no_opinion_and_cannot_be_met_are_told_apart() -> None:
     """No answer, None and an empty list mean any node preferred, any node preferred, and any node not preferred."""
-    rule = HintRule(nodes=0b11, needs=(Need(1, {0b01: 1, 0b10: 1}),), least=1)
+    rule = HintRule(nodes=0b11, needs=(ResourceNeed(1, {0b01: 1, 0b10: 1}),), least=1)
     answers: list[ProviderHints] = [{}, {A: None, B: ()}, {C: (TopologyHint(1, True),)}, {A: rule}]
 
-    assert [(ANY,), (ANY,), (NO_AFFINITY,), (TopologyHint(1, True),), rule] == offers_of(answers)
+    assert [(ANY,), (ANY,), (NO_AFFINITY,), (TopologyHint(1, True),), rule] == offers_of_providers(answers)
 
 
 def test_without_opinions_the_whole_machine_is_preferred() -> None:
@@ -92,7 +92,7 @@ def test_without_opinions_the_whole_machine_is_preferred() -> None:
 
 def test_a_wide_machine_costs_nothing_where_hints_are_narrow() -> None:
     """34 NUMA nodes are no reason to refuse as long as the lists have few nodes in common."""
-    machine = mask_of(range(34))
+    machine = node_mask(range(34))
     cpus = [TopologyHint(0b01, True), TopologyHint(0b10, True), TopologyHint(0b11, False)]
 
     assert TopologyHint(machine, False) == merge([[NO_AFFINITY], [ANY]], machine)
@@ -105,7 +105,7 @@ def test_lists_with_wide_common_hints_are_merged_without_listing_them() -> None:
     Lists that have many sets in common are merged without listing those sets. 34 nodes have 2^34 subsets; the lists
     come to three masks.
     """
-    machine, work = mask_of(range(34)), SearchBudget(100)
+    machine, work = node_mask(range(34)), NumaSearchBudget(100)
     halves = [TopologyHint(machine >> 17, True), TopologyHint(machine ^ machine >> 17, True)]
 
     assert TopologyHint(machine, False) == merge([[TopologyHint(machine, False)], [NO_AFFINITY]], machine, work=work)

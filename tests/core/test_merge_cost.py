@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.rules import hints_of_rule
+from topoalign.core.hints.hint_rules import hints_of_rule
 from topoalign.core.model.decisions import Decision
-from topoalign.core.model.hints import HintRule, Hints, Need, TopologyHint
+from topoalign.core.model.hints import HintRule, Hints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, ContainerName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy, Scope
-from topoalign.core.policy.merge.cost import MANY, duration, length, longest, slow_merge, warning
+from topoalign.core.policy.merge.cost import MANY, duration, length, longest, slow_merge, warn_of_combinations
 
 PAGES = ResourceName("hugepages-2Mi")
 STRICT = [Policy.BEST_EFFORT, Policy.RESTRICTED]
@@ -49,7 +49,7 @@ def test_the_combinations_are_those_that_the_kubelet_walks_through(
 def test_a_rule_counts_as_the_most_hints_that_it_can_stand_for(nodes: int, amount: int, besides: list[int]) -> None:
     """Of more than eight NUMA nodes hints are not listed, and are not listed to be counted."""
     supply = {1 << i: 2 for i in range(nodes)}
-    rule = HintRule(nodes=2**nodes - 1, needs=(Need(amount, supply),), least=1, besides=tuple(sorted(besides)))
+    rule = HintRule(nodes=2**nodes - 1, needs=(ResourceNeed(amount, supply),), least=1, besides=tuple(sorted(besides)))
     most = len(hints_of_rule(rule))
 
     assert most <= length(rule, Policy.RESTRICTED) <= longest(nodes, Policy.RESTRICTED) + len(besides)
@@ -94,14 +94,14 @@ def test_where_topoalign_decides_itself_nothing_is_said_of_the_kubelet() -> None
 
 
 def test_a_warning_begins_at_a_hundred_million_combinations() -> None:
-    assert None is warning({GPU: MANY - 1})
-    assert "100000000 of nvidia.com/gpu" in (warning({GPU: MANY, CPU: 1}) or "")
-    assert "1 of cpu" not in (warning({GPU: MANY, CPU: 1}) or "")
+    assert None is warn_of_combinations({GPU: MANY - 1})
+    assert "100000000 of nvidia.com/gpu" in (warn_of_combinations({GPU: MANY, CPU: 1}) or "")
+    assert "1 of cpu" not in (warn_of_combinations({GPU: MANY, CPU: 1}) or "")
 
 
 def test_any_number_of_combinations_can_be_said() -> None:
     """100 resources on 64 NUMA nodes are more than a float holds."""
-    rule = HintRule(nodes=2**64 - 1, needs=(Need(1, {1: 1}),), least=1)
+    rule = HintRule(nodes=2**64 - 1, needs=(ResourceNeed(1, {1: 1}),), least=1)
     many = {"device": {ResourceName(f"example.com/{i}"): rule for i in range(100)}}
 
     assert "about 1.0e+24 combinations" in (slow_merge(many, Policy.RESTRICTED, ContainerName("c")) or "")

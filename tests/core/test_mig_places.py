@@ -16,13 +16,13 @@ from topoalign.core.model.topology.mig import (
     MigPlacement,
     MigProfile,
     find_place,
+    free_mig_placement,
     free_placements,
-    occupied,
-    place_of,
+    occupied_placements,
 )
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.validate import validate
-from topoalign.core.sharing.hami.usage import MIB
+from topoalign.core.model.topology.topology_checks import validate
+from topoalign.core.sharing.hami.hami_amounts import MIB
 
 
 def place(start: int, size: int) -> MigPlacement:
@@ -84,7 +84,7 @@ def test_an_a100_fills_from_both_ends() -> None:
     by_name = {each.name: each for each in profiles(A100)}
     taken: list[MigPlacement] = []
     for name in ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"):
-        placement = place_of(by_name[name], taken)
+        placement = free_mig_placement(by_name[name], taken)
         assert placement is not None
         taken.append(placement)
 
@@ -107,8 +107,8 @@ def test_of_profiles_with_equal_memory_the_one_with_fewer_slices_is_made() -> No
 
 
 def test_where_one_place_is_not_known_none_is_known_to_be_taken() -> None:
-    assert frozenset({place(6, 1)}) == occupied(GPU_0.mig or ())
-    assert None is occupied([instance(1, place(6, 1)), instance(2, None)])
+    assert frozenset({place(6, 1)}) == occupied_placements(GPU_0.mig or ())
+    assert None is occupied_placements([instance(1, place(6, 1)), instance(2, None)])
 
 
 def test_profiles_are_in_events_and_older_readers_pass_them_over() -> None:
@@ -120,7 +120,7 @@ def test_profiles_are_in_events_and_older_readers_pass_them_over() -> None:
     class OlderTopology(msgspec.Struct):
         gpus: tuple[OlderGpu, ...]
 
-    again = wire.decode(wire.encode(event, 0.0))
+    again = wire.decode_event(wire.encode_event(event, 0.0))
     older = msgspec.json.decode(msgspec.json.encode(MACHINE), type=OlderTopology)
 
     assert isinstance(again, TopologyDiscovered) and MACHINE == again.topology

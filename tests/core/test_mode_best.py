@@ -22,10 +22,10 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import NumaNode, PluginDevice, Topology
-from topoalign.core.model.topology.queries import pair_score, pcie_class
+from topoalign.core.model.topology.queries import connection_score, pcie_class
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 
@@ -226,7 +226,7 @@ def best_gpus(state: NodeState, amount: int, nics: int, inside: Nodes) -> tuple[
     every = [*topology.gpu_by_id]
     free = {every.index(gpu) for gpu in state.ownership.free(GPU)}
     inner = [at for at in sorted(free) if {*(topology.devices[GPU][every[at]] or ())} & inside]
-    table = [[0 if a == b else pair_score(topology, a, b) for b in every] for a in every]
+    table = [[0 if a == b else connection_score(topology, a, b) for b in every] for a in every]
     spare = []
     for nic in state.ownership.free(NIC):
         paths = {at: pcie_class(topology, nic, gpu) for at, gpu in enumerate(every)}
@@ -267,11 +267,11 @@ def test_a_pod_is_admitted_if_it_is_as_narrow_as_its_widest_request(
         def preference(each: Nodes) -> tuple[object, ...]:
             apart = sum(distances[a][b] for a in each for b in each)
             gpus = best_gpus(state, wants.get(GPU, 0), wants.get(NIC, 0), each)
-            return (len(each), gpus, 0 if rules.policy is SINGLE else apart, mask_of(each))
+            return (len(each), gpus, 0 if rules.policy is SINGLE else apart, node_mask(each))
 
         if merged.affinity is not None:
             best = min(sets, key=preference)
-            assert TopologyHint(mask_of(best), True) == merged
+            assert TopologyHint(node_mask(best), True) == merged
             check_inside(state, admitted(decision), best, free)
 
 

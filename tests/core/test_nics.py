@@ -4,7 +4,7 @@ import pytest
 from decision_support import machine
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.placement.gpus.nics import NicLocality, Nics, count_nics, locality
+from topoalign.core.placement.gpus.nics import NicLocality, Nics, count_nics, nic_locality
 from topoalign.machines import load_machine
 
 
@@ -22,7 +22,7 @@ def test_a_nic_is_local_behind_the_same_switches_or_at_the_same_grace(
 ) -> None:
     topology = load_machine(name).topology
 
-    found = locality(topology, [*topology.nic_by_id][nic])
+    found = nic_locality(topology, [*topology.nic_by_id][nic])
 
     assert (local, near) == ({*found.local}, {*found.near})
 
@@ -35,4 +35,4 @@ def test_no_more_nics_count_than_are_wanted() -> None:
 
 
 def test_a_nic_that_the_machine_lacks_is_local_to_none() -> None:
-    assert NicLocality(frozenset(), frozenset()) == locality(machine(), DeviceID("mlx5_99"))
+    assert NicLocality(frozenset(), frozenset()) == nic_locality(machine(), DeviceID("mlx5_99"))

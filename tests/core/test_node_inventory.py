@@ -9,14 +9,21 @@ from decision_support import NODE, machine, node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.core.deviceshare.inventory import HOPPER_TABLE, Place
-from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.node_inventory import LeftOver, above, inventory_of, label, places_of, table_of
+from topoalign.core.deviceshare.inventory import HOPPER_TABLE, DeviceLocation
+from topoalign.core.deviceshare.koordinator_names import DeviceType
+from topoalign.core.deviceshare.node_inventory import (
+    LeftOver,
+    bridges_above,
+    inventory_of,
+    koordinator_partition_table,
+    locate_devices,
+    to_label_value,
+)
 from topoalign.core.model.events import Allocation, AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu, Nic, NicPort, PciBridge, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
 
 N = DeviceID("mlx5_0")
 GIB = 1 << 30
@@ -66,7 +73,7 @@ def test_a_gpu_is_labelled_by_its_model_and_has_as_much_as_is_known() -> None:
 @given(st.text(alphabet="aZ9-_. é/", max_size=70))
 def test_a_label_is_a_value_that_kubernetes_takes(text: str) -> None:
     """Runs of other characters are one dash; nothing else is changed but the ends."""
-    got = label(text)
+    got = to_label_value(text)
 
     assert re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", got)
     assert re.sub(r"[ é/]+", "-", text)[:63].strip("-_.") == got
@@ -99,23 +106,23 @@ def eight(names: Sequence[str] = (H100,) * 8, links: int = 18, first: int = 0) -
     ],
 )
 def test_eight_hoppers_behind_nvswitches_have_the_table(topology: Topology, expected: bool) -> None:
-    assert (HOPPER_TABLE if expected else None) == table_of(topology)
+    assert (HOPPER_TABLE if expected else None) == koordinator_partition_table(topology)
 
 
 def test_bridges_above_a_device_end_where_nothing_more_is_known() -> None:
     """Also in a circle, which a description may have before it is checked."""
     parents = {"c": "b", "b": "a", "a": None, "x": "gone", "y": "z", "z": "y"}
 
-    assert ["a", "b", "c"] == above("c", parents)
-    assert ["gone", "x"] == above("x", parents)
-    assert ["z", "y"] == above("y", parents)
-    assert [] == above(None, parents)
+    assert ["a", "b", "c"] == bridges_above("c", parents)
+    assert ["gone", "x"] == bridges_above("x", parents)
+    assert ["z", "y"] == bridges_above("y", parents)
+    assert [] == bridges_above(None, parents)
 
 
-def placed(*links: Link, bridged: bool = False) -> dict[DeviceID, Place]:
+def placed(*links: Link, bridged: bool = False) -> dict[DeviceID, DeviceLocation]:
     bridges = tuple(PciBridge(address=a, parent=b) for a, b in (("host", None), ("port", "host"), ("down", "port")))
     gpus = tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i, bridge="down" if bridged and not i else None) for i in range(4))
-    return dict(places_of(Topology(gpus=gpus, links=links, bridges=bridges)))
+    return dict(locate_devices(Topology(gpus=gpus, links=links, bridges=bridges)))
 
 
 def link(a: int, b: int, pcie: PcieClass | None) -> Link:

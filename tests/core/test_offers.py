@@ -22,11 +22,11 @@ from topoalign.core.model.events import (
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.topology.device_names import name_device
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology, VirtualFunction
-from topoalign.core.model.topology.names import named
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.placement.preference import prefer
 from topoalign.core.state.fold import NodeState
 
@@ -100,8 +100,8 @@ def test_mig_instances_and_virtual_functions_belong_to_their_card() -> None:
     assert G3 == topology.card_of(DeviceID("MIG-1::1"))
     assert N1 == topology.card_of(DeviceID("0000:99:00.1"))
     assert {(1,)} == set(topology.devices[SLICE].values()) | set(topology.devices[NIC].values())
-    assert "GPU3/MIG-0::1" == named(topology, SLICE, DeviceID("MIG-0::1")).short
-    assert "GPU0::2" == named(SHARES, SHARED, DeviceID(f"{G0}::2")).short
+    assert "GPU3/MIG-0::1" == name_device(topology, SLICE, DeviceID("MIG-0::1")).short
+    assert "GPU0::2" == name_device(SHARES, SHARED, DeviceID(f"{G0}::2")).short
 
 
 @pytest.mark.parametrize(

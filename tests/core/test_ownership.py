@@ -22,7 +22,7 @@ from ownership_support import (
 
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, DeviceID
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.device_offers import Offer
 
 
 def above(case: Case, thing: str) -> set[str]:

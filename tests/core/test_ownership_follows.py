@@ -21,7 +21,7 @@ from topoalign.core.model.events import (
     Owner,
 )
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.holders import Held, Holders
 from topoalign.core.state.ownership import Ownership
@@ -60,7 +60,7 @@ def answers_of(state: NodeState, owned: Ownership) -> Answers:
 
 
 def fresh(state: NodeState) -> Ownership:
-    return Ownership(state.hardware, state.allocations, state.told, state.ended)
+    return Ownership(state.hardware, state.allocations, state.reported_health, state.ended)
 
 
 @st.composite
@@ -84,8 +84,8 @@ def histories(draw: st.DrawFn) -> list[NodeState]:
         elif kind == "bind" and live:
             event = AllocationBound(allocation=draw(st.sampled_from(live)), owner=OWNER, **place)
         elif kind == "health" and state.health is not None:
-            told = draw(st.dictionaries(st.sampled_from(THINGS), st.sampled_from(HEALTHS), max_size=4))
-            event = msgspec.structs.replace(state.health, revision=state.health.revision + 1, devices=told)
+            reported_health = draw(st.dictionaries(st.sampled_from(THINGS), st.sampled_from(HEALTHS), max_size=4))
+            event = msgspec.structs.replace(state.health, revision=state.health.revision + 1, devices=reported_health)
         elif kind == "topology" and state.topology is not None:
             hardware = draw(st.sampled_from([first.topology, other.topology]))
             event = msgspec.structs.replace(state.topology, revision=state.topology.revision + 1, topology=hardware)

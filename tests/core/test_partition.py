@@ -9,22 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_reference import any_machine, at_random, hierarchical, required_of, walked
 
-from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import PreferenceQuestion
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.gpus.device_policy import BestEffort, GpuChoice
-from topoalign.core.placement.gpus.seam import Scores, total
+from topoalign.core.placement.gpus.seam import Scores, total_score
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.partition import MOST_STEPS, best_split
 from topoalign.core.placement.partition.lagrangian import best_by_prices
-from topoalign.core.placement.partition.masks import mask_of
-from topoalign.core.placement.partition.search_budget import SearchBudget
+from topoalign.core.placement.partition.masks import mask_of_members
+from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 from topoalign.core.placement.partition.tables import best_by_table
-from topoalign.core.placement.partition.tree import best_by_tree, tree_of
-from topoalign.core.placement.preference import choose, prefer
+from topoalign.core.placement.partition.tree_partition import best_by_tree, build_score_tree
+from topoalign.core.placement.preference import choose_gpu_set, prefer
 from topoalign.tools.bench import benchmarks, partition
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -32,7 +32,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 def chosen_of(scores: Scores, available: Sequence[int], required: Sequence[int], size: int) -> tuple[int, ...]:
     """What the policy best-effort chooses."""
-    return choose(BestEffort(), GpuChoice(SetScorer(scores), available, required, size))
+    return choose_gpu_set(BestEffort(), GpuChoice(SetScorer(scores), available, required, size))
 
 
 @settings(max_examples=400, deadline=None)
@@ -57,13 +57,15 @@ def test_tables_tree_and_prices_agree(seed: int) -> None:
     scores = hierarchical(random, devices)
     size = random.randint(2, devices - 1)
     required = required_of(random, devices, size)
-    tree = tree_of(scores, range(devices))
+    tree = build_score_tree(scores, range(devices))
 
-    expected = best_by_table(scores, mask_of(required, devices), size)
+    expected = best_by_table(scores, mask_of_members(required, devices), size)
 
     assert tree is not None
-    assert expected == best_by_tree(tree, devices, required, size, SearchBudget(MOST_STEPS))
-    assert expected == best_by_prices(scores, mask_of(required, devices), size, SearchBudget(MOST_STEPS))
+    assert expected == best_by_tree(tree, devices, required, size, PartitionSearchBudget(MOST_STEPS))
+    assert expected == best_by_prices(
+        scores, mask_of_members(required, devices), size, PartitionSearchBudget(MOST_STEPS)
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -73,9 +75,11 @@ def test_prices_agree_with_tables_where_there_is_no_structure(seed: int) -> None
     devices = random.randint(3, 9)
     scores = any_machine(random, devices)
     size = random.randint(2, devices - 1)
-    required = mask_of(required_of(random, devices, size), devices)
+    required = mask_of_members(required_of(random, devices, size), devices)
 
-    assert best_by_table(scores, required, size) == best_by_prices(scores, required, size, SearchBudget(MOST_STEPS))
+    assert best_by_table(scores, required, size) == best_by_prices(
+        scores, required, size, PartitionSearchBudget(MOST_STEPS)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,14 +90,14 @@ def test_tree_and_prices_agree_on_machines_that_no_walk_can_do(seed: int) -> Non
     scores = hierarchical(random, devices)
     size = random.randint(2, devices - 1)
     required = required_of(random, devices, size)
-    tree = tree_of(scores, range(devices))
+    tree = build_score_tree(scores, range(devices))
     try:
-        expected = best_by_prices(scores, mask_of(required, devices), size, SearchBudget(MOST_STEPS))
+        expected = best_by_prices(scores, mask_of_members(required, devices), size, PartitionSearchBudget(MOST_STEPS))
     except TooMuchWork:
         return
 
     assert tree is not None
-    assert expected == best_by_tree(tree, devices, required, size, SearchBudget(MOST_STEPS))
+    assert expected == best_by_tree(tree, devices, required, size, PartitionSearchBudget(MOST_STEPS))
 
 
 def test_at_most_one_set_is_smaller_even_if_small_sets_are_worth_more() -> None:
@@ -102,12 +106,12 @@ def test_at_most_one_set_is_smaller_even_if_small_sets_are_worth_more() -> None:
     of three and one of two are asked for.
     """
     pairs = [[0 if a == b else 110 if a // 2 == b // 2 else 10 for b in range(14)] for a in range(14)]
-    tree = tree_of(pairs, range(14))
+    tree = build_score_tree(pairs, range(14))
 
     assert tree is not None
-    assert (mask_of([0, 1, 2], 14), 630) == best_by_tree(tree, 14, [], 3, SearchBudget(MOST_STEPS))
-    assert (mask_of([2, 3, 13], 14), 630) == best_by_prices(
-        pairs, mask_of([2, 3, 13], 14), 3, SearchBudget(10 * MOST_STEPS)
+    assert (mask_of_members([0, 1, 2], 14), 630) == best_by_tree(tree, 14, [], 3, PartitionSearchBudget(MOST_STEPS))
+    assert (mask_of_members([2, 3, 13], 14), 630) == best_by_prices(
+        pairs, mask_of_members([2, 3, 13], 14), 3, PartitionSearchBudget(10 * MOST_STEPS)
     )
 
 
@@ -115,8 +119,8 @@ def test_scores_are_a_tree_only_if_blocks_are_equally_far_from_each_other() -> N
     chain = [[0, 100, 10], [100, 0, 100], [10, 100, 0]]
     pair = [[0, 100, 10], [100, 0, 10], [10, 10, 0]]
 
-    assert tree_of(chain, range(3)) is None
-    assert (10, ((100, (0, 1)), 2)) == tree_of(pair, range(3))
+    assert build_score_tree(chain, range(3)) is None
+    assert (10, ((100, (0, 1)), 2)) == build_score_tree(pair, range(3))
 
 
 @settings(max_examples=80, deadline=None)
@@ -182,12 +186,12 @@ def grown_greedily(scores: Scores, size: int) -> tuple[int, int]:
             while len(members) < size:
                 others = [other for other in rest if other not in members]
                 members.append(max(others, key=lambda other: sum(scores[other][member] for member in members)))
-            sets.append((total(scores, members), members))
+            sets.append((total_score(scores, members), members))
         score, best = max(sets, key=lambda each: (each[0], [-member for member in sorted(each[1])]))
         first = score if first is None else first
         points += score
         rest = [device for device in rest if device not in best]
-    return first or 0, points + total(scores, rest)
+    return first or 0, points + total_score(scores, rest)
 
 
 @pytest.mark.parametrize("palette", ["any", "two"])
@@ -200,7 +204,7 @@ def test_without_structure_the_split_is_no_worse_than_greedy_and_not_exact(palet
     found = best_split(scores, range(32), [], size)
 
     assert not found.exact
-    assert score <= total(scores, found.members)
+    assert score <= total_score(scores, found.members)
     assert points <= found.total
 
 
@@ -241,7 +245,7 @@ def test_explain_says_of_a_greedy_choice_that_it_is_greedy(gpus: int, greedy: bo
     asked = PreferenceQuestion(
         resource=GPU, available=tuple(ids), must_include=(), size=5, container=ContainerName("main")
     )
-    won = considered(topology, GPU, ids, asked, chosen, (), "best-effort")[0]
+    won = rank_alternatives(topology, GPU, ids, asked, chosen, (), "best-effort")[0]
 
     assert won.chosen
     assert greedy == ("greedy: the exact search ended at its limit on work" in won.why)

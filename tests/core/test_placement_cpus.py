@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.cpu_assignment import take
-from topoalign.core.cpu_assignment.packed import NotEnoughCpus, packed
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.packed import NotEnoughCpus, take_packed
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.model.topology.cpus import cpu_topology
+from topoalign.core.model.topology.cpu_topology import cpu_topology
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Cpu, Topology
-from topoalign.core.placement.cpus import NotEnoughCores, SplitCore, allocate_cpus, choose_cpus
+from topoalign.core.placement.exclusive_cpus import NotEnoughCores, SplitCore, allocate_cpus, choose_cpus
 
 TWO = machine(nodes=2, cores=4).cpu_topology
 """CPUs 0-3 and 8-11 on node 0, 4-7 and 12-15 on node 1; 0 and 8 are siblings."""
@@ -40,10 +40,10 @@ def test_a_take_is_as_large_as_asked_and_breaks_at_most_one_whole_core(available
     """Whole cores are taken as whole cores, and single CPUs come from cores that are broken already, if there are any."""
     if count > len(available):
         with pytest.raises(NotEnoughCpus):
-            packed(TWO, available, count)
+            take_packed(TWO, available, count)
         return
 
-    taken = packed(TWO, available, count)
+    taken = take_packed(TWO, available, count)
 
     whole = [core for core in TWO.in_core.values() if core <= available]
     split = [core for core in whole if core & taken and not core <= taken]
@@ -55,12 +55,12 @@ def test_a_take_is_as_large_as_asked_and_breaks_at_most_one_whole_core(available
 
 def test_a_whole_numa_node_is_taken_whole() -> None:
     """Node 0 is broken, so eight CPUs are node 1 and not what is lowest."""
-    assert "4-7,12-15" == format_cpuset(packed(TWO, set(range(1, 16)), 8))
+    assert "4-7,12-15" == format_cpuset(take_packed(TWO, set(range(1, 16)), 8))
 
 
 def test_what_is_broken_already_is_used_up_first() -> None:
     """CPU 5's sibling is in use, so a single CPU comes from that core."""
-    assert {5} == packed(TWO, set(range(16)) - {13}, 1)
+    assert {5} == take_packed(TWO, set(range(16)) - {13}, 1)
 
 
 @settings(max_examples=100, deadline=None)
@@ -161,7 +161,7 @@ def test_a_number_of_reserved_cpus_is_taken_with_the_containers_options() -> Non
     """A number of reserved CPUs is taken with the same options as the CPUs of containers."""
 
     def per_node(*options: CpuOption) -> list[int]:
-        kept = reserved_cpus(PAIRS, rules(*options, reserved_cpu_count=10))
+        kept = read_reserved_cpus(PAIRS, rules(*options, reserved_cpu_count=10))
         return [len(kept & PAIRS.cpus_by_node[node]) for node in range(4)]
 
     assert [8, 2, 0, 0] == per_node()
@@ -170,7 +170,7 @@ def test_a_number_of_reserved_cpus_is_taken_with_the_containers_options() -> Non
 
 
 def test_reserved_cpus_that_are_named_go_before_their_number() -> None:
-    assert {7, 9} == reserved_cpus(PAIRS, rules(reserved_cpus="7,9", reserved_cpu_count=4))
+    assert {7, 9} == read_reserved_cpus(PAIRS, rules(reserved_cpus="7,9", reserved_cpu_count=4))
 
 
 def test_only_kubelet_mode_gives_a_used_cpu_where_a_sibling_is_offline() -> None:

@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.device_sets import Devices
-from topoalign.core.placement.devices import Choice, choose_devices, sides
+from topoalign.core.model.topology.device_sets import OfferedDevices
+from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, split_by_affinity
 from topoalign.core.placement.gpus.device_policy import GpuChoice, Simple
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 
 A, B, C, D, X = (DeviceID(name) for name in "abcdx")
-DEVICES = Devices({A: (0,), B: (0,), C: (1,), D: (1,), X: None})
+DEVICES = OfferedDevices({A: (0,), B: (0,), C: (1,), D: (1,), X: None})
 GPU = ResourceName("nvidia.com/gpu")
 
 
@@ -21,7 +21,7 @@ def run(
     answer: tuple[DeviceID, ...] = (),
     allocated: tuple[DeviceID, ...] = (),
     reusable: tuple[DeviceID, ...] = (),
-) -> tuple[Choice | None, tuple[DeviceID, ...]]:
+) -> tuple[DeviceChoice | None, tuple[DeviceID, ...]]:
     """What the plugin was asked, and what came out."""
     choosing = choose_devices(GPU, DEVICES, [*DEVICES], allocated, reusable, required, affinity)
     asked = None
@@ -34,10 +34,10 @@ def run(
 
 
 def test_the_plugin_is_asked_only_where_there_is_a_choice() -> None:
-    assert (Choice(DEVICES.some((A, B)), (), 1), (B,)) == run(1, 0b01, answer=(B,))
+    assert (DeviceChoice(DEVICES.some((A, B)), (), 1), (B,)) == run(1, 0b01, answer=(B,))
     assert (None, (A, B)) == run(2, 0b01, answer=(C, D)), "all that are aligned are needed"
-    assert (Choice(DEVICES.everything, (A, B), 3), (A, B, D)) == run(3, 0b01, answer=(A, B, D))
-    assert (Choice(DEVICES.everything, (), 5), (A, B, C, D, X)) == run(5, None), (
+    assert (DeviceChoice(DEVICES.everything, (A, B), 3), (A, B, D)) == run(3, 0b01, answer=(A, B, D))
+    assert (DeviceChoice(DEVICES.everything, (), 5), (A, B, C, D, X)) == run(5, None), (
         "without affinity it is asked even for all"
     )
 
@@ -57,7 +57,7 @@ def test_an_odd_answer_is_cut_or_filled_up(answer: tuple[DeviceID, ...], expecte
 
 def test_what_init_containers_left_comes_first_whatever_its_node() -> None:
     assert (None, (C,)) == run(1, 0b01, allocated=(C,), reusable=(C,))
-    assert (Choice(DEVICES.some((A, B, C)), (C,), 2), (B, C)) == run(
+    assert (DeviceChoice(DEVICES.some((A, B, C)), (C,), 2), (B, C)) == run(
         2, 0b01, answer=(B, C), allocated=(C,), reusable=(C,)
     )
 
@@ -65,7 +65,7 @@ def test_what_init_containers_left_comes_first_whatever_its_node() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.sets(st.sampled_from([*DEVICES])), st.sampled_from([None, 0b01, 0b10, 0b11]))
 def test_sides_split_what_is_available(available: set[DeviceID], affinity: int | None) -> None:
-    split = sides(DEVICES, available, affinity)
+    split = split_by_affinity(DEVICES, available, affinity)
 
     assert sorted(available) == sorted(device for side in split for device in side)
     assert all(any(affinity and affinity >> node & 1 for node in DEVICES[device] or ()) for device in split.aligned)
@@ -86,7 +86,7 @@ class Compared(str):
 def test_thousands_of_devices_are_not_compared_with_one_another() -> None:
     """Whatever is passed: the aligned devices, the healthy ones, those in use and those of init containers are looked up."""
     names = [DeviceID(Compared(f"d{i}")) for i in range(400)]
-    devices = Devices({name: (i % 2,) for i, name in enumerate(names)})
+    devices = OfferedDevices({name: (i % 2,) for i, name in enumerate(names)})
     Compared.times = 0
 
     choosing = choose_devices(GPU, devices, names, names[:50], names[:20], 240, 0b01)

@@ -14,7 +14,7 @@ from topoalign.core.model.topology.model import NicPort, PluginDevice, Topology
 from topoalign.core.placement.gpus.device_policy import BestEffort, GpuChoice
 from topoalign.core.placement.gpus.seam import Scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
-from topoalign.core.placement.preference import PLACEMENTS, choose, prefer
+from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, prefer
 
 
 @st.composite
@@ -77,7 +77,7 @@ def test_the_answer_has_no_hole_where_the_small_rest_is_linked_best() -> None:
 def test_misuse_gets_no_preference(policy: str, available: list[int], required: list[int], size: int) -> None:
     scores = [[0] * 4] * 4
 
-    assert () == choose(PLACEMENTS[policy], GpuChoice(SetScorer(scores), available, required, size))
+    assert () == choose_gpu_set(PLACEMENTS[policy], GpuChoice(SetScorer(scores), available, required, size))
 
 
 @settings(max_examples=50, deadline=None)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.hints.memory import MemoryNode, memory_hints
+from topoalign.core.hints.memory_hints import MemoryNode, memory_hints
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.ids import MEMORY, AllocationID
 from topoalign.core.model.requests import Mode
-from topoalign.core.model.topology.bitmask import mask_of
-from topoalign.core.placement.memory import choose_memory, from_lowest, handed_over
+from topoalign.core.model.topology.bitmask import node_mask
+from topoalign.core.placement.memory_blocks import choose_memory, from_lowest, hand_over_blocks
 
 ANYWHERE = TopologyHint(None, True)
 
@@ -59,7 +59,7 @@ def test_where_memory_comes_from(
 
 
 def test_reusable_memory_on_the_same_group_is_not_taken_anew() -> None:
-    left = {(mask_of([0]), MEMORY): 3}
+    left = {(node_mask([0]), MEMORY): 3}
 
     assert ((0,), (2,)) == chosen(nodes(10, 10), 5, TopologyHint(0b01, True), left)
     assert ((1,), (5,)) == chosen(nodes(10, 10), 5, TopologyHint(0b10, True), left)
@@ -82,7 +82,7 @@ def test_memory_taken_over_from_an_init_container_is_held_once() -> None:
     )
     got = Allocation(id=AllocationID("app"), memory=(MemoryBlock(resource=MEMORY, nodes=nodes, size=8, taken=(0, 2)),))
 
-    giver, taker = handed_over(left, got)
+    giver, taker = hand_over_blocks(left, got)
 
     assert (MemoryBlock(resource=MEMORY, nodes=nodes, size=1, taken=(0, 1)),) == giver.memory
     assert (MemoryBlock(resource=MEMORY, nodes=nodes, size=8, taken=(4, 4)),) == taker.memory

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from partition_reference import at_random
 from seam_reference import naive_rank
 
-from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import PlacementContext, PreferenceQuestion
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Fabric, Topology
-from topoalign.core.placement.fragmentation import fragmentation
+from topoalign.core.placement.gpu_fragmentation import measure_fragmentation
 from topoalign.core.placement.gpus import set_scorer
 from topoalign.core.placement.gpus.device_policy import BestEffort, DevicePolicy, GpuChoice
 from topoalign.core.placement.gpus.nics import NicLocality, Nics
 from topoalign.core.placement.gpus.seam import Links, Members, Seam
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import ByTopology, SetOrder, by_topology
-from topoalign.core.placement.preference import choose, prefer
+from topoalign.core.placement.preference import choose_gpu_set, prefer
 from topoalign.core.placement.preference import set_scorer as machine_scorer
 from topoalign.machines import load_machine
 
@@ -37,8 +37,8 @@ def gpus(*indexes: int) -> tuple[DeviceID, ...]:
 
 
 def chosen(topology: Topology, free: tuple[DeviceID, ...], size: int, nics: int = 0) -> tuple[DeviceID, ...]:
-    beside = PlacementContext(free=free, nics=tuple(topology.devices.get(NIC, ())), nics_wanted=nics)
-    return prefer(topology, GPU, free, (), size, Placement.TOPOLOGY, beside=beside)
+    context = PlacementContext(free=free, nics=tuple(topology.devices.get(NIC, ())), nics_wanted=nics)
+    return prefer(topology, GPU, free, (), size, Placement.TOPOLOGY, context=context)
 
 
 @settings(max_examples=300, deadline=None)
@@ -116,11 +116,11 @@ def test_of_equal_seams_the_set_that_cuts_the_fewest_links_is_taken() -> None:
 
 def test_free_gpus_that_are_not_offered_count_for_what_is_left() -> None:
     """GPU 0 can be had with its partner 1, which is free but not offered, so it is spared."""
-    beside = PlacementContext(free=gpus(0, 1, 2))
+    context = PlacementContext(free=gpus(0, 1, 2))
 
-    assert gpus(2) == prefer(PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, beside=beside)
+    assert gpus(2) == prefer(PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, context=context)
     assert gpus(0) == prefer(
-        PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, beside=PlacementContext(free=gpus(0, 2, 3))
+        PAIRS, GPU, gpus(0, 2), (), 1, Placement.TOPOLOGY, context=PlacementContext(free=gpus(0, 2, 3))
     )
 
 
@@ -137,11 +137,11 @@ def test_nics_that_are_asked_for_are_weighed() -> None:
         (),
         1,
         Placement.TOPOLOGY,
-        beside=PlacementContext(free=every, nics=free_nic, nics_wanted=1),
+        context=PlacementContext(free=every, nics=free_nic, nics_wanted=1),
     )
 
     assert (every[3],) == asked
-    assert (every[0],) == prefer(machine, GPU, every, (), 1, Placement.TOPOLOGY, beside=PlacementContext(free=every))
+    assert (every[0],) == prefer(machine, GPU, every, (), 1, Placement.TOPOLOGY, context=PlacementContext(free=every))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 16])
@@ -203,22 +203,22 @@ def test_the_order_of_the_input_is_irrelevant_and_required_gpus_included(data: s
 def test_what_cannot_be_meant_gets_no_preference(available: list[int], required: list[int], size: int) -> None:
     scorer = SetScorer([[0, 10], [10, 0]])
 
-    got = choose(ByTopology(), GpuChoice(scorer, available, required, size))
+    got = choose_gpu_set(ByTopology(), GpuChoice(scorer, available, required, size))
 
     assert () == got
 
 
 def test_fragmentation_is_what_the_best_sets_have_lost() -> None:
     """One GPU of each pair is held: no linked pair is left, and the best four are as before without a link."""
-    whole = fragmentation(PAIRS, PAIRS.devices[GPU])
-    torn = fragmentation(PAIRS, gpus(0, 2, 4, 6))
+    whole = measure_fragmentation(PAIRS, PAIRS.devices[GPU])
+    torn = measure_fragmentation(PAIRS, gpus(0, 2, 4, 6))
 
     assert [(2, 0.0), (4, 0.0), (8, 0.0)] == [(each.size, each.lost) for each in whole.sets]
     assert [(2, Seam(0, 20), Seam(4)), (4, Seam(0, 10), Seam(0, 20))] == [
         (each.size, each.best, each.possible) for each in torn.sets
     ]
     assert [1 - 20 / 48, 1 - 12 / 20] == [each.lost for each in torn.sets]
-    assert 0.0 == whole.overall == fragmentation(PAIRS, gpus(3)).overall
+    assert 0.0 == whole.overall == measure_fragmentation(PAIRS, gpus(3)).overall
     assert torn.overall == (torn.sets[0].lost + torn.sets[1].lost) / 2
 
 
@@ -247,11 +247,11 @@ def test_explain_says_where_not_all_sets_were_compared(name: str, size: int, sai
         must_include=(),
         size=size,
         container=ContainerName("c"),
-        beside=PlacementContext(free=every),
+        context=PlacementContext(free=every),
     )
-    got = prefer(topology, GPU, every, (), size, Placement.TOPOLOGY, beside=asked.beside)
+    got = prefer(topology, GPU, every, (), size, Placement.TOPOLOGY, context=asked.context)
 
-    won, *others = considered(topology, GPU, every, asked, got, (), Placement.TOPOLOGY)
+    won, *others = rank_alternatives(topology, GPU, every, asked, got, (), Placement.TOPOLOGY)
 
     assert said in won.why
     assert bool(said) == ("too many" in won.why)

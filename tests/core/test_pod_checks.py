@@ -13,11 +13,11 @@ from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.demand.shares import SlotResources
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.sharing.pod_checks import check_pod
 
 SAID = (

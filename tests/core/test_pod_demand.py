@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.demand.validate import validate_pod
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, PodName, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS, AdmissionRules, ContainerRequest, Mode, PodRequest, Qos

@@ -8,7 +8,7 @@ from decision_support import GIB, admitted, container, granted, machine, node, p
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.demand.validate import validate_pod
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ResourceName, is_native

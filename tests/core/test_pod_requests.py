@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from decision_support import container, pod
 
-from topoalign.core.demand.validate import validate_pod
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ContainerName, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Qos, overridden
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Qos, override_rules
 
 DEVICE, PAGES = ResourceName("nvidia.com/gpu"), ResourceName("hugepages-2Mi")
 
@@ -153,10 +153,12 @@ def test_the_qos_class_is_that_of_kubernetes(containers: list[ContainerRequest],
 
 def test_rules_are_changed_by_name_and_a_wrong_one_is_named() -> None:
     """Numbers and words may come as text."""
-    got = overridden(AdmissionRules(reserved_cpu_count=3), {"policy": "restricted", "max_allowable_numa_nodes": "9"})
+    got = override_rules(
+        AdmissionRules(reserved_cpu_count=3), {"policy": "restricted", "max_allowable_numa_nodes": "9"}
+    )
 
     assert AdmissionRules(policy=Policy.RESTRICTED, max_allowable_numa_nodes=9, reserved_cpu_count=3) == got
     for rule, value in (("policy", "odd"), ("colour", "red"), ("max_allowable_numa_nodes", "x")):
         with pytest.raises(InvalidField, match=rule) as caught:
-            overridden(AdmissionRules(), {rule: value})
+            override_rules(AdmissionRules(), {rule: value})
         assert "rules" == caught.value.field

@@ -5,7 +5,13 @@ import pytest
 from decision_support import container, machine, node, pod
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.prediction import KubeletUnknown, admission_rules, doubted, kubelet_rules, predict
+from topoalign.core.admission.prediction import (
+    KubeletUnknown,
+    admission_rules,
+    describe_unconfirmed_record,
+    predict,
+    to_kubelet_rules,
+)
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, Owner, UsageObserved
@@ -25,7 +31,7 @@ from topoalign.core.state.fold import NodeState
 
 FPGA, VPU = ResourceName("example.com/fpga"), ResourceName("example.com/vpu")
 RESTRICTED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, reserved_cpus="0")
-RULES = kubelet_rules(RESTRICTED)
+RULES = to_kubelet_rules(RESTRICTED)
 STATE = node(machine())
 GIB = 1 << 30
 
@@ -50,7 +56,7 @@ def used(cpus: str = "", *memory: MemoryBlock) -> ContainerUsage:
 def test_a_node_that_has_said_nothing_of_its_kubelet_is_not_predicted() -> None:
     """An earlier version, or a node without a kubelet: its policy is not guessed."""
     for state in (STATE, told(None)):
-        with pytest.raises(KubeletUnknown, match="has not said it"):
+        with pytest.raises(KubeletUnknown, match="has not published it"):
             predict(state, pod(container("main", gpus=1)), 0)
 
 
@@ -80,7 +86,7 @@ def test_rules_come_back_from_the_bus_as_they_were() -> None:
         memory_manager="None",
         reserved_memory={1: {MEMORY: GIB}},
     )
-    said = msgspec.json.decode(msgspec.json.encode(kubelet_rules(rules, "why")), type=KubeletRules)
+    said = msgspec.json.decode(msgspec.json.encode(to_kubelet_rules(rules, "why")), type=KubeletRules)
 
     assert rules == admission_rules(said, STATE.node)
     changed = {
@@ -298,7 +304,7 @@ def test_a_record_in_doubt_is_noted() -> None:
     kubelet = KubeletObserved(rules=RULES, record_doubt="line 3 is not whole")
     notes = predict(told(kubelet), pod(container("main", gpus=1)), 0).explanation.notes
 
-    assert (doubted("line 3 is not whole"),) == notes
+    assert (describe_unconfirmed_record("line 3 is not whole"),) == notes
 
 
 def test_rules_of_the_question_go_before_those_of_the_kubelet() -> None:

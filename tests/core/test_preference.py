@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
-from topoalign.core.model.topology.device_sets import Devices
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.model.topology.model import Gpu, Nic, NicPort, PluginDevice, Topology
-from topoalign.core.model.topology.queries import pair_score
-from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, choose_devices
+from topoalign.core.model.topology.queries import connection_score
+from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choose_devices
 from topoalign.core.placement.preference import prefer
 
 OTHER = ResourceName("example.com/x")
@@ -51,7 +51,7 @@ def naive(
             return (False, 0, listed.index(device))
         states = [port.state for port in topology.nic_by_id[device].ports]
         down = bool(states) and all(state == "DOWN" for state in states)
-        return (down, -sum(pair_score(topology, device, gpu) for gpu in near), listed.index(device))
+        return (down, -sum(connection_score(topology, device, gpu) for gpu in near), listed.index(device))
 
     others = sorted({*free} - {*must}, key=rank)[: size - len(must)]
     return tuple(sorted({*must, *others}, key=listed.index))
@@ -115,7 +115,7 @@ def test_what_is_handed_out_is_left_over_then_aligned_then_preferred(
     answer: list[DeviceID] | None,
 ) -> None:
     """What an init container left is held; of the others as many as can be are near the affinity."""
-    devices = Devices({DeviceID(name): near for name, near in zip("abcdef", nodes, strict=True)})
+    devices = OfferedDevices({DeviceID(name): near for name, near in zip("abcdef", nodes, strict=True)})
     allocated |= left
     known = affinity is not None and any(devices.values())
     free = [each for each in devices if each in healthy - allocated]

@@ -10,9 +10,9 @@ from decision_support import admitted, asking, container, machine, node, pod
 from topoalign import core
 from topoalign.core.admission.admit import admit
 from topoalign.core.hints import providers
-from topoalign.core.hints.answers import check_answer
+from topoalign.core.hints.answer_checks import check_answer
 from topoalign.core.hints.provider import HintProvider, HintRequest, Largest
-from topoalign.core.hints.providers import PROVIDERS, answer
+from topoalign.core.hints.providers import PROVIDERS, answer_hint_request
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.hints import HintAnswer, ProviderHints, TopologyHint
 from topoalign.core.model.ids import ContainerName, ResourceName
@@ -49,7 +49,7 @@ def with_power(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table with one more line."""
     power: HintProvider = PowerProvider()
     table = {**PROVIDERS, power.name: power}
-    for module in ("providers", "answers"):
+    for module in ("providers", "answer_checks"):
         monkeypatch.setattr(f"topoalign.core.hints.{module}.PROVIDERS", table)
 
 
@@ -79,7 +79,7 @@ def test_a_provider_in_the_table_has_its_answers_checked(with_power: None) -> No
     """An answer without the toy's resource is refused, and one with it is not."""
     state = node(machine())
     asked = asking(state, pod(container(gpus=1)), MAIN, AdmissionRules())
-    good = answer(asked)
+    good = answer_hint_request(asked)
     check_answer(asked, good)
 
     with pytest.raises(InvalidField, match="not device, cpu, memory and power"):
@@ -94,4 +94,4 @@ def test_nothing_but_the_providers_names_one() -> None:
     parts = [path for part in ("hints", "policy", "placement", "admission") for path in (root / part).rglob("*.py")]
     found = {path.name for path in parts if re.search(r"[\"'](device|cpu|memory)[\"']", path.read_text())}
 
-    assert {"devices.py", "cpu.py", "memory.py"} == found
+    assert {"device_hints.py", "cpu.py", "memory_hints.py"} == found

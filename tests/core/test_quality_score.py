@@ -16,14 +16,14 @@ from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.queries import pair_score, pcie_class, share_node
-from topoalign.core.model.topology.shapes import Shapes, renamed
+from topoalign.core.model.topology.queries import connection_score, pcie_class, share_node
+from topoalign.core.model.topology.shapes import Shapes, rename_devices
 from topoalign.core.placement.gpus.seam import Seam
 from topoalign.core.placement.preference import prefer
-from topoalign.core.scoring.quality import NodeKey, Packing, device_need, free_devices, key_of, keys_of
+from topoalign.core.scoring.quality import NodeKey, NodePacking, device_need, free_devices, keys_of, node_key
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 
@@ -39,14 +39,17 @@ def holding(topology: Topology, *devices: DeviceID) -> NodeState:
 
 
 def key(
-    state: NodeState, asked: PodRequest, packing: Packing = Packing.BINPACK, rules: AdmissionRules = RULES
+    state: NodeState, asked: PodRequest, packing: NodePacking = NodePacking.BINPACK, rules: AdmissionRules = RULES
 ) -> NodeKey | None:
     topology = state.hardware
-    return key_of(topology, device_need(topology, read_pod(asked, rules)), free_devices(state), packing)
+    return node_key(topology, device_need(topology, read_pod(asked, rules)), free_devices(state), packing)
 
 
 def ranked(
-    states: Sequence[NodeState], asked: PodRequest, packing: Packing = Packing.BINPACK, rules: AdmissionRules = RULES
+    states: Sequence[NodeState],
+    asked: PodRequest,
+    packing: NodePacking = NodePacking.BINPACK,
+    rules: AdmissionRules = RULES,
 ) -> list[int]:
     """The positions of the nodes, the best first."""
     keys = [key(state, asked, packing, rules) for state in states]
@@ -67,7 +70,7 @@ def least_nodes(topology: Topology, gpus: Sequence[DeviceID], size: int) -> list
     return []
 
 
-def by_rule(state: NodeState, size: int, nics: int, packing: Packing) -> NodeKey | None:
+def by_rule(state: NodeState, size: int, nics: int, packing: NodePacking) -> NodeKey | None:
     """One container: its seam, NICs, NUMA nodes and packing."""
     topology = state.hardware
     every, free = [*topology.gpu_by_id], [gpu for gpu in topology.gpu_by_id if gpu not in state.ownership.holders]
@@ -76,9 +79,9 @@ def by_rule(state: NodeState, size: int, nics: int, packing: Packing) -> NodeKey
         return None
     lowest = min(least_nodes(topology, free, size), key=lambda nodes: sum(2**node for node in nodes))
     inside = [gpu for gpu in free if {*(topology.devices[GPU][gpu] or ())} <= {*lowest}]
-    given = prefer(topology, GPU, inside, (), size, RULES.placement, beside=PlacementContext(free=tuple(free)))
+    given = prefer(topology, GPU, inside, (), size, RULES.placement, context=PlacementContext(free=tuple(free)))
     width = len({topology.devices[GPU][gpu] for gpu in given})
-    table = [[0 if a == b else pair_score(topology, a, b) for b in every] for a in every]
+    table = [[0 if a == b else connection_score(topology, a, b) for b in every] for a in every]
     members, all_free = [every.index(gpu) for gpu in given], [every.index(gpu) for gpu in free]
     nvlinks, pcie = naive_seam(table, members, [gpu.nvswitch_links for gpu in topology.gpus])
     local = sum(any(pcie_class(topology, nic, gpu) in SWITCHES for gpu in given) for nic in spare)
@@ -92,7 +95,7 @@ def by_rule(state: NodeState, size: int, nics: int, packing: Packing) -> NodeKey
         seam=-round(Seam(nvlinks, pcie).bandwidth(topology.gpus[0].name), 1) if size > 1 else 0.0,
         nics=(-min(local, nics), -min(near, nics)),
         numa=width / len(least_nodes(topology, every, size)[0]),
-        packing=(-left,) if packing is Packing.SPREAD else (cut, 0, left),
+        packing=(-left,) if packing is NodePacking.SPREAD else (cut, 0, left),
     )
 
 
@@ -106,7 +109,7 @@ def test_keys_are_those_of_the_rule_on_machines_partly_held(name: str) -> None:
         devices = [*topology.gpu_by_id, *topology.nic_by_id]
         state = holding(topology, *chance.sample(devices, chance.randrange(len(devices) // 2)))
         size, nics = chance.choice((1, 2, 2, 3, 4, 8)), min(chance.choice((0, 0, 1, 2)), len(topology.nics))
-        packing = chance.choice([*Packing])
+        packing = chance.choice([*NodePacking])
 
         found = key(state, pod(container(gpus=size, nics=nics)), packing)
 
@@ -131,7 +134,7 @@ def test_packing_puts_a_single_gpu_where_it_cuts_the_fewest_links() -> None:
     one = pod(container(gpus=1))
 
     assert [2, 0, 1] == ranked([used, empty, last], one)
-    assert [1, 0, 2] == ranked([used, empty, last], one, Packing.SPREAD)
+    assert [1, 0, 2] == ranked([used, empty, last], one, NodePacking.SPREAD)
 
 
 def test_a_good_pair_on_an_empty_node_is_before_a_bad_pair_that_fills_one() -> None:
@@ -200,7 +203,7 @@ def test_time_slices_are_told_apart_by_packing_alone() -> None:
     nodes = [node(topology), node(topology).holding(used)]
 
     assert [1, 0] == ranked(nodes, pod(container(gpus=1)))
-    assert [0, 1] == ranked(nodes, pod(container(gpus=1)), Packing.SPREAD)
+    assert [0, 1] == ranked(nodes, pod(container(gpus=1)), NodePacking.SPREAD)
 
 
 PLAIN = machine(gpus=(0, 0, 1, 1))
@@ -289,7 +292,7 @@ def test_a_pod_without_gpus_finds_all_nodes_equal(first: int) -> None:
     states = [node(machine_), holding_slots(node(machine_), *((gpu, 100, 1_000) for gpu in range(4)))]
     plain = pod(container(cpus=1))
 
-    for packing, expected in ((Packing.BINPACK, (0, 0.0, 0.0)), (Packing.SPREAD, (0.0,))):
+    for packing, expected in ((NodePacking.BINPACK, (0, 0.0, 0.0)), (NodePacking.SPREAD, (0.0,))):
         keys = [key(states[at], plain, packing) for at in (first, 1 - first)]
         assert [NodeKey(0.0, (0, 0), 1.0, expected)] * 2 == keys
 
@@ -297,7 +300,7 @@ def test_a_pod_without_gpus_finds_all_nodes_equal(first: int) -> None:
 def test_machines_of_one_shape_have_the_same_keys() -> None:
     """Other uuids change nothing, and what was computed for one machine is remembered for the other."""
     topology, shapes = load_machine("dgx1-volta").topology, Shapes()
-    other = renamed(topology, {gpu: DeviceID(f"GPU-other-{gpu}") for gpu in topology.gpu_by_id})
+    other = rename_devices(topology, {gpu: DeviceID(f"GPU-other-{gpu}") for gpu in topology.gpu_by_id})
     first, second = (holding(shapes.interned(each), *[*each.gpu_by_id][0:6:5]) for each in (topology, other))
 
     keys = [key(state, pod(container(gpus=2, nics=1))) for state in (first, second)]

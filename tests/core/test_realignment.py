@@ -9,8 +9,8 @@ from feasibility_support import demand_of, some_machine, some_pod, some_rules
 from realignment_support import Holders, held_by, refused_after_ends, with_pod
 
 from topoalign.core.admission.feasibility import need_of
-from topoalign.core.admission.free_amounts import free_of
-from topoalign.core.admission.realignment import Steps, Waiting, fit_whatever_ends, left_elsewhere
+from topoalign.core.admission.free_amounts import count_free
+from topoalign.core.admission.realignment import AlignmentBudget, PendingPodAmounts, fit_whatever_ends, left_elsewhere
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.ids import GPU, MEMORY
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
@@ -29,9 +29,9 @@ SMALL = machine(nodes=3, gpus=(0, 0, 1, 1, 2, 2))
 """Eight CPUs and 64 GiB on each NUMA node."""
 
 
-def waiting(topology: Topology, demand: PodDemand, key: object) -> Waiting:
+def waiting(topology: Topology, demand: PodDemand, key: object) -> PendingPodAmounts:
     need = need_of(topology, demand)
-    return Waiting(key, True, need, need is not None and need.complete)
+    return PendingPodAmounts(key, True, need, need is not None and need.complete)
 
 
 def small_pod(chance: Random, name: str) -> PodRequest:
@@ -63,7 +63,7 @@ def test_a_pod_may_take_what_another_was_to_get_once_a_third_ended(tight: tuple[
     """The first moves to the GPU of node 0 when CPUs are given back there; the other finds too little memory on node 1."""
     state, holders = tight
     pods = [waiting(state.hardware, each, number) for number, each in enumerate((MOVES, STAYS))]
-    (moved,) = left_elsewhere(pods[0], free_of(state, RULES))
+    (moved,) = left_elsewhere(pods[0], count_free(state, RULES))
     ended = state.without(holders["cpus"][0])
     first = with_pod(ended, MOVES)
     assert first is not None
@@ -71,7 +71,7 @@ def test_a_pod_may_take_what_another_was_to_get_once_a_third_ended(tight: tuple[
     assert (0, 1) == (moved.within[GPU][1], moved.within[GPU][2])
     assert with_pod(ended, STAYS) is not None
     assert with_pod(first[0], STAYS) is None
-    assert not fit_whatever_ends(free_of(state, RULES), pods, Steps())
+    assert not fit_whatever_ends(count_free(state, RULES), pods, AlignmentBudget())
 
 
 def test_pods_that_find_room_in_the_first_set_fit_whatever_ends(tight: tuple[NodeState, Holders]) -> None:
@@ -80,11 +80,13 @@ def test_pods_that_find_room_in_the_first_set_fit_whatever_ends(tight: tuple[Nod
     pods = [waiting(state.hardware, each, "alike") for each in (MOVES, MOVES)]
     single = waiting(state.hardware, STAYS, "single")
 
-    assert not fit_whatever_ends(free_of(state, RULES), pods, Steps())
-    assert fit_whatever_ends(free_of(state, RULES), [single], Steps())
-    assert not fit_whatever_ends(free_of(state, RULES), [single], Steps(0))
-    assert not fit_whatever_ends(free_of(state, RULES), [single._replace(decides=False)], Steps())
-    assert fit_whatever_ends(free_of(state, RULES), [single._replace(decides=False, must_fit=False)], Steps())
+    assert not fit_whatever_ends(count_free(state, RULES), pods, AlignmentBudget())
+    assert fit_whatever_ends(count_free(state, RULES), [single], AlignmentBudget())
+    assert not fit_whatever_ends(count_free(state, RULES), [single], AlignmentBudget(0))
+    assert not fit_whatever_ends(count_free(state, RULES), [single._replace(decides=False)], AlignmentBudget())
+    assert fit_whatever_ends(
+        count_free(state, RULES), [single._replace(decides=False, must_fit=False)], AlignmentBudget()
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_pods_that_fit_whatever_ends_are_admitted_whatever_ends(small: bool, see
         known = [waiting(hardware, each, number) for number, each in enumerate(demands)]
         if len(demands) < 2:
             continue
-        if fit_whatever_ends(free_of(state, rules), known, Steps()):
+        if fit_whatever_ends(count_free(state, rules), known, AlignmentBudget()):
             fit += 1
             assert not refused_after_ends(state, demands, holders, chance), seed
         elif all(each.decides for each in known):

@@ -17,11 +17,11 @@ from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import (
+from topoalign.core.state.node_reservations import (
     NodeReservations,
-    allocations_of,
     in_order_of_binds,
     reservation_of,
+    reserved_allocations,
     with_reserved,
 )
 
@@ -267,7 +267,7 @@ def test_a_decision_becomes_a_reservation_and_allocations_again() -> None:
     asking = PodRequest(name=owner.pod, containers=(asked,))
 
     made = reservation_of("uid-a", asking, (given, empty), 30.0, needs_co_allocated=True)
-    (held,) = allocations_of(made)
+    (held,) = reserved_allocations(made)
 
     assert {GPU: ids("GPU-0"), NIC: ids("n0")} == made.containers[0].devices
     assert {NIC: ids("n1")} == made.containers[0].co_allocated
@@ -298,19 +298,19 @@ def test_what_is_held_is_what_is_reserved_without_what_was_seen(pods: list[int],
 def test_a_reservation_travels_on_a_subject_of_its_own() -> None:
     """Of several registries each is a writer: their ids never meet."""
     event = changed(reservation("a", container("GPU-0")), seq=7, writer="r.1")
-    message = wire.encode(event, 0.0)
+    message = wire.encode_event(event, 0.0)
 
     assert "topoalign.v1.reservation.node-1" == message.subject == wire.reservation_subject(NODE)
     assert "registry-r=2E1.node-1.1.7" == message.headers["ce-id"]
     assert "/topoalign/registry/node-1" == message.headers["ce-source"]
     assert Stream.RESERVATIONS is wire.STORED[type(event)]
-    assert event == wire.decode(message)
+    assert event == wire.decode_event(message)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 3601.0, 1e300])
 def test_a_reservation_without_a_sensible_end_is_undecodable(seconds: float) -> None:
     with pytest.raises(Undecodable, match="seconds_left"):
-        wire.decode(wire.encode(changed(reservation("a", seconds=seconds)), 0.0))
+        wire.decode_event(wire.encode_event(changed(reservation("a", seconds=seconds)), 0.0))
 
 
 def test_a_node_state_takes_no_reservations() -> None:

@@ -10,11 +10,11 @@ from reservation_support import GPU, NIC, NODE, allocated, changed, container, i
 
 from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 from topoalign.core.model.reservations import ReservedContainer
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
+from topoalign.core.placement.reserved_choice import prefer_reserved, reserved_devices
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 
 GPUS = ids(*(f"GPU-{n}" for n in range(6)))
 MACHINE = Topology(

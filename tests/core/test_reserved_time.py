@@ -12,17 +12,22 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID
 from topoalign.core.model.reservations import ReservedContainer
-from topoalign.core.placement.reserved import parts_of, prefer_reserved, reserved_devices, reserved_with
-from topoalign.core.sharing.reserved import (
+from topoalign.core.placement.reserved_choice import (
+    open_reservations,
+    prefer_reserved,
+    reserved_devices,
+    reserved_with,
+)
+from topoalign.core.sharing.reserved_shares import (
     ShareQuestion,
     amounts_reserved,
     displaced_pod,
-    open_parts,
+    iterate_open_parts,
     pods_reserved_for,
     reservations_of,
     with_reserved_shares,
 )
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 
 SECONDS = 30.0
 STATE = node(in_slots(DGX))
@@ -34,7 +39,7 @@ TAKEN = STATE.holding(Allocation(id=AllocationID("another pod's"), devices={GPU:
 Ask = Callable[[NodeReservations, float], object]
 QUESTIONS: dict[str, Ask] = {
     "held": lambda reserved, now: reserved.held(now),
-    "parts_of": lambda reserved, now: [*parts_of(reserved, now, GPU)],
+    "open_reservations": lambda reserved, now: [*open_reservations(reserved, now, GPU)],
     "prefer_reserved": lambda reserved, now: prefer_reserved(STATE.hardware, reserved, now, GPU, SLOTS, (), 2),
     "reserved_with": lambda reserved, now: reserved_with(reserved, now, GPU, SLOTS),
     "reserved_devices": lambda reserved, now: reserved_devices(reserved, now, GPU),
@@ -42,7 +47,9 @@ QUESTIONS: dict[str, Ask] = {
     "amounts_reserved": lambda reserved, now: amounts_reserved(reserved, now, GPU, SLOTS),
     "pods_reserved_for": lambda reserved, now: pods_reserved_for(reserved, now, GPU, AMOUNTS),
     "displaced_pod": lambda reserved, now: displaced_pod(TAKEN, reserved, now, GPU, OTHERS),
-    "open_parts": lambda reserved, now: [*open_parts(STATE, reserved, now, ShareQuestion(GPU, SLOTS, (), 2))],
+    "iterate_open_parts": lambda reserved, now: [
+        *iterate_open_parts(STATE, reserved, now, ShareQuestion(GPU, SLOTS, (), 2))
+    ],
     "with_reserved_shares": lambda reserved, now: with_reserved_shares(STATE, reserved, now).allocations,
 }
 

@@ -14,8 +14,8 @@ from unit_support import CORES as CORE_UNITS
 from unit_support import DGX, KUBELET
 from unit_support import MEMORY as MEMORY_UNITS
 
-from topoalign.core.admission.admit import decide
-from topoalign.core.admission.resolvability import HEAL, NEVER, WAIT, explained
+from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.resolvability import HEAL, NEVER, WAIT, explain_decision
 from topoalign.core.admission.shortages import format_amount, smaller_requests
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission, Refusal, Resolvability
@@ -31,14 +31,14 @@ RESTRICTED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
 
 
 def refusal(state: NodeState, asked: PodRequest, rules: AdmissionRules) -> Refusal:
-    found = explained(state, read_pod(asked, rules))
+    found = explain_decision(state, read_pod(asked, rules))
     assert isinstance(found, Refusal)
     return found
 
 
 def held(state: NodeState, *pods: PodRequest, rules: AdmissionRules = SINGLE) -> NodeState:
     for each in pods:
-        decision = decide(state, read_pod(each, rules))
+        decision = decide_demand(state, read_pod(each, rules))
         assert isinstance(decision, Admission)
         for allocation in decision.allocations:
             state = state.holding(allocation)
@@ -128,7 +128,7 @@ def test_cpus_of_an_init_container_are_named_with_the_scope_that_admits() -> Non
         "NUMA node 0 has 5 CPUs free, 7 are needed; CPU 9 of the init container keeps the container off NUMA node 1"
     )
     assert "set topologyManagerScope: pod" in found.remedy
-    assert isinstance(decide(state, read_pod(asked, with_rules(SINGLE, scope=Scope.POD))), Admission)
+    assert isinstance(decide_demand(state, read_pod(asked, with_rules(SINGLE, scope=Scope.POD))), Admission)
 
 
 def test_several_cpus_of_an_init_container_are_named() -> None:
@@ -254,15 +254,15 @@ def some_refusal(random: Random) -> tuple[NodeState, PodDemand, Refusal]:
         if demand is None:
             continue
         state = some_holders(random, node(hardware)) if in_shares else some_node(random, hardware, rules)
-        decision = explained(state, demand)
+        decision = explain_decision(state, demand)
         if isinstance(decision, Refusal):
             return state, demand, decision
 
 
 def check_resolvability(state: NodeState, demand: PodDemand, found: Refusal) -> None:
     """That what a refusal says of waiting is what the decision says on the empty machine."""
-    empty = decide(without_pods(state), demand)
-    healthy = decide(all_healthy(without_pods(state)), demand)
+    empty = decide_demand(without_pods(state), demand)
+    healthy = decide_demand(all_healthy(without_pods(state)), demand)
     if found.resolvability is Resolvability.IN_USE:
         assert isinstance(empty, Admission)
     elif found.resolvability is Resolvability.UNHEALTHY:
@@ -281,7 +281,7 @@ def check_changes(remedy: str, state: NodeState, demand: PodDemand) -> None:
     for field, name, kind in (("topologyManagerScope", "scope", Scope), ("topologyManagerPolicy", "policy", Policy)):
         for value in re.findall(f"(?:set {field}:|use {name}) ([a-z-]+)", remedy):
             changed = read_pod(demand.request, with_rules(demand.rules, **{name: kind(value)}))
-            assert isinstance(decide(state, changed), Admission)
+            assert isinstance(decide_demand(state, changed), Admission)
 
 
 def test_what_is_said_of_waiting_holds_on_the_empty_machine() -> None:

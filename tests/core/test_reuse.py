@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints.reuse import (
     allocation_for,
-    allocations_of,
     held_by_pod,
+    live_allocations_of_pod,
     own_part,
     reusable_cpus,
     reusable_devices,
@@ -31,7 +31,7 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
@@ -100,7 +100,7 @@ def test_what_init_containers_had_is_left_until_another_takes_it(containers: lis
             functions |= own
             cpus |= each.cpus
             for nodes, name, size in each.memory:
-                memory[mask_of(nodes), name] = memory.get((mask_of(nodes), name), 0) + size
+                memory[node_mask(nodes), name] = memory.get((node_mask(nodes), name), 0) + size
         else:
             gpus, nics, functions, cpus = gpus - each.gpus, nics - each.nics, functions - own, cpus - each.cpus
 
@@ -133,7 +133,7 @@ def test_what_a_pod_holds_is_told_by_its_names() -> None:
     demand = read_pod(pod(container("main"), container("side")), AdmissionRules())
 
     assert tuple(held[:2]) == held_by_pod(state, demand) == held_by_pod(state, demand.of(ContainerName("main")))
-    assert (held[2],) == allocations_of(state, Namespace("else"), PodName("pod-1"))
+    assert (held[2],) == live_allocations_of_pod(state, Namespace("else"), PodName("pod-1"))
     assert (held[1],) == own_part(held[:2], demand.of(ContainerName("side")))
     assert tuple(held) == own_part(held, demand)
     assert () == own_part(held[4:], demand.of(ContainerName("main")))

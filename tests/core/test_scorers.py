@@ -7,8 +7,8 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState
 
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE)
@@ -17,8 +17,8 @@ EMPTY = node(machine())
 USED = EMPTY.holding(Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"),)}, cpus="0-1"))
 
 
-def scored(scoring: Scoring, packing: Packing, *states: NodeState) -> tuple[int, ...]:
-    scorer = scorer_of(scoring, packing)
+def scored(scoring: Scoring, packing: NodePacking, *states: NodeState) -> tuple[int, ...]:
+    scorer = scorer_by_name(scoring, packing)
     return tuple(
         scorer.scores(
             [
@@ -44,11 +44,11 @@ def scored(scoring: Scoring, packing: Packing, *states: NodeState) -> tuple[int,
 )
 def test_each_name_has_its_score(scoring: Scoring, expected: tuple[int, int]) -> None:
     """Of the empty node, and of the one that has a GPU and two CPUs less."""
-    assert expected == scored(scoring, Packing.BINPACK, EMPTY, USED)
+    assert expected == scored(scoring, NodePacking.BINPACK, EMPTY, USED)
 
 
 def test_packing_is_passed_on_to_the_quality() -> None:
     half = EMPTY.holding(Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("GPU-0"), DeviceID("GPU-1"))}))
-    empty, used = scored(Scoring.QUALITY, Packing.SPREAD, EMPTY, half)
+    empty, used = scored(Scoring.QUALITY, NodePacking.SPREAD, EMPTY, half)
 
     assert empty > used

@@ -8,7 +8,7 @@ import pytest
 from seam_reference import naive_seam
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Fabric, Gpu, Topology
 from topoalign.core.placement.gpus.seam import Links, Seam, gpu_links, minimum_cut, weakest_seam
 from topoalign.core.placement.preference import seam_of, set_scorer

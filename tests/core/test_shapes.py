@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology import shapes
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import PluginDevice, Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.queries import pair_score
-from topoalign.core.model.topology.shapes import Shapes, positions, renamed, uuids
+from topoalign.core.model.topology.queries import connection_score
+from topoalign.core.model.topology.shapes import Shapes, device_uuids, rename_devices, shape_device_ids
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.machines import load_machine
 from topoalign.machines.catalogue import names
@@ -59,8 +59,8 @@ def divided(topology: Topology) -> Topology:
 
 def machine(topology: Topology, seed: int) -> Topology:
     """The topology under uuids of this seed, decoded anew: it shares nothing with another one."""
-    own = {uuid: DeviceID(f"GPU-{seed:016x}-{number}") for number, uuid in enumerate(uuids(topology))}
-    return msgspec.json.decode(msgspec.json.encode(renamed(topology, own)), type=Topology)
+    own = {uuid: DeviceID(f"GPU-{seed:016x}-{number}") for number, uuid in enumerate(device_uuids(topology))}
+    return msgspec.json.decode(msgspec.json.encode(rename_devices(topology, own)), type=Topology)
 
 
 @given(machines, st.booleans(), st.lists(seeds, min_size=2, max_size=4, unique=True))
@@ -73,15 +73,17 @@ def test_shape_and_uuids_give_back_exactly_the_topology(bare: Topology, mig: boo
     assert before == after
     assert 1 == len({id(topology.shape) for topology in after})
     for had, got in zip(before, after, strict=True):
-        back = dict(zip(positions(got.shape), uuids(got), strict=True))
-        assert had == renamed(got.shape, back)
+        back = dict(zip(shape_device_ids(got.shape), device_uuids(got), strict=True))
+        assert had == rename_devices(got.shape, back)
         assert msgspec.json.encode(had) == msgspec.json.encode(got)
         for query in QUERIES:
             assert getattr(had, query) == getattr(got, query)
         assert asdict(had.cpu_topology) == asdict(got.cpu_topology)
         assert gpu_scores(had) == gpu_scores(got)
         ids = list(had.gpu_by_id)
-        assert [pair_score(had, a, b) for a in ids for b in ids] == [pair_score(got, a, b) for a in ids for b in ids]
+        assert [connection_score(had, a, b) for a in ids for b in ids] == [
+            connection_score(got, a, b) for a in ids for b in ids
+        ]
 
 
 @pytest.mark.parametrize("name", ["dgx-a100", "gb200-tray", "cpu-only"])
@@ -94,7 +96,7 @@ def test_parts_without_a_uuid_are_there_once(name: str) -> None:
     assert one.cpu_topology is other.cpu_topology
     assert one.cpus_by_node is other.cpus_by_node
     if one.gpus:
-        assert set(uuids(one)).isdisjoint(uuids(other))
+        assert set(device_uuids(one)).isdisjoint(device_uuids(other))
 
 
 def test_machines_that_differ_in_a_part_share_the_others() -> None:

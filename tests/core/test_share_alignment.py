@@ -7,7 +7,7 @@ from realignment_support import with_pod
 from slot_support import CORES, MEMORY, WITH_NUMA_NODES, in_slots
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.share_alignment import finds_gpus, parts_of
+from topoalign.core.admission.share_alignment import containers_aligned_to_gpus, finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU
@@ -110,5 +110,9 @@ def test_only_where_a_kubelet_aligns_is_a_pod_led_anywhere(policy: Policy, expec
     state, new = holding((5, 0), (1, 60)), asking(2, 70, rules)
 
     assert expected is finds_gpus(state, new)
-    assert expected is not bool(parts_of(state.hardware, new))
-    assert () == parts_of(state.hardware, asking(2, 0, rules)) == parts_of(shared(()), new)
+    assert expected is not bool(containers_aligned_to_gpus(state.hardware, new))
+    assert (
+        ()
+        == containers_aligned_to_gpus(state.hardware, asking(2, 0, rules))
+        == containers_aligned_to_gpus(shared(()), new)
+    )

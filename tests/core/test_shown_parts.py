@@ -14,7 +14,7 @@ from topoalign.core.model.ids import CPU, AllocationID, ContainerName, ResourceN
 from topoalign.core.model.kubelet import CheckpointEntry
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reserved_parts import Part, shown_by
+from topoalign.core.state.reserved_parts import ReservedPart, shown_by
 
 SEEDS = 20_000 if THOROUGH else 1_000
 
@@ -49,7 +49,11 @@ def resources_of(held: CheckpointEntry | ContainerUsage) -> list[ResourceName]:
 
 
 def is_shown(
-    part: Part, reserved: ReservedContainer, pod: Reservation, state: NodeState, by: tuple[ReservedContainer, ...] = ()
+    part: ReservedPart,
+    reserved: ReservedContainer,
+    pod: Reservation,
+    state: NodeState,
+    by: tuple[ReservedContainer, ...] = (),
 ) -> bool:
     """By what the container of the pod has been given, or one of the others, as everybody sees it."""
     comes_with = GPU if any(part.device in ids for ids in reserved.co_allocated.values()) else part.resource
@@ -66,13 +70,13 @@ def at(reserved: ReservedContainer, pod: Reservation) -> int:
     return next(number for number, each in enumerate(pod.containers) if each is reserved)
 
 
-def had_its_turn(part: Part, reserved: ReservedContainer, pod: Reservation, state: NodeState) -> bool:
+def had_its_turn(part: ReservedPart, reserved: ReservedContainer, pod: Reservation, state: NodeState) -> bool:
     """An init container, of which the record may say nothing any more, by what the containers after it were given."""
     return reserved.role == "init" and is_shown(part, reserved, pod, state, pod.containers[at(reserved, pod) + 1 :])
 
 
 def is_held(
-    part: Part, reserved: ReservedContainer, pod: Reservation, state: NodeState, former: set[AllocationID]
+    part: ReservedPart, reserved: ReservedContainer, pod: Reservation, state: NodeState, former: set[AllocationID]
 ) -> bool:
     """
     By an allocation that was not there before the reservation: of the part itself, or of all its functions. What init
@@ -94,13 +98,15 @@ def is_held(
     return all(names and names[-1] not in former for names in holders)
 
 
-def all_parts(pod: Reservation, reserved: ReservedContainer) -> Iterator[Part]:
+def all_parts(pod: Reservation, reserved: ReservedContainer) -> Iterator[ReservedPart]:
     for resource in (GPU, NIC):
         for devices in (reserved.devices, reserved.co_allocated):
-            yield from (Part(pod.pod_uid, reserved.container, resource, each) for each in devices.get(resource, ()))
-    yield from (Part(pod.pod_uid, reserved.container, each.resource) for each in reserved.memory)
+            yield from (
+                ReservedPart(pod.pod_uid, reserved.container, resource, each) for each in devices.get(resource, ())
+            )
+    yield from (ReservedPart(pod.pod_uid, reserved.container, each.resource) for each in reserved.memory)
     if reserved.cpus:
-        yield Part(pod.pod_uid, reserved.container, CPU)
+        yield ReservedPart(pod.pod_uid, reserved.container, CPU)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 200))

@@ -14,8 +14,8 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
 from topoalign.core.scoring.zones import device_counts
 
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="static", reserved_cpus="0")

@@ -140,10 +140,10 @@ def test_no_alignment_leads_to_other_gpus(
 @pytest.mark.parametrize(
     ("says", "asked", "code"),
     [
-        ({USE_UUID: "GPU-1"}, asks(2, memory=1), "NotEnoughShareCards"),
+        ({USE_UUID: "GPU-1"}, asks(2, memory=1), "NotEnoughShareGpus"),
         ({USE_UUID: "GPU-1"}, asks(memory=70_000), "NotEnoughShareMemory"),
-        ({NO_TYPE: "H100,l4"}, asks(cores=100), "NotEnoughUnusedCards"),
-        ({POLICY: "mutex", USE_TYPE: "a100"}, asks(memory=1), "NotEnoughUnusedCards"),
+        ({NO_TYPE: "H100,l4"}, asks(cores=100), "NotEnoughUnusedGpus"),
+        ({POLICY: "mutex", USE_TYPE: "a100"}, asks(memory=1), "NotEnoughUnusedGpus"),
         ({BIND: "true", USE_TYPE: "a100"}, asks(2, memory=1), "ShareSplit"),
     ],
 )
@@ -180,8 +180,8 @@ def test_lists_that_accept_no_gpu_of_the_node_are_named(
 
     refusal = refused(node(mixed()), saying(says, asks(memory=1)), rules)
 
-    assert "NoCardAccepted" == refusal.code
-    assert f"{told}: no card of the node may be chosen: {why}" == refusal.finding
+    assert "NoGpuAccepted" == refusal.code
+    assert f"{told}: no GPU of the node may be chosen: {why}" == refusal.finding
 
 
 def test_where_the_alignment_leaves_none_of_the_gpus_it_is_split() -> None:
@@ -259,7 +259,7 @@ def test_a_list_of_uuids_takes_the_mig_instances_of_its_gpus(rules: AdmissionRul
     found = admitted(state, saying(says, asks(2, memory=100)), rules)[0]
 
     assert ["MIG-1-0", "MIG-1-1"] == sorted(base_of(slot) for slot in found.slots)
-    assert "NotEnoughShareCards" == refused(state, saying(says, asks(3, memory=100)), rules).code
+    assert "NotEnoughShareGpus" == refused(state, saying(says, asks(3, memory=100)), rules).code
 
 
 @pytest.mark.parametrize("rules", BOTH)

@@ -16,18 +16,18 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.reserved import (
+from topoalign.core.sharing.reserved_shares import (
     ShareQuestion,
     amounts_reserved,
     answering_part,
     bounds_for,
+    iterate_open_parts,
     most_of,
-    open_parts,
     unmatched_part,
     with_reserved_shares,
 )
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, allocations_of
+from topoalign.core.state.node_reservations import NodeReservations, reserved_allocations
 
 FIRST, SECOND = DGX.gpus[0].id, DGX.gpus[1].id
 
@@ -54,7 +54,7 @@ def answer(
     state: NodeState, kept: NodeReservations, available: Collection[DeviceID], size: int, now: float = 0.0
 ) -> tuple[DeviceID, ...]:
     question = ShareQuestion(GPU, available, (), size)
-    part = answering_part(question, [*open_parts(state, kept, now, question)])
+    part = answering_part(question, [*iterate_open_parts(state, kept, now, question)])
     return () if part is None else tuple(sorted(part.slots))
 
 
@@ -136,7 +136,7 @@ def test_slots_of_other_devices_in_a_reservation_are_passed_over() -> None:
     forged = reserved(state, "a", (1, 9_000))
     container = msgspec.structs.replace(forged.containers[0], slots={DeviceID("GPU-x::1"): Amount(cores=1, memory=1)})
 
-    (found,) = allocations_of(msgspec.structs.replace(forged, containers=(container,)))
+    (found,) = reserved_allocations(msgspec.structs.replace(forged, containers=(container,)))
 
     assert {} == found.slots
 
@@ -224,7 +224,7 @@ def test_of_an_earlier_registry_a_container_with_amounts_keeps_its_gpus() -> Non
 
     def movable(reservation: Reservation) -> dict[str, bool]:
         question = ShareQuestion(GPU, state.hardware.devices[GPU], (), 1)
-        return {each.name[1]: each.may_move for each in open_parts(state, of(reservation), 0.0, question)}
+        return {each.name[1]: each.may_move for each in iterate_open_parts(state, of(reservation), 0.0, question)}
 
     assert known == movable(moving) == movable(equal_parts)
     assert {"c0": False} == movable(repeated) == movable(strict(state, "a", (1, 9_000)))

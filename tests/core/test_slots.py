@@ -31,10 +31,10 @@ from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
-from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.sharing.choosers import several_of_one_gpu
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, total
+from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, sum_amounts
 
 SINGLE = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE)
 BOTH = [BEST, KUBELET]
@@ -133,7 +133,7 @@ def test_bad_amounts_are_refused_by_their_fields(rules: AdmissionRules, asked: C
 
 @pytest.mark.parametrize("rules", BOTH)
 def test_more_gpus_than_there_are_is_refused(rules: AdmissionRules) -> None:
-    assert "NotEnoughShareCards" == refused(node(in_slots(DGX)), pod(asks(9)), rules).code
+    assert "NotEnoughShareGpus" == refused(node(in_slots(DGX)), pod(asks(9)), rules).code
 
 
 def test_annotations_about_slots_need_an_amount() -> None:
@@ -169,7 +169,7 @@ def test_where_the_alignment_leaves_no_gpu_it_is_split() -> None:
     [
         (asks(memory=100, cores=60), "NotEnoughShareCores"),
         (asks(memory=40_900), "NotEnoughShareMemory"),
-        (asks(cores=100), "NotEnoughUnusedCards"),
+        (asks(cores=100), "NotEnoughUnusedGpus"),
     ],
 )
 @pytest.mark.parametrize("rules", BOTH)
@@ -276,7 +276,7 @@ def test_amounts_are_in_events_and_not_in_digests() -> None:
     allocation = state.allocations[AllocationID("held-0")]
     event = AllocationGranted(node=state.node, epoch=1, seq=1, allocation=allocation)
 
-    again = wire.decode(wire.encode(event, 0.0))
+    again = wire.decode_event(wire.encode_event(event, 0.0))
 
     assert isinstance(again, AllocationGranted)
     assert allocation.slots == again.allocation.slots
@@ -358,8 +358,8 @@ def test_a_share_fits_where_enough_gpus_have_enough(
         assert {(cores, memory)} == {*found.values()}
         after = held_by_slot(state.hardware, [*state.allocations.values(), *decision.allocations])
         for slots in after.values():
-            assert total(slots.values()).cores <= 100
-            assert total(slots.values()).memory <= EACH * MIB
+            assert sum_amounts(slots.values()).cores <= 100
+            assert sum_amounts(slots.values()).memory <= EACH * MIB
         free = {*decision.allocations[0].devices[GPU]}
         assert free.isdisjoint(device for each in state.allocations.values() for device in each.device_ids)
 

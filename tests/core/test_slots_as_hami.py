@@ -20,9 +20,9 @@ from topoalign.core.admission.gang_plan import has_its_own
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
-from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import held_by_slot, offered_in_slots, total
+from topoalign.core.state.share_amounts import held_by_slot, offered_in_slots, sum_amounts
 
 BOTH = [as_hami(BEST), as_hami(KUBELET)]
 
@@ -57,7 +57,7 @@ def test_containers_get_the_gpus_that_hami_would_choose(
 def check_amounts(state: NodeState) -> None:
     """Of no GPU more is held than it has, and one with all cores held by one container has no other."""
     for gpu, slots in held_by_slot(state.hardware, state.allocations.values()).items():
-        offered, held = offered_in_slots(state.hardware)[gpu], total(slots.values())
+        offered, held = offered_in_slots(state.hardware)[gpu], sum_amounts(slots.values())
         assert held.cores <= offered.cores and held.memory <= offered.memory, (gpu, slots)
         assert len(slots) == 1 or all(each.cores < offered.cores for each in slots.values()), (gpu, slots)
 

@@ -24,13 +24,13 @@ from unit_support import (
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import has_its_own, reserved_for
-from topoalign.core.demand.shares import Share, cards_said, gpus_with_room
+from topoalign.core.demand.shares import Share, gpus_with_room, read_gpu_count
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, Policy
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.sharing.choosers import units_on
 from topoalign.core.state.fold import NodeState
@@ -189,14 +189,14 @@ def test_units_that_must_be_included_count_for_their_gpu() -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "", " 2", "2\n", "+2", "02", "1000", "\u0662", '{"main": 2}'])
 def test_what_is_no_number_of_gpus_is_refused_with_its_path(text: str) -> None:
     with pytest.raises(InvalidField) as caught:
-        cards_said({CARDS: text})
+        read_gpu_count({CARDS: text})
 
     assert f"metadata.annotations[{CARDS}]" == caught.value.field
     assert caught.value.remedy
 
 
 def test_a_node_refuses_more_gpus_than_it_has() -> None:
-    assert "NotEnoughShareCards" == refused(node(PLAIN), spread(pod(asks(7, 7)), 7), BEST).code
+    assert "NotEnoughShareGpus" == refused(node(PLAIN), spread(pod(asks(7, 7)), 7), BEST).code
     assert "InvalidShare" == refused(node(machine()), spread(pod(asks()), 2), BEST).code
 
 

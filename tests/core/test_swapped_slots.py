@@ -15,7 +15,7 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 
 Asked = dict[DeviceID, Amount]
 """Slot that is reserved -> what the pod asked for by it."""

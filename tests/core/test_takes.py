@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from take_reference import Rig, deviation, reference_distributed, reference_hints, reference_packed
 
-from topoalign.core.cpu_assignment.distributed import MOST_STEPS, best_split, choices, distributed, unevenness
-from topoalign.core.cpu_assignment.packed import packed
+from topoalign.core.cpu_assignment.distributed import MOST_STEPS, best_split, choices, take_distributed, unevenness
+from topoalign.core.cpu_assignment.packed import take_packed
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import nodes_of
-from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology
 from topoalign.core.model.topology.model import Cpu
 
 
@@ -81,7 +81,7 @@ SITUATIONS = st.integers(0, 1 << 32).map(situation)
 @settings(max_examples=1000, deadline=None)
 @given(SITUATIONS, st.booleans(), st.booleans())
 def test_packed_and_spread_takes_equal_the_reference(of: Situation, spread: bool, uncore: bool) -> None:
-    taken = packed(of.rig.topology, of.free, of.asked, spread=spread, prefer_uncore=uncore)
+    taken = take_packed(of.rig.topology, of.free, of.asked, spread=spread, prefer_uncore=uncore)
 
     assert reference_packed(of.rig, of.free, of.asked, spread, uncore) == {*taken}
 
@@ -90,7 +90,7 @@ def test_packed_and_spread_takes_equal_the_reference(of: Situation, spread: bool
 @given(SITUATIONS, st.integers(1, 3))
 def test_distributed_takes_equal_the_reference(of: Situation, group: int) -> None:
     """Fragments of groups that are left over, and combinations of four and more NUMA nodes, included."""
-    taken = distributed(of.rig.topology, of.free, of.asked, group)
+    taken = take_distributed(of.rig.topology, of.free, of.asked, group)
 
     assert reference_distributed(of.rig, of.free, of.asked, group) == {*taken}
 
@@ -102,8 +102,8 @@ def test_in_mode_best_exactly_the_asked_number_of_free_cpus_is_taken(
 ) -> None:
     """In mode `best` only free CPUs are taken, and exactly as many as asked for, also on machines with offline CPUs."""
     for taken in (
-        packed(of.rig.topology, of.free, of.asked, spread=spread, prefer_uncore=uncore, by_averages=False),
-        distributed(of.rig.topology, of.free, of.asked, group, by_averages=False),
+        take_packed(of.rig.topology, of.free, of.asked, spread=spread, prefer_uncore=uncore, by_averages=False),
+        take_distributed(of.rig.topology, of.free, of.asked, group, by_averages=False),
     ):
         assert of.asked == len(taken)
         assert taken <= of.free
@@ -165,7 +165,7 @@ def test_fragments_of_cores_end_where_the_kubelet_never_returns() -> None:
     of = rig(1, 4, 1, 3, 2, joined=False, apart=False)
     free = {row.id for row in of.rows} - {0, 6, 12, 18}
 
-    taken = distributed(of.topology, free, 14, 2)
+    taken = take_distributed(of.topology, free, 14, 2)
 
     assert [4, 4, 4, 2] == [len(taken & of.of("node", node)) for node in range(4)]
 
@@ -184,7 +184,7 @@ def test_the_best_combination_of_four_nodes_is_kept_to_the_end() -> None:
     )
     free = {node * 20 + i for node, amount in enumerate(free_of) for i in range(amount)}
 
-    taken = distributed(of, free, 40, 1)
+    taken = take_distributed(of, free, 40, 1)
 
     assert [10, 10, 0, 10, 10, 0, 0, 0, 0] == [len(taken & of.in_node[node]) for node in range(9)]
 
@@ -193,7 +193,7 @@ def test_the_best_combination_of_four_nodes_is_kept_to_the_end() -> None:
 def test_an_idle_machine_of_64_numa_nodes_is_distributed_over_evenly(count: int) -> None:
     of = wide(64, 8)
 
-    taken = distributed(of, set(of.node_of), count, 1)
+    taken = take_distributed(of, set(of.node_of), count, 1)
 
     per_node = [given for node in range(64) if (given := len(taken & of.in_node[node]))]
     assert count == len(taken)
@@ -207,7 +207,7 @@ def test_choices_without_end_are_given_up_with_an_error_that_says_so() -> None:
     free = {cpu for node in range(64) for cpu in list(of.in_node[node])[: 6 + node]}
 
     with pytest.raises(TooMuchWork, match="ways to distribute 1200 CPUs over 64 NUMA nodes"):
-        distributed(of, free, 1200, 1)
+        take_distributed(of, free, 1200, 1)
 
 
 class Watched(list[int]):

@@ -8,7 +8,8 @@ import pytest
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.device_links import Link
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import (
     Cpu,
@@ -20,8 +21,7 @@ from topoalign.core.model.topology.model import (
     Topology,
     VirtualFunction,
 )
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.validate import check_bounds, validate
+from topoalign.core.model.topology.topology_checks import check_bounds, validate
 
 A, B = DeviceID("GPU-a"), DeviceID("GPU-b")
 PAGES = ResourceName("hugepages-2Mi")

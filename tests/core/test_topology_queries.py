@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import (
     EVERYWHERE,
-    mask_of,
     masks_by_size,
     narrowness,
+    node_mask,
     nodes_of,
     several,
     union,
 )
-from topoalign.core.model.topology.cpus import groups
+from topoalign.core.model.topology.cpu_topology import invert_groups
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_names import name_device
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import (
     Cpu,
@@ -30,8 +31,7 @@ from topoalign.core.model.topology.model import (
     Topology,
     VirtualFunction,
 )
-from topoalign.core.model.topology.names import named
-from topoalign.core.model.topology.queries import affinity, pair_score, pcie_class, share_node
+from topoalign.core.model.topology.queries import affinity, connection_score, pcie_class, share_node
 
 G0, G1, G2, N0 = (DeviceID(name) for name in ("GPU-a", "GPU-b", "GPU-c", "mlx5_0"))
 node_sets = st.frozensets(st.integers(0, 300), max_size=6)
@@ -39,11 +39,11 @@ node_sets = st.frozensets(st.integers(0, 300), max_size=6)
 
 @given(node_sets, node_sets)
 def test_a_mask_is_a_set_of_nodes(one: frozenset[int], other: frozenset[int]) -> None:
-    assert tuple(sorted(one)) == nodes_of(mask_of(one))
-    assert one | other == {*nodes_of(union([mask_of(one), mask_of(other)]))}
-    assert (len(one) > 1) is several(mask_of(one))
-    assert (len(one), mask_of(one)) == narrowness(mask_of(one))
-    assert mask_of(one) == mask_of(one) & EVERYWHERE
+    assert tuple(sorted(one)) == nodes_of(node_mask(one))
+    assert one | other == {*nodes_of(union([node_mask(one), node_mask(other)]))}
+    assert (len(one) > 1) is several(node_mask(one))
+    assert (len(one), node_mask(one)) == narrowness(node_mask(one))
+    assert node_mask(one) == node_mask(one) & EVERYWHERE
 
 
 @given(st.lists(st.integers(0, 80), unique=True, max_size=6))
@@ -87,8 +87,8 @@ def test_a_connection_is_worth_what_go_gpuallocator_gives_it(pcie: PcieClass, sc
     """Each NVLink adds 100 to the PCIe path. Both orders of a pair are the same."""
     plain, linked = (machine(Link(a=G0, b=N0, pcie=pcie, nvlinks=count)) for count in (0, 3))
 
-    assert (score, score) == (pair_score(plain, G0, N0), pair_score(plain, N0, G0))
-    assert score + 300 == pair_score(linked, N0, G0)
+    assert (score, score) == (connection_score(plain, G0, N0), connection_score(plain, N0, G0))
+    assert score + 300 == connection_score(linked, N0, G0)
     assert pcie is pcie_class(plain, N0, G0)
     assert (pcie.value, "NV3") == (plain.links[0].label, linked.links[0].label)
 
@@ -103,7 +103,7 @@ def test_an_unknown_path_is_judged_by_the_numa_nodes(a: DeviceID, b: DeviceID, e
     score = 20 if expected is PcieClass.NODE else 10
 
     assert (expected, expected) == (pcie_class(bare, a, b), pcie_class(linked, b, a))
-    assert (score, score + 200) == (pair_score(bare, a, b), pair_score(linked, a, b))
+    assert (score, score + 200) == (connection_score(bare, a, b), connection_score(linked, a, b))
     assert (expected is PcieClass.NODE) is share_node(bare, a, b)
     assert "NV2" == linked.links[0].label
     assert "SYS" == Link(a=a, b=b).label
@@ -117,7 +117,7 @@ ONE, TWO = Fabric(cluster="c", clique=1), Fabric(cluster="c", clique=2)
     [((ONE, TWO, None), 50), ((ONE, ONE, None), 150), ((ONE, None, None), 150), ((None, None, None), 150)],
 )
 def test_nvlinks_count_unless_cliques_are_kept_apart(fabrics: tuple[Fabric | None, ...], score: int) -> None:
-    assert score == pair_score(machine(Link(a=G0, b=G1, pcie=PcieClass.PIX, nvlinks=1), fabrics=fabrics), G0, G1)
+    assert score == connection_score(machine(Link(a=G0, b=G1, pcie=PcieClass.PIX, nvlinks=1), fabrics=fabrics), G0, G1)
 
 
 def test_near_a_device_are_the_nodes_that_it_has() -> None:
@@ -135,7 +135,7 @@ def test_a_device_is_called_by_its_index_and_its_part() -> None:
     )
 
     def called(resource: ResourceName, device: str) -> tuple[str, int | None, str | None, tuple[int, ...]]:
-        got = named(topology, resource, DeviceID(device))
+        got = name_device(topology, resource, DeviceID(device))
         assert (resource, device) == (got.resource, got.id)
         return got.short, got.index, got.pci, got.numa_affinity
 
@@ -164,4 +164,4 @@ def test_cpus_are_grouped_by_ascending_group(group_of: dict[int, int]) -> None:
         (group, frozenset(cpu for cpu in group_of if group_of[cpu] == group)) for group in sorted({*group_of.values()})
     ]
 
-    assert expected == [*groups(group_of).items()]
+    assert expected == [*invert_groups(group_of).items()]

@@ -7,10 +7,10 @@ import pytest
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, PciBridge, PluginDevice, Topology
-from topoalign.core.model.topology.validate import MOST_CPUS, MOST_GPUS, validate
+from topoalign.core.model.topology.topology_checks import MOST_CPUS, MOST_GPUS, validate
 
 A, B, N = DeviceID("GPU-a"), DeviceID("GPU-b"), DeviceID("mlx5_0")
 

@@ -6,17 +6,17 @@ from decision_support import node
 from reservation_support import changed, reservation
 from unit_support import CORES, DGX, KUBELET, MEMORY, in_units
 
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.sharing.reserved import OpenHalf, ShareQuestion, reserved_units
+from topoalign.core.sharing.reserved_shares import OpenHalf, ShareQuestion, reserved_units
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 
-RULES = kubelet_rules(msgspec.structs.replace(KUBELET, cpu_manager="none", memory_manager="None"))
+RULES = to_kubelet_rules(msgspec.structs.replace(KUBELET, cpu_manager="none", memory_manager="None"))
 MAIN = ContainerName("main")
 Units = dict[ResourceName, tuple[DeviceID, ...]]
 

@@ -8,7 +8,7 @@ from decision_support import container, machine, node, pod, refused
 from faults_support import THOROUGH
 from feasibility_support import demand_of, some_machine, some_node, some_pod, some_rules
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.ids import GPU, MEMORY
@@ -51,7 +51,7 @@ def test_a_node_with_too_little_in_total_is_never_called_not_aligned() -> None:
         demand = demand_of(request, rules)
         if demand is None or len(request.containers) > 1 or request.init_containers:
             continue
-        decision = decide(state, demand)
+        decision = decide_demand(state, demand)
         if isinstance(decision, Refusal) and decision.reason == "TopologyAffinityError":
             if decision.code == "NotAligned":
                 aligned += 1
@@ -81,7 +81,7 @@ def test_the_code_names_what_an_empty_node_has_too_little_of(
     mode: Mode, policy: Policy, asked: ContainerRequest, code: str
 ) -> None:
     """Four GPUs and 16 CPUs; the reason stays that of the kubelet, as the policy refuses."""
-    refusal = refused(decide(node(machine()), read_pod(pod(asked), AdmissionRules(mode=mode, policy=policy))))
+    refusal = refused(decide_demand(node(machine()), read_pod(pod(asked), AdmissionRules(mode=mode, policy=policy))))
 
     assert (code, "TopologyAffinityError", None) == (refusal.code, refusal.reason, refusal.provider)
 
@@ -91,7 +91,7 @@ def test_a_pod_that_is_aligned_as_a_whole_is_counted_as_a_whole() -> None:
     two = pod(container("a", gpus=3), container("b", gpus=3))
     codes = {
         scope: refused(
-            decide(
+            decide_demand(
                 node(machine(gpus=(0, 0, 0, 0))), read_pod(two, AdmissionRules(policy=Policy.RESTRICTED, scope=scope))
             )
         ).finding
@@ -115,6 +115,6 @@ def test_what_an_init_container_left_counts_as_free(init: ContainerRequest, app:
     """It is of both NUMA nodes, and the app container prefers one: it has to take over what would not suffice without it."""
     rules = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
 
-    refusal = refused(decide(node(machine()), read_pod(pod(app, init=[init]), rules)))
+    refusal = refused(decide_demand(node(machine()), read_pod(pod(app, init=[init]), rules)))
 
     assert ("NotAligned", "main") == (refusal.code, refusal.container)

@@ -9,8 +9,8 @@ from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import AllocationsSnapshot
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.machines import load_machine
 
 GPU_BYTES = 288 * 10**9
@@ -54,7 +54,7 @@ def test_a_snapshot_with_all_units_of_a_large_node_fits_a_message() -> None:
         node=NodeName("gpu-00000.example.com"), epoch=1, seq=1, allocations=held, digest="f" * 64
     )
 
-    body = wire.encode(snapshot, 0.0).body
+    body = wire.encode_event(snapshot, 0.0).body
 
     assert 16 * (100 + blocks) == sum(len(ids) for each in held for ids in each.devices.values())
     assert len(body) < wire.LARGEST_BODY

@@ -11,8 +11,8 @@ from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.sharing.reserved import with_reserved_shares
-from topoalign.core.state.reservations import NodeReservations, reservation_of
+from topoalign.core.sharing.reserved_shares import with_reserved_shares
+from topoalign.core.state.node_reservations import NodeReservations, reservation_of
 
 RULES = pytest.mark.parametrize("rules", [BEST, KUBELET], ids=["best", "kubelet"])
 Amount = tuple[int, int]

@@ -15,8 +15,8 @@ from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.device_offers import Offer
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState
 
 

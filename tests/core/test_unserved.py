@@ -7,6 +7,7 @@ from slot_support import in_slots
 from unit_support import DGX, in_units
 
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import (
     SETTINGS,
     VOLCANO,
@@ -16,7 +17,6 @@ from topoalign.core.demand.unserved import (
     served_by,
     unserved_names,
 )
-from topoalign.core.demand.validate import validate_pod
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.model import PluginDevice, Topology

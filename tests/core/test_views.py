@@ -6,17 +6,17 @@ import msgspec
 
 from topoalign.core.deviceshare import node_inventory
 from topoalign.core.model.ids import GPU
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.placement.preference import set_scorer
 from topoalign.machines import load_machine
 
-TABLES = (node_inventory.places_of, gpu_scores, set_scorer)
+TABLES = (node_inventory.locate_devices, gpu_scores, set_scorer)
 
 
 def table_that_says(word: str) -> Callable[[Topology], str]:
-    @made_once
+    @computed_once
     def table(topology: Topology) -> str:
         return word
 
@@ -37,7 +37,7 @@ def test_a_table_is_made_once_for_each_topology() -> None:
     """Later calls return the same object; another topology gets a table of its own, though it is equal."""
     made: list[Topology] = []
 
-    @made_once
+    @computed_once
     def gpu_count(topology: Topology) -> list[int]:
         made.append(topology)
         return [len(topology.gpus)]

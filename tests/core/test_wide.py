@@ -14,14 +14,14 @@ from merge_reference import all_hints, cross_product, knapsack, narrowest_room
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.alignment import align
 from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.hints.hint_rules import Supply, hints_of_rule, narrowest_hint
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.rules import Supply, hints_of_rule, narrowest
 from topoalign.core.model.errors import TooMuchWork
-from topoalign.core.model.hints import HintAnswer, HintRule, Need, TopologyHint
+from topoalign.core.model.hints import HintAnswer, HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, Policy
-from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of
-from topoalign.core.numa_sets.search import MOST_STEPS, Choosing, SearchBudget
+from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of
+from topoalign.core.numa_sets.search import MOST_STEPS, Choosing, NumaSearchBudget
 from topoalign.core.policy.merge.closeness import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge
@@ -29,8 +29,8 @@ from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 from topoalign.core.policy.single_numa_node import single
 
-WIDE = mask_of(range(64))
-LAST_NODE = HintRule(nodes=0b111, needs=(Need(1, {0b100: 1}),), least=1)
+WIDE = node_mask(range(64))
+LAST_NODE = HintRule(nodes=0b111, needs=(ResourceNeed(1, {0b100: 1}),), least=1)
 """Only node 2 will do, so that of two hints which overlap the higher is better."""
 
 
@@ -38,19 +38,21 @@ LAST_NODE = HintRule(nodes=0b111, needs=(Need(1, {0b100: 1}),), least=1)
 def rules(draw: st.DrawFn, nodes: int) -> HintRule:
     """Needs of what is near one node, of what is near several, of all that is near one; and masks besides."""
     inside = draw(st.lists(st.integers(0, nodes - 1), min_size=1, unique=True))
-    masks = st.sets(st.sampled_from(inside), min_size=1).map(mask_of)
+    masks = st.sets(st.sampled_from(inside), min_size=1).map(node_mask)
     needs = []
     for _ in range(draw(st.integers(1, 2))):
         supply = {1 << each: draw(st.integers(0, 4)) for each in inside}
         supply.update(draw(st.dictionaries(masks, st.integers(1, 2), max_size=2)))
-        needs.append(Need(draw(st.integers(0, max(1, sum(supply.values()) // draw(st.integers(1, 4))))), supply))
-    needs += [Need(1, {mask: 1}) for mask in draw(st.lists(masks, max_size=1))]
+        needs.append(
+            ResourceNeed(draw(st.integers(0, max(1, sum(supply.values()) // draw(st.integers(1, 4))))), supply)
+        )
+    needs += [ResourceNeed(1, {mask: 1}) for mask in draw(st.lists(masks, max_size=1))]
     assume(any(need.amount for need in needs))
     anywhere = st.integers(1, (1 << nodes) - 1)
     besides = draw(
         st.one_of(st.just(()), st.sets(anywhere, min_size=1, max_size=2).map(lambda some: tuple(sorted(some))))
     )
-    rule = HintRule(nodes=mask_of(inside), needs=tuple(needs), least=0, besides=besides)
+    rule = HintRule(nodes=node_mask(inside), needs=tuple(needs), least=0, besides=besides)
     widths = [hint.affinity.bit_count() for hint in all_hints(rule, (1 << nodes) - 1) if hint.affinity is not None]
     assume(widths)
     least = min(widths) - draw(st.sampled_from([0, 0, 0, 1]))
@@ -92,7 +94,7 @@ def test_rules_merge_to_what_their_lists_merge_to(of: tuple[list[Offer], Mask, D
 
     assert expected == merge(offers, whole, distances)
     assert expected == merge(in_full(offers), whole, distances)
-    assert expected == merge_many_nodes(in_full(offers), whole, distances, SearchBudget())
+    assert expected == merge_many_nodes(in_full(offers), whole, distances, NumaSearchBudget())
 
 
 @settings(max_examples=400, deadline=None)
@@ -117,8 +119,8 @@ def test_the_best_hint_of_a_rule_is_that_of_its_list(rule: HintRule, around: Mas
     fits = [(hint, mask) for hint, mask in masks if not around & ~mask and not mask & ~within]
     expected = min(fits, key=lambda each: (not each[0].preferred, each[1].bit_count(), each[1]), default=(None, 0))[0]
 
-    assert expected == narrowest(rule, around, within)
-    assert expected == narrowest(hints_of_rule(rule), around, within)
+    assert expected == narrowest_hint(rule, around, within)
+    assert expected == narrowest_hint(hints_of_rule(rule), around, within)
 
 
 @settings(max_examples=100, deadline=None)
@@ -131,7 +133,7 @@ def test_the_preferred_single_nodes_of_a_rule_are_those_of_its_list(rule: HintRu
 @given(st.integers(1, 6).flatmap(rules), st.integers(0, 6), st.integers(0, 63))
 def test_a_search_finds_all_sets_of_a_size_ascending(rule: HintRule, size: int, fixed: Mask) -> None:
     """Those that hold the fixed nodes, which need not be nodes of the rule; also where it meets the same needs again."""
-    searched = Choosing(rule.nodes, rule.needs, SearchBudget(), fixed=fixed)
+    searched = Choosing(rule.nodes, rule.needs, NumaSearchBudget(), fixed=fixed)
     family = HintRule(nodes=rule.nodes | fixed, needs=rule.needs, least=0)
     every = [hint.affinity for hint in all_hints(family, 0b111111) if hint.affinity is not None]
     expected = sorted(mask for mask in every if not fixed & ~mask)
@@ -142,7 +144,7 @@ def test_a_search_finds_all_sets_of_a_size_ascending(rule: HintRule, size: int, 
 
 def even(of_64: int) -> HintRule:
     """A resource of which every node has one, and so many are needed."""
-    return HintRule(nodes=WIDE, needs=(Need(of_64, {1 << each: 1 for each in range(64)}),), least=of_64)
+    return HintRule(nodes=WIDE, needs=(ResourceNeed(of_64, {1 << each: 1 for each in range(64)}),), least=of_64)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -153,16 +155,16 @@ def test_on_64_even_nodes_the_merge_is_as_wide_as_the_greediest_and_lowest(seed:
     """
     chance = random.Random(seed)
     needed = [chance.randint(*chance.choice([(1, 8), (30, 64), (62, 64)])) for _ in range(8)]
-    work = SearchBudget()
+    work = NumaSearchBudget()
 
     merged = merge([even(each) for each in needed], WIDE, None, work)
 
     if len({*needed}) == 1:
-        assert TopologyHint(mask_of(range(needed[0])), True) == merged
+        assert TopologyHint(node_mask(range(needed[0])), True) == merged
     else:
         common = max(max(needed), 64 - sum(64 - each for each in needed))
-        assert TopologyHint(mask_of(range(common)), False) == merged
-    assert TopologyHint(mask_of(range(max(needed))), True) == narrowest_fit([even(each) for each in needed], WIDE)
+        assert TopologyHint(node_mask(range(common)), False) == merged
+    assert TopologyHint(node_mask(range(max(needed))), True) == narrowest_fit([even(each) for each in needed], WIDE)
     assert not work.ended
 
 
@@ -172,7 +174,7 @@ def uneven(seed: int, share: float) -> list[HintRule]:
     made = []
     for _ in range(8):
         supply = {1 << each: chance.randint(100, 1000) for each in range(64)}
-        wanted = Supply(WIDE, (Need(int(sum(supply.values()) * share), supply),))
+        wanted = Supply(WIDE, (ResourceNeed(int(sum(supply.values()) * share), supply),))
         made.append(HintRule(nodes=WIDE, needs=wanted.needs, least=wanted.least_size() or 0))
     return made
 
@@ -180,7 +182,7 @@ def uneven(seed: int, share: float) -> list[HintRule]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("share", [0.005, 0.03, 0.1])
 def test_eight_uneven_resources_on_64_nodes_are_merged_within_the_limit(seed: int, share: float) -> None:
-    offers, work = uneven(seed, share), SearchBudget()
+    offers, work = uneven(seed, share), NumaSearchBudget()
 
     merged = merge(offers, WIDE, None, work)
     best = narrowest_fit(offers, WIDE, None, work)
@@ -206,7 +208,7 @@ def hints_of(rule: HintRule, mask: Mask) -> list[TopologyHint]:
 def test_a_knapsack_over_most_of_64_nodes_ends_at_the_limit_and_says_so(limit: int) -> None:
     """Whatever is looked for, no more steps are counted than the limit allows, and those of the one that was too many."""
     for look in (partial(merge, knapsack(), WIDE), partial(narrowest_fit, knapsack(), WIDE)):
-        work = SearchBudget(limit)
+        work = NumaSearchBudget(limit)
         with pytest.raises(TooMuchWork, match="limit on work"):
             look(None, work)
         assert work.ended
@@ -225,9 +227,9 @@ def test_the_lowest_nodes_are_taken_where_the_closest_take_too_long() -> None:
     rules = AdmissionRules(policy=Policy.RESTRICTED)
     asked = HintRequest(node(topology), read_pod(pod(container(cpus=1)), rules), rules)
 
-    alignment, aligned = align(asked, answer, SearchBudget())
+    alignment, aligned = align(asked, answer, NumaSearchBudget())
 
-    assert TopologyHint(mask_of(range(20)), True) == aligned.hint == alignment.merged
+    assert TopologyHint(node_mask(range(20)), True) == aligned.hint == alignment.merged
     assert alignment.admitted
     assert "limit on work" in alignment.note
 
@@ -236,10 +238,12 @@ def test_node_ids_may_be_sparse_and_beyond_63() -> None:
     """Eleven nodes 0, 60, ..., 600: the two with the most GPUs left are taken."""
     near = [60 * each for each in range(11)]
     supply = {1 << each: 3 if each in (240, 540) else 1 for each in near}
-    rule = HintRule(nodes=mask_of(near), needs=(Need(6, supply),), least=2)
+    rule = HintRule(nodes=node_mask(near), needs=(ResourceNeed(6, supply),), least=2)
 
-    assert TopologyHint(mask_of([240, 540]), True) == narrowest_fit([rule, [ANY]], mask_of(near))
-    assert TopologyHint(mask_of([0, 240, 540]), False) == narrowest_fit([rule, [TopologyHint(1, True)]], mask_of(near))
+    assert TopologyHint(node_mask([240, 540]), True) == narrowest_fit([rule, [ANY]], node_mask(near))
+    assert TopologyHint(node_mask([0, 240, 540]), False) == narrowest_fit(
+        [rule, [TopologyHint(1, True)]], node_mask(near)
+    )
 
 
 @pytest.mark.parametrize("nodes", [9, 13, 64, 1_024])
@@ -263,7 +267,7 @@ def overlapping(draw: st.DrawFn) -> list[HintRule]:
     made = []
     for _ in range(draw(st.integers(1, 3))):
         supply = draw(st.dictionaries(masks, st.integers(1, 2), min_size=1, max_size=4))
-        wanted = Supply(mask_of(range(nodes)), (Need(draw(st.integers(1, sum(supply.values()))), supply),))
+        wanted = Supply(node_mask(range(nodes)), (ResourceNeed(draw(st.integers(1, sum(supply.values()))), supply),))
         made.append(HintRule(nodes=wanted.nodes, needs=wanted.needs, least=wanted.least_size() or 1))
     return made
 
@@ -272,8 +276,8 @@ def overlapping(draw: st.DrawFn) -> list[HintRule]:
 @given(overlapping())
 @example(
     [
-        HintRule(nodes=0b111, needs=(Need(2, {0b110: 1, 0b101: 1}),), least=1),
-        HintRule(nodes=0b111, needs=(Need(1, {0b010: 1}),), least=1),
+        HintRule(nodes=0b111, needs=(ResourceNeed(2, {0b110: 1, 0b101: 1}),), least=1),
+        HintRule(nodes=0b111, needs=(ResourceNeed(1, {0b010: 1}),), least=1),
     ]
 )
 def test_what_is_near_several_nodes_is_lost_with_the_last_of_them(offers: list[HintRule]) -> None:
@@ -285,7 +289,7 @@ def test_what_is_near_several_nodes_is_lost_with_the_last_of_them(offers: list[H
 
 def test_a_search_ends_with_the_step_that_is_one_too_many() -> None:
     """What is said of it then is said of this search and not of one that came out even."""
-    work = SearchBudget(3)
+    work = NumaSearchBudget(3)
     work.step(2)
     work.step()
 

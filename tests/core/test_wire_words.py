@@ -27,7 +27,7 @@ from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.ports import Message, Stream
 
 NODE = NodeName("gpu-1.example.com")
-GRANTED = wire.encode(
+GRANTED = wire.encode_event(
     AllocationGranted(node=NODE, epoch=1, seq=2, allocation=Allocation(id=AllocationID("a"))), 1_700_000_000.0
 )
 SUBJECTS = {
@@ -57,7 +57,7 @@ def test_every_event_has_the_subject_and_the_stream_of_the_contract() -> None:
     }
 
     assert SUBJECTS == found
-    assert token == wire.token(NODE)
+    assert token == wire.encode_node_token(NODE)
     assert {f"topoalign.v1.{name}" for name in SUBJECTS} == wire.KINDS
     assert {"topology": "discovery", "health": "discovery", "usage": "allocator"} == wire.READINGS
     assert ["TOPOALIGN_ALLOCATIONS", "TOPOALIGN_RESERVATIONS", "TOPOALIGN_NODES", "TOPOALIGN_DEADLETTERS"] == [*Stream]
@@ -73,7 +73,7 @@ def test_questions_have_the_subjects_of_the_contract() -> None:
     assert f"topoalign.v1.devices.{node}.cordon" == wire.devices_subject(NODE, "cordon")
     assert f"topoalign.v1.discovery.{node}.announce" == wire.announce_subject(NODE)
     assert f"topoalign.v1.discovery.{node}.alive" == wire.alive_subject(NODE)
-    assert f"topoalign.v1.discovery.{node}.said" == wire.published_subject(NODE)
+    assert f"topoalign.v1.discovery.{node}.published" == wire.published_subject(NODE)
     assert f"topoalign.v1.allocation.{node}.*" == wire.allocation_subjects(NODE)
     assert "topoalign.v1.allocation.>" == wire.allocation_subjects()
 
@@ -101,12 +101,12 @@ def test_what_differs_in_anything_else_is_no_repetition(other: Message) -> None:
 
 
 def test_a_renamed_message_has_another_id_and_is_otherwise_the_same() -> None:
-    got = wire.renamed(GRANTED, "5f0c")
+    got = wire.with_message_mark(GRANTED, "5f0c")
 
     name = f"{GRANTED.headers['Nats-Msg-Id']}.5f0c"
     assert {**GRANTED.headers, "Nats-Msg-Id": name, "ce-id": name} == got.headers
     assert (GRANTED.subject, GRANTED.body) == (got.subject, got.body)
-    assert wire.decode(GRANTED) == wire.decode(got)
+    assert wire.decode_event(GRANTED) == wire.decode_event(got)
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,19 @@ def test_events_of_cloudevents_1_are_read(version: str, read: bool) -> None:
     message = msgspec.structs.replace(GRANTED, headers={"ce-specversion": version})
 
     if read:
-        assert wire.decode(GRANTED) == wire.decode(message)
+        assert wire.decode_event(GRANTED) == wire.decode_event(message)
         return
     with pytest.raises(Undecodable, match=f"CloudEvents version {version!r}"):
-        wire.decode(message)
+        wire.decode_event(message)
 
 
 def test_kinds_of_others_are_no_events_of_a_later_version() -> None:
     """Only what calls itself ours may be passed over as unknown; the rest is judged by its body."""
     foreign = msgspec.structs.replace(GRANTED, headers={"ce-type": "com.example.thing"})
 
-    assert wire.decode(GRANTED) == wire.decode(foreign)
+    assert wire.decode_event(GRANTED) == wire.decode_event(foreign)
     with pytest.raises(wire.UnknownEvent, match=r"'topoalign\.v2\.Granted' is not known") as caught:
-        wire.decode(msgspec.structs.replace(GRANTED, headers={"ce-type": "topoalign.v2.Granted"}))
+        wire.decode_event(msgspec.structs.replace(GRANTED, headers={"ce-type": "topoalign.v2.Granted"}))
     assert "UnknownEvent" == caught.value.code
 
 
@@ -137,12 +137,12 @@ def test_a_body_has_a_million_bytes_at_most() -> None:
     question = b'{"node":"n"' + b" " * (1_000_000 - 12) + b"}"
 
     assert 1_000_000 == len(padded) == len(question)
-    assert wire.decode(GRANTED) == wire.decode(msgspec.structs.replace(GRANTED, body=padded))
-    assert "n" == wire.question(question, SnapshotRequest).node
+    assert wire.decode_event(GRANTED) == wire.decode_event(msgspec.structs.replace(GRANTED, body=padded))
+    assert "n" == wire.decode_request(question, SnapshotRequest).node
     with pytest.raises(Undecodable, match="1000001 bytes, more than 1000000"):
-        wire.decode(msgspec.structs.replace(GRANTED, body=padded + b" "))
+        wire.decode_event(msgspec.structs.replace(GRANTED, body=padded + b" "))
     with pytest.raises(Undecodable, match=r"the request.*1000001 bytes, more than 1000000"):
-        wire.question(question + b" ", SnapshotRequest)
+        wire.decode_request(question + b" ", SnapshotRequest)
 
 
 def test_a_topology_that_would_take_gigabytes_is_undecodable() -> None:
@@ -151,7 +151,7 @@ def test_a_topology_that_would_take_gigabytes_is_undecodable() -> None:
     )
 
     with pytest.raises(Undecodable, match="there can be no NUMA node 70000"):
-        wire.decode(wire.encode(found, 0.0))
+        wire.decode_event(wire.encode_event(found, 0.0))
 
 
 def test_a_dead_letter_has_the_message_and_the_reason_cut_to_size() -> None:
@@ -184,27 +184,27 @@ def test_a_failure_is_answered_with_its_fault_and_its_code(
     error: TopoalignError, fault: str, kind: type[TopoalignError]
 ) -> None:
     """The code stays that of who failed first, also where a service passes on what another one answered."""
-    body = wire.failure(error)
+    body = wire.encode_error(error)
 
     expected = {"fault": fault, "code": error.code, "finding": error.finding, "remedy": error.remedy}
     assert {"failure": expected | {"type": "Failure"}} == msgspec.json.decode(body)
     with pytest.raises(kind) as caught:
-        wire.answered(body, int)
-    assert msgspec.json.decode(body) == msgspec.json.decode(wire.failure(caught.value))
+        wire.decode_answer(body, int)
+    assert msgspec.json.decode(body) == msgspec.json.decode(wire.encode_error(caught.value))
 
 
 def test_an_answer_is_the_result_or_undecodable() -> None:
-    assert b'{"ok":5}' == wire.answer(5)
-    assert 5 == wire.answered(wire.answer(5), int)
+    assert b'{"ok":5}' == wire.encode_answer(5)
+    assert 5 == wire.decode_answer(wire.encode_answer(5), int)
     for body in (b"", b"[]", b"{}", b'{"ok":"x"}', b'{"failure":5}', b"[" * 100_000):
         with pytest.raises(Undecodable):
-            wire.answered(body, int)
+            wire.decode_answer(body, int)
 
 
 @pytest.mark.parametrize("odd", ["=GG", "=2", "=C3", "a.b", "=41", "=", "\N{CJK UNIFIED IDEOGRAPH-4E2D}"])
 def test_a_token_that_is_never_made_stands_for_no_name(odd: str) -> None:
     with pytest.raises(Undecodable, match="subject token"):
-        wire.name_of(odd)
+        wire.decode_node_token(odd)
 
 
 def test_a_digest_of_a_body_is_that_of_its_bytes() -> None:

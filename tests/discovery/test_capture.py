@@ -8,7 +8,7 @@ import pytest
 from capture import NO_DRIVER, main
 from nvml_support import DGX1_VOLTA, Node, direct_links, host_tree, put, script, standing_in
 
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.machines import catalogue, load_machine
 
 SECRETS = ("GPU-5e7a-4c11", "MIG-77aa", "c0ffee", "enx0badcafe0001", "uverbs7")

@@ -93,7 +93,7 @@ async def test_whoever_asks_has_everything_said_anew_under_new_revisions(world: 
         await world.clock.advance(0)
 
         topology, health = await world.topology(), await world.health()
-        assert {"topology": (topology.epoch, 2), "health": (health.epoch, 2)} == wire.answered(
+        assert {"topology": (topology.epoch, 2), "health": (health.epoch, 2)} == wire.decode_answer(
             answer, dict[str, tuple[int, int]]
         )
         assert inventory(0, 1).topology == topology.topology
@@ -108,7 +108,7 @@ async def test_a_question_for_liveness_is_answered_and_publishes_nothing(world: 
         await world.clock.advance(0)
 
         epoch = (await world.topology()).epoch
-        assert {"topology": (epoch, 1), "health": (epoch, 2)} == wire.answered(answer, dict[str, tuple[int, int]])
+        assert {"topology": (epoch, 1), "health": (epoch, 2)} == wire.decode_answer(answer, dict[str, tuple[int, int]])
         assert 3 == len(await world.said())
 
 
@@ -121,7 +121,7 @@ async def test_a_question_before_the_first_reading_is_refused(world: World) -> N
             for subject in (wire.announce_subject(NODE), wire.alive_subject(NODE)):
                 answer = await world.bus.ask(subject, body, within=1.0)
                 with pytest.raises(kind):
-                    wire.answered(answer, dict[str, tuple[int, int]])
+                    wire.decode_answer(answer, dict[str, tuple[int, int]])
 
 
 async def test_a_stream_that_has_lost_what_was_said_is_told_anew(world: World) -> None:
@@ -164,7 +164,9 @@ async def test_another_process_is_noticed_although_this_node_spoke_since(world: 
     """Its message is not the newest any more at the next look: it is looked for before each publication, too."""
     async with world.running():
         had = await world.topology()
-        await world.bus.publish(wire.encode(msgspec.structs.replace(had, epoch=had.epoch + 1), world.clock.wall()))
+        await world.bus.publish(
+            wire.encode_event(msgspec.structs.replace(had, epoch=had.epoch + 1), world.clock.wall())
+        )
         world.hardware.now = inventory(0, 1, 2)
         await world.discovery.read()
         await world.clock.advance(POLL_SECONDS)
@@ -246,7 +248,7 @@ async def test_the_services_of_its_process_hear_the_news_without_the_bus(world: 
     async def hear() -> None:
         async with own.follow(Stream.NODES, subject) as messages:
             async for received in messages:
-                event = wire.decode(received.message)
+                event = wire.decode_event(received.message)
                 assert isinstance(event, DeviceHealthChanged)
                 heard.append(len(event.devices))
 

@@ -37,7 +37,7 @@ async def happens(world: World, kind: Occurrence, gpu: DeviceID | None = A, **mo
 
 async def word(world: World, word: Override, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
     request = msgspec.json.encode(DevicesRequest(node=NODE, devices=devices, reason=reason))
-    return wire.answered(
+    return wire.decode_answer(
         await world.bus.ask(wire.devices_subject(NODE, word), request, 5.0), dict[DeviceID, DeviceHealth]
     )
 

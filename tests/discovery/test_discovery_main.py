@@ -52,7 +52,7 @@ async def test_the_service_says_what_a_described_machine_is(tmp_path: Path) -> N
     async with background() as tasks:
         await tasks.start(lambda *, task_status: serve(context, task_status=task_status))
         async with bus.follow(Stream.NODES, f"{wire.PREFIX}.topology.>") as messages:
-            said = wire.decode((await anext(messages)).message)
+            said = wire.decode_event((await anext(messages)).message)
 
         assert isinstance(said, TopologyDiscovered)
         assert (NodeName("node-1"), "described: dgx-a100", 8) == (said.node, said.source, len(said.topology.gpus))

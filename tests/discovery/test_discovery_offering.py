@@ -69,7 +69,7 @@ class World:
 
 async def said(messages: AsyncIterator[Received]) -> TopologyDiscovered:
     with anyio.fail_after(30):
-        event = wire.decode((await anext(messages)).message)
+        event = wire.decode_event((await anext(messages)).message)
     assert isinstance(event, TopologyDiscovered)
     return event
 

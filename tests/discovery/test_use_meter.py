@@ -152,7 +152,7 @@ async def test_the_largest_answer_fits_into_a_message(metered: Metered) -> None:
     found = await metered.answer()
 
     assert MOST_PROCESSES == len(found.devices[0].processes or ())
-    assert wire.LARGEST_BODY > len(wire.answer(found))
+    assert wire.LARGEST_BODY > len(wire.encode_answer(found))
 
 
 async def test_the_question_comes_over_the_bus(metered: Metered) -> None:
@@ -161,7 +161,7 @@ async def test_the_question_comes_over_the_bus(metered: Metered) -> None:
 
     async def ask(node: str) -> Measurement:
         body = msgspec.json.encode(UseRequest(node=NodeName(node)))
-        return wire.answered(await bus.ask(wire.use_subject(NODE), body, within=1.0), Measurement)
+        return wire.decode_answer(await bus.ask(wire.use_subject(NODE), body, within=1.0), Measurement)
 
     async with bus.serve("topoalign-discovery", [metered.meter.endpoint()]):
         assert [41] == [each.pid for each in (await ask(NODE)).devices[0].processes or ()]

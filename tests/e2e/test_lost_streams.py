@@ -84,7 +84,7 @@ class Site:
     async def say_hardware(self, bus: Bus) -> None:
         """As discovery and the allocator do once the bus is there, also where the streams have lost what they had said."""
         for event in (self.says.topology(), self.says.health(), self.says.usage()):
-            message = wire.encode(event, CLOCK.wall())
+            message = wire.encode_event(event, CLOCK.wall())
             while True:
                 try:
                     await bus.publish(message)

@@ -39,7 +39,7 @@ async def story(bus: Bus, granted: int) -> list[LedgerFact]:
     bound = 0
     async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(NODE)) as messages:
         async for received in messages:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
             assert isinstance(event, LedgerFact)
             events.append(event)
             bound += isinstance(event, AllocationBound)

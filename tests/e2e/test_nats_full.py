@@ -111,7 +111,7 @@ async def story(bus: Bus) -> list[LedgerFact]:
     last = await bus.last_position(Stream.ALLOCATIONS)
     async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(NODE)) as messages:
         async for received in messages:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
             assert isinstance(event, LedgerFact)
             events.append(event)
             if received.position == last:

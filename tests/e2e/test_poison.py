@@ -29,8 +29,8 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import AnnounceRequest
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.runtime.nats_bus import connect_bus
 
@@ -66,7 +66,7 @@ def events() -> Iterator[Event]:
 
 def poisons(event: Event) -> Iterator[Poison]:
     """What may lie on this event's subject instead of it."""
-    good = wire.encode(event, 1_700_000_000.0)
+    good = wire.encode_event(event, 1_700_000_000.0)
     lines = {name: value for name, value in good.headers.items() if name != "Nats-Msg-Id"}
 
     def of(
@@ -190,7 +190,9 @@ async def test_poison_on_every_subject_is_set_aside_once_and_services_go_on(
         "topoalign-hinting": bodies(of_nodes),
         "topoalign-allocator": bodies(of_nodes),
     } == {service: sorted(put_aside) for service, put_aside in letters.bodies.items()}
-    assert all(wire.decode(wire.encode(event, 0)) == event for event, _ in wicked), "what was spoilt was good before"
+    assert all(wire.decode_event(wire.encode_event(event, 0)) == event for event, _ in wicked), (
+        "what was spoilt was good before"
+    )
     assert f"topoalign_registry_undecodable_total {float(len(bodies(everything)))}" in metrics
     assert f"topoalign_registry_unknown_total {2.0 * len(wicked)}" in metrics
 
@@ -213,7 +215,7 @@ async def test_a_subscriber_with_poison_around_every_event_hears_each_once(tmp_p
                 await say(raw, poison)
                 spoilt += not poison.unknown
             await raw.done()
-            await bus.publish(wire.encode(fact, 0))
+            await bus.publish(wire.encode_event(fact, 0))
             told.append((await anext(stream)).event)
         await stream.aclose()
         letters = Letters()

@@ -29,7 +29,7 @@ WAIT_SECONDS = 0.3
 
 async def reading(bus: Bus) -> ClockReading:
     body = await bus.ask(wire.admission_subject(NODE, "clock"), msgspec.json.encode(ClockRequest(node=NODE)), 10)
-    return wire.answered(body, ClockReading)
+    return wire.decode_answer(body, ClockReading)
 
 
 async def give_up(bus: Bus, name: str, deadline: Deadline) -> None:

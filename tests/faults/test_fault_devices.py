@@ -78,7 +78,7 @@ async def heard(node: WholeNode, gpu: int, xid: int, **part: int) -> None:
 
 def announced(node: WholeNode) -> list[DeviceHealthChanged]:
     """All that was said of the health, oldest first."""
-    events = [wire.decode(received.message) for received in node.bus._logs[Stream.NODES].kept]
+    events = [wire.decode_event(received.message) for received in node.bus._logs[Stream.NODES].kept]
     return [event for event in events if isinstance(event, DeviceHealthChanged)]
 
 

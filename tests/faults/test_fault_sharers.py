@@ -103,7 +103,7 @@ class Sharers:
 
     def said(self, stream: Stream) -> list[Any]:
         """All events of a stream, oldest first."""
-        return [wire.decode(received.message) for received in self.node.bus._logs[stream].kept]
+        return [wire.decode_event(received.message) for received in self.node.bus._logs[stream].kept]
 
 
 def machine(*more: str, gpus: tuple[int, ...] = (0, 1)) -> str:

@@ -44,7 +44,7 @@ def question(revision: int, gpus: int = 4) -> HintQuestion:
     pod = PodRequest(name=PodName("pod"), containers=(container,))
     rules = AdmissionRules()
     asked = HintRequest(state, read_pod(pod, rules).of(container.name), rules)
-    return providers.question(asked, pod)
+    return providers.to_hint_question(asked, pod)
 
 
 class World:
@@ -53,12 +53,12 @@ class World:
         self.context = Context(bus=self.bus, clock=CLOCK, environment={"TOPOALIGN_NODE": NODE})
 
     async def say(self, event: TopologyDiscovered) -> None:
-        await self.bus.publish(wire.encode(event, CLOCK.wall()))
+        await self.bus.publish(wire.encode_event(event, CLOCK.wall()))
         await CLOCK.advance(0)
 
     async def ask(self, asked: HintQuestion) -> HintAnswer:
         body = await self.bus.ask(wire.hints_subject(NODE), msgspec.json.encode(asked), within=5.0)
-        return wire.answered(body, HintAnswer)
+        return wire.decode_answer(body, HintAnswer)
 
 
 async def test_an_answer_is_of_the_hardware_that_was_announced() -> None:
@@ -71,7 +71,7 @@ async def test_an_answer_is_of_the_hardware_that_was_announced() -> None:
         assert None is world.context.checks["hinting"]()
 
         answer = await world.ask(question(1))
-        assert providers.answer(providers.request_of(question(1), topology(1))) == answer
+        assert providers.answer_hint_request(providers.request_of_question(question(1), topology(1))) == answer
         assert answer.providers["device"][GPU]
 
 
@@ -111,4 +111,4 @@ async def test_a_question_of_another_node_or_none_at_all_is_refused() -> None:
         with pytest.raises(BadRequest, match="node"):
             await world.ask(msgspec.structs.replace(question(1), node=NodeName("other")))
         with pytest.raises(BadRequest):
-            wire.answered(await world.bus.ask(wire.hints_subject(NODE), b"{}", within=5.0), HintAnswer)
+            wire.decode_answer(await world.bus.ask(wire.hints_subject(NODE), b"{}", within=5.0), HintAnswer)

@@ -11,7 +11,7 @@ from kubelet_support import node, two_nodes
 
 from topoalign.allocator.device_plugin import front
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.core.model.topology.offers import Offer
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.pod_resources_codec import allocatable_devices
 from topoalign.runtime.clock import SystemClock

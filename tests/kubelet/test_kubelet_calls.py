@@ -17,7 +17,7 @@ from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.model.errors import StateFault, TopoalignError, UnknownDevice
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.placement.devices import NotEnoughDevices
+from topoalign.core.placement.device_choice import NotEnoughDevices
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.kubelet_client import KubeletAway

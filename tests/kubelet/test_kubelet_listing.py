@@ -16,10 +16,10 @@ from topoalign.allocator.device_plugin.listing import SLICE, DeviceListing, enco
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.cpuset import LARGEST_ID
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.validate import MOST_HANDED_OUT
+from topoalign.core.model.topology.topology_checks import MOST_HANDED_OUT
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 
@@ -144,7 +144,7 @@ async def test_only_the_shares_of_a_card_whose_health_changed_are_encoded_anew(m
     lists, state = DeviceListing(SHARED), healthy(offered(replicas=2_500))
     first = await lists.of(state)
     granted = state.holding(Allocation(id=AllocationID("a"), devices={SHARED: (DeviceID("GPU-2::7"),)}))
-    ill = state_of(Topology(), {**state.told, DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
+    ill = state_of(Topology(), {**state.reported_health, DeviceID("GPU-5"): DeviceHealth(state=HealthState.UNHEALTHY)})
     after = msgspec.structs.replace(granted, health=ill.health)
 
     assert [gpu.id for gpu in two_nodes().gpus] == made

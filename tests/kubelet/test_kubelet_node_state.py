@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kubelet_files_support import write_files
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.kubelet_devices import check_resources
+from topoalign.core.admission.kubelet_devices import explain_unavailable_resources
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision, Explanation, Refusal
 from topoalign.core.model.errors import InvalidField, StateFault
@@ -142,7 +142,9 @@ def test_a_resource_whose_plugin_has_gone_is_given_to_nobody(tmp_path: Path) -> 
     assert () == tuple(found.state.healthy(GPU))
     assert isinstance(admit(found.state, pod(container("main", gpus=1)), RULES), Refusal)
     with pytest.raises(InvalidField, match=r"limits\[example.com/fpga\]"):
-        check_resources(read_pod(pod(container("main", others={fpga: 1})), RULES), machine(), found.registered)
+        explain_unavailable_resources(
+            read_pod(pod(container("main", others={fpga: 1})), RULES), machine(), found.registered
+        )
 
 
 def test_devices_of_another_machine_are_an_error(tmp_path: Path) -> None:
@@ -161,10 +163,12 @@ def test_a_resource_that_only_the_kubelet_knows_cannot_be_predicted() -> None:
     asking = pod(container("main", others={fpga: 1}))
 
     with pytest.raises(InvalidField, match=r"limits\[example.com/fpga\]"):
-        check_resources(read_pod(asking, RULES), machine(), {fpga: frozenset({DeviceID("f")})})
-    (note,) = check_resources(read_pod(asking, RULES), machine(), {})
+        explain_unavailable_resources(read_pod(asking, RULES), machine(), {fpga: frozenset({DeviceID("f")})})
+    (note,) = explain_unavailable_resources(read_pod(asking, RULES), machine(), {})
     assert note.startswith("nobody lists example.com/fpga")
-    assert () == check_resources(read_pod(pod(container("main", gpus=1, others={CPU: 1000})), RULES), machine(), {})
+    assert () == explain_unavailable_resources(
+        read_pod(pod(container("main", gpus=1, others={CPU: 1000})), RULES), machine(), {}
+    )
 
 
 def test_the_node_keeps_its_name_and_hardware(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from kubelet_support import MemoryAllocator, pod, recorded, two_nodes
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
-from topoalign.core.admission.admit import admission, admit, answer_to
+from topoalign.core.admission.admit import admit, answer_to, iterate_decision_for_request
 from topoalign.core.admission.pipeline import Reply
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest, Policy
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.machines import catalogue
@@ -106,7 +106,7 @@ async def test_the_work_for_a_preference_among_64_devices_is_bounded(placement: 
 
 async def kubelets(device_allocations: DeviceAllocations, asked: PodRequest, rules: AdmissionRules) -> Decision:
     """What a kubelet decides whose plugin is told what GetPreferredAllocation tells it, and no more."""
-    steps = admission(device_allocations.state, asked, rules)
+    steps = iterate_decision_for_request(device_allocations.state, asked, rules)
     try:
         question = next(steps)
         while True:

@@ -9,8 +9,8 @@ from kubelet_support import MemoryAllocator, Node, node, offers, two_nodes
 
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS, socket_path
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked

@@ -13,7 +13,7 @@ from process_support import CONTAINER_ID, POD_UID, STATIC_POD_UID, mounts, pod_c
 
 from topoalign.core.model.ids import ContainerName
 from topoalign.core.model.processes import ProcessIdentity
-from topoalign.core.usage.cgroups import Placement, container_name_of, placement_of
+from topoalign.core.usage.cgroups import CgroupPlacement, container_name_of, placement_of
 from topoalign.kubelet import control_groups
 from topoalign.kubelet.control_groups import identity_of, sees_all_processes
 
@@ -77,7 +77,7 @@ def test_a_host_with_both_versions_tells_by_the_one_that_has_the_pod() -> None:
     ],
 )
 def test_a_process_in_no_pod_is_told_by_its_path(path: str) -> None:
-    assert Placement(path=path) == placement_of(v1("/") + v2(path))
+    assert CgroupPlacement(path=path) == placement_of(v1("/") + v2(path))
 
 
 @pytest.mark.parametrize("below", ["", "/sandbox", f"/{CONTAINER_ID}0"])

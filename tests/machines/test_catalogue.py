@@ -2,9 +2,9 @@
 
 import pytest
 
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.machines import catalogue, document
 from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 

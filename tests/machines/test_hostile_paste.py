@@ -10,7 +10,7 @@ import pytest
 from faults_support import THOROUGH, sample
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
 from topoalign.tools.bench.parse import KINDS
 

@@ -8,9 +8,9 @@ import pytest
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.machines.lstopo import read_lstopo
 from topoalign.machines.lstopo_xml import DEEPEST, MOST_BYTES, MOST_ELEMENTS
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.machines import pcie
 
 HOST, OTHER = "pci0000:00", "pci0000:80"

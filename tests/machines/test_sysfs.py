@@ -11,9 +11,9 @@ from machine_support import packed, unpacked
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.machines.sysfs_archive import MOST_BYTES, Archive, read_archive
 from topoalign.machines.sysfs_machine import read_sysfs
 

@@ -185,9 +185,9 @@ def test_a_limit_by_mps_is_told_in_words_that_earlier_versions_read() -> None:
     """C46: a new value of `limiter` would have them pass the node's topology over."""
     topology = by_mps(in_units(SMALL, 2))
     event = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="nvml", topology=topology)
-    message = wire.encode(event, 0)
+    message = wire.encode_event(event, 0)
     read = msgspec.convert(json.loads(message.body)["topology"]["offers"], list[FormerOffer])
 
-    assert event == wire.decode(message)
+    assert event == wire.decode_event(message)
     assert ["mps", "mps", None] == [each.limited_by for each in event.topology.offered]
     assert [(None, "mps"), (None, "mps"), (None, "time-slicing")] == [(each.limiter, each.sharing) for each in read]

@@ -7,7 +7,7 @@ import pytest
 from nvml_support import DGX1_VOLTA, GPUS, Node, address, direct_links, switch_links
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
 from topoalign.core.model.topology.model import Fabric
 from topoalign.core.ports import Inventory

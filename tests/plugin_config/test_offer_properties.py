@@ -10,7 +10,7 @@ from serving_support import A100, L4, gpu, machine, nic
 
 from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.plugin_config.file import interpret_document
 from topoalign.plugin_config.resource_offers import offer_resources
 

@@ -5,10 +5,10 @@ import pytest
 from serving_support import A100, L4, gpu, listed, machine, made, nic, said
 
 from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.model.topology.model import Gpu
-from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.machines import catalogue, load_machine
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.resource_offers import offer_resources

@@ -19,11 +19,11 @@ from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import predict
 from topoalign.core.demand.share_annotations import InvalidShare
-from topoalign.core.diagnosis.records import NodeRecord, encode_lines
+from topoalign.core.diagnosis.node_records import NodeRecord, encode_lines
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +47,7 @@ BAD = {
         {},
         f"[{COMPUTE}]: 101 is above 100, which is all of a GPU's computing time; write",
     ),
-    "0 cores": ({COMPUTE: "0"}, {}, f"[{COMPUTE}]: 0 cores; leave it out beside an amount of memory ({MIB})"),
+    "0 cores": ({COMPUTE: "0"}, {}, f"[{COMPUTE}]: 0 cores; leave it out where an amount of memory is given ({MIB})"),
     "priority 2": ({PRIORITY: "2"}, {}, f"[{PRIORITY}]: 2 is above 1, which is the lowest priority; write 0 for high"),
     "0 GPUs": ({GPUS: "0", MIB: "9"}, {}, f"[{MIB}]: 9 of no GPU, as {GPUS} is missing; say of how many GPUs it is"),
     "1.5 MiB": ({MIB: "1.5"}, {}, f"[{MIB}]: '1.5' is no amount; write a whole number, 0 or more"),

@@ -9,7 +9,12 @@ import pytest
 from bad_share_support import cluster, filtered, pod, requested, said, units, what_if
 from scheduling_support import serving
 
-from topoalign.core.deviceshare.names import ANNOTATIONS, HINT_ANNOTATION, JOINT_ANNOTATION, PARTITION_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import (
+    ANNOTATIONS,
+    HINT_ANNOTATION,
+    JOINT_ANNOTATION,
+    PARTITION_ANNOTATION,
+)
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 

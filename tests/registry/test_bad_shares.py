@@ -30,8 +30,8 @@ from view_support import OneNode, Says, tell_all
 
 from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.ids import GPU, ResourceName
+from topoalign.core.model.topology.device_offers import Limiter
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Limiter
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio
@@ -66,8 +66,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "memory of 0": (pod(units("20", "0"), {}), f"{SECOND}[{MEMORY}]: 0 units; leave it out, or ask for 1 or more"),
     "no memory": (
         pod(units("20"), {}),
-        f"{SECOND}[{MEMORY}]: no memory of the GPU beside 20 units of its computing time; "
-        "say how many blocks of memory are needed, or ask for the whole GPU",
+        f"{SECOND}[{MEMORY}]: no memory of the GPU is asked for with 20 units of its computing time; "
+        "write how many blocks of memory are needed, or ask for the whole GPU",
     ),
     "below 0": (pod(units("-1", "16"), {}), f"{SECOND}[{CORES}]: '-1' is no amount; write a whole number, 0 or more"),
     "with a unit": (
@@ -82,16 +82,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         )
         for cores in ("101", "150")
     },
-    "memory above a card": (
+    "memory above a GPU": (
         pod(units("20", f"{MOST + 1}"), {}),
-        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a card has "
-        f"{MOST} blocks of memory; ask for less memory, for memory of several cards, or choose a node with larger cards",
+        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one GPU, and a GPU has "
+        f"{MOST} blocks of memory; ask for less memory, for memory of several GPUs, or choose a node with larger GPUs",
     ),
-    "memory above two whole cards": (
+    "memory above two whole GPUs": (
         pod(units("200", f"{2 * MOST + 1}"), {}, "initContainers"),
-        f"spec.initContainers[0].resources.limits[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a "
-        f"card has {MOST} blocks of memory; ask for less memory, for memory of several cards, or choose a node with larger "
-        "cards",
+        f"spec.initContainers[0].resources.limits[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one GPU, and a "
+        f"GPU has {MOST} blocks of memory; ask for less memory, for memory of several GPUs, or choose a node with larger "
+        "GPUs",
     ),
     "both kinds": (
         pod({**GOOD, "nvidia.com/gpu": "1"}, {}),
@@ -156,14 +156,14 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
         pod({GPUS: "1", MIB: "16Gi"}, {}),
         f"{SECOND}[{MIB}]: {16 << 30} is above 40960, which is what the largest",
     ),
-    "memory above a card": (pod({GPUS: "1", MIB: "40961"}, {}), f"{SECOND}[{MIB}]: 40961 is above 40960"),
+    "memory above a GPU": (pod({GPUS: "1", MIB: "40961"}, {}), f"{SECOND}[{MIB}]: 40961 is above 40960"),
     "percentage 150": (pod({GPUS: "1", PERCENT: "150"}, {}), f"{SECOND}[{PERCENT}]: 150 is above 100"),
     "101 cores": (pod({GPUS: "1", COMPUTE: "101"}, {}), f"{SECOND}[{COMPUTE}]: 101 is above 100"),
     "150 cores": (pod({GPUS: "1", COMPUTE: "150"}, {}), f"{SECOND}[{COMPUTE}]: 150 is above 100"),
     **{
-        f"0 cores beside {', '.join(others) or 'nothing'}": (
+        f"0 cores with {', '.join(others) or 'nothing'}": (
             pod({**others, COMPUTE: "0"}, {}),
-            f"{SECOND}[{COMPUTE}]: 0 cores; leave it out beside an amount of memory ({MIB}): the container then has no",
+            f"{SECOND}[{COMPUTE}]: 0 cores; leave it out where an amount of memory is given ({MIB}): the",
         )
         for others in ({GPUS: "1"}, {GPUS: "1", MIB: "9"}, {GPUS: "1", PERCENT: "50"}, {})
     },
@@ -354,7 +354,7 @@ async def test_a_pod_gets_only_gpus_in_the_mode_that_it_names(
     assert fits == (text == "")
     assert (
         fits
-        or "metadata.annotations[nvidia.com/vgpu-mode]: no card of the node may be chosen: 8 in another mode" in text
+        or "metadata.annotations[nvidia.com/vgpu-mode]: no GPU of the node may be chosen: 8 in another mode" in text
     )
     assert fits or "`sharing.limiter: hami-core`" in text
 
@@ -378,7 +378,7 @@ async def test_a_privileged_container_gets_no_share(hardware: Topology) -> None:
 
 
 async def test_what_one_kind_of_node_can_serve_is_let_pass() -> None:
-    """Memory above the cards of one node, and not above those of another; and words for other ways to ask for GPUs."""
+    """Memory above the GPUs of one node, and not above those of another; and words for other ways to ask for GPUs."""
     node = cluster()
     large = msgspec.structs.replace(
         DGX, gpus=tuple(msgspec.structs.replace(gpu, memory=2 * (gpu.memory or 0)) for gpu in DGX.gpus)
@@ -397,4 +397,4 @@ async def test_what_one_kind_of_node_can_serve_is_let_pass() -> None:
         } == await filtered(http, above)
         assert "" == await said(http, gpus, "/webhook")
         assert "150 units" in await said(http, pod({str(other[0]): "150"}, {}), "/webhook")
-        assert f"and a card has {2 * MOST}" in await said(http, pod(units("20", f"{2 * MOST + 1}"), {}), "/webhook")
+        assert f"and a GPU has {2 * MOST}" in await said(http, pod(units("20", f"{2 * MOST + 1}"), {}), "/webhook")

@@ -26,7 +26,7 @@ from view_support import Says, tell_all
 
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import CARDS
-from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
@@ -38,7 +38,7 @@ NO_NUMBER = "is not a number of GPUs; write over how many GPUs the units of each
 WHOLE = "leave it out, or ask for less than 100 of computing time, which is spread"
 NO_UNITS = (
     f"{ANNOTATION}: spreads units of GPUs, and no container asks for any; leave it out, or ask for {CORES} and {MEMORY}; "
-    "how many GPUs a container has whole or has slots of, it says by their number"
+    "the number of whole GPUs or of slots is already the number of GPUs"
 )
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     **{
@@ -47,31 +47,31 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     },
     "more GPUs than a node has": (
         pod(units("90", "90"), {CARDS: "9"}),
-        f"{ANNOTATION}: 9 cards are asked for, and 8 of the node may be chosen; ask for fewer cards, or choose a node "
+        f"{ANNOTATION}: 9 GPUs are asked for, and 8 of the node may be chosen; ask for fewer GPUs, or choose a node "
         "that has more",
     ),
     "computing time that does not divide": (
         pod(units("61", "40"), {CARDS: "2"}),
-        f"{SECOND}[{CORES}]: 61 units do not divide into 2 equal parts, as {ANNOTATION} says; ask for a multiple of 2, or "
+        f"{SECOND}[{CORES}]: 61 units do not divide into 2 equal parts, as {ANNOTATION} asks; ask for a multiple of 2, or "
         "for another number of GPUs",
     ),
     "memory that does not divide": (
         pod(units("60", "40"), {CARDS: "3"}, "initContainers"),
         f"spec.initContainers[0].resources.limits[{MEMORY}]: 40 units do not divide into 3 equal parts, as {ANNOTATION} "
-        "says; ask for a multiple of 3, or for another number of GPUs",
+        "asks; ask for a multiple of 3, or for another number of GPUs",
     ),
     **{
         f"{cores} cores over {cards}": (
             pod(units(cores), {CARDS: cards}),
-            f"{ANNOTATION}: beside {SECOND}[{CORES}]: {cores}, which says already how many GPUs it is, whole ones; {WHOLE}",
+            f"{ANNOTATION} is given with {SECOND}[{CORES}]: {cores}, which already means whole GPUs; {WHOLE}",
         )
         for cores, cards in (("100", "1"), ("100", "2"), ("200", "2"))
     },
     "memory of one of two": (
         pod(units("60", f"{2 * MOST + 2}"), {CARDS: "2"}),
-        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one card, and a card has "
+        f"{SECOND}[{MEMORY}]: {MOST + 1} blocks of memory are asked for of one GPU, and a GPU has "
         f"{MOST} blocks of memory; "
-        "ask for less memory, for memory of several cards, or choose a node with larger cards",
+        "ask for less memory, for memory of several GPUs, or choose a node with larger GPUs",
     ),
     "whole GPUs": (pod({"nvidia.com/gpu": "2"}, {CARDS: "2"}), NO_UNITS),
     "slots": (pod({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "9"}, {CARDS: "2"}), NO_UNITS),
@@ -115,5 +115,5 @@ def test_a_number_of_gpus_is_refused_beside_slots() -> None:
     refusal = refused(node(hardware), spread(both, 2), RULES)
 
     assert f"{ANNOTATION}: has no effect on slots of GPUs, which the pod asks for" == refusal.finding
-    assert f"leave it out; {GPU} says of how many GPUs a container has slots" == refusal.remedy
+    assert f"leave it out; the number of {GPU} is already the number of GPUs" == refusal.remedy
     admitted(node(hardware), both, RULES)

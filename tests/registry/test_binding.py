@@ -582,7 +582,7 @@ async def test_two_registries_never_reserve_one_device_twice(site: Site, bus: Me
     for name in ("node-1", "node-2"):
         newest = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(NodeName(name)))
         assert newest is not None
-        said = wire.decode(newest.message)
+        said = wire.decode_event(newest.message)
         gpus = [gpu for gpus in one.reserved(name).values() for gpu in gpus]
         assert ["GPU-0", "GPU-1", "GPU-2", "GPU-3"] == sorted(gpus), said
     assert one.reservations.counts["conflicts"] + other.reservations.counts["conflicts"] > 0

@@ -17,10 +17,10 @@ from realignment_support import Holders, held_by, with_pod
 from view_support import NODE, OneNode, asked
 
 from topoalign.core.admission.feasibility import need_of
-from topoalign.core.admission.free_amounts import free_of
-from topoalign.core.admission.realignment import Steps, containers_fit
+from topoalign.core.admission.free_amounts import count_free
+from topoalign.core.admission.realignment import AlignmentBudget, containers_fit
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
@@ -65,11 +65,11 @@ def test_pods_of_many_containers_are_given_up_on_before_they_take_long() -> None
     state, need = node(hardware), need_of(hardware, new)
     for each in fillers:
         state, _ = with_pod(state, each) or (state, [])
-    emptied, steps = node(hardware), Steps(500)
+    emptied, steps = node(hardware), AlignmentBudget(500)
 
     assert with_pod(state, new) is not None
     assert need is not None
-    assert not containers_fit(need, free_of(state, RULES), free_of(emptied, RULES), steps)
+    assert not containers_fit(need, count_free(state, RULES), count_free(emptied, RULES), steps)
     assert steps.left < 0
 
 

@@ -123,7 +123,7 @@ EXAMPLES = [
     ),
     hami(
         "dynamic_mig_example.yaml",
-        "NoCardAccepted",
+        "NoGpuAccepted",
         HAMI_CORE,
         limits={"gpu": 2, "gpumem": 8000},
         annotations={"nvidia.com/vgpu-mode": "mig"},
@@ -171,7 +171,7 @@ EXAMPLES = [
     ),
     hami(
         "specify_uuid_to_use.yaml",
-        "NoCardAccepted",
+        "NoGpuAccepted",
         limits={"gpu": 1},
         annotations={"nvidia.com/use-gpuuuid": OTHER},
         warns="change the lists of types and uuids",

@@ -17,12 +17,12 @@ from view_support import NODE, asked
 from topoalign.client.stored_records import read_cluster
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.diagnosis.node_decisions import Nodes
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.sharing.hami.registration import RegisteredCard
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
+from topoalign.core.sharing.hami.registration import RegisteredGpu
 from topoalign.registry.api import Api
 from topoalign.registry.foreign_nodes import LOOK_SECONDS
 from topoalign.registry.scheduling.binding.binding import NodeRefuses
@@ -35,7 +35,7 @@ from topoalign.testing.manual_clock import all_tasks_blocked
 pytestmark = pytest.mark.anyio
 OTHER = NodeName("hami-node")
 TWO = asked(pod(container("main", gpus=2)))
-CARD = RegisteredCard(id="GPU-h0", slots=10, memory=81559, cores=100, type="NVIDIA H100", healthy=True)
+CARD = RegisteredGpu(id="GPU-h0", slots=10, memory=81559, cores=100, type="NVIDIA H100", healthy=True)
 TEXT = encode_register([CARD, msgspec.structs.replace(CARD, id="GPU-h1", index=1, numa=1)])
 OLD_TEXT = "GPU-h0,10,16384,100,NVIDIA-V100,0,true:GPU-h1,10,16384,100,NVIDIA-V100,1,false:"
 
@@ -288,7 +288,7 @@ async def test_why_counts_nodes_of_hami_with_a_reason_of_their_own(world: World)
         await add_hami_node(world)
         await annotate(world, register=TEXT)
         record = await read_cluster(world.bus, SystemClock())
-        answer = diagnose(Nodes(record), TWO.request, scorer_of(Scoring.QUALITY, Packing.BINPACK))
+        answer = diagnose(Nodes(record), TWO.request, scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK))
         one = await read_cluster(world.bus, SystemClock(), OTHER)
 
     assert [("ContestedNode", Resolvability.FOREIGN, (NODE,)), ("ForeignNode", Resolvability.FOREIGN, (OTHER,))] == [

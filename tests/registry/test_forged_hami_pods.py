@@ -9,13 +9,13 @@ from hami_node_support import encode_register
 
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.hami.registration import RegisteredCard
+from topoalign.core.sharing.hami.registration import RegisteredGpu
 from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.kubernetes.objects import decode_seen_pod, read_node
 from topoalign.testing.manual_clock import ManualClock
 
 NODE = NodeName("left")
-CARD = RegisteredCard(id="GPU-h0", slots=10, memory=81559, cores=100, type="NVIDIA H100", healthy=True)
+CARD = RegisteredGpu(id="GPU-h0", slots=10, memory=81559, cores=100, type="NVIDIA H100", healthy=True)
 TEXT = encode_register([CARD])
 SHARE = "GPU-h0,NVIDIA,4096,20:;"
 GPUS = {"nvidia.com/gpu": "1"}

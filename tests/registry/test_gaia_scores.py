@@ -6,8 +6,8 @@ from unit_support import GAIA, REVERSED, asks
 from view_support import SETTLED, Says, asked, tell_all
 
 from topoalign.core.model.ids import NodeName
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
@@ -16,7 +16,7 @@ from topoalign.testing.manual_clock import ManualClock
 
 def ranking(cluster: Cluster) -> Scheduler:
     """A scheduler that ranks nodes in the order of gpu-admission."""
-    view = ClusterView(cluster, lambda: SETTLED, ManualClock(), scorer_of(Scoring.GAIA, Packing.BINPACK))
+    view = ClusterView(cluster, lambda: SETTLED, ManualClock(), scorer_by_name(Scoring.GAIA, NodePacking.BINPACK))
     return Scheduler(view)
 
 

@@ -14,12 +14,12 @@ from view_support import NODE, RULES, Says
 from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations
 from topoalign.allocator.allocate.slots import SlotGrants
 from topoalign.allocator.reconciliation.liveness import LivenessCheck
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.requests import GANG, GANG_SIZE, Placement, Policy
-from topoalign.core.placement.reserved import prefer_reserved
-from topoalign.core.sharing.reserved import ShareQuestion
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.placement.reserved_choice import prefer_reserved
+from topoalign.core.sharing.reserved_shares import ShareQuestion
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.machines import catalogue
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import PodsPending

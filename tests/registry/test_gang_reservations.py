@@ -136,7 +136,7 @@ async def test_an_incomplete_gang_gives_everything_back(site: Site, bus: Countin
         assert registry.gangs.node_of(uids["b"]) is None
         newest = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(NodeName("node-2")))
         assert newest is not None
-        said = wire.decode(newest.message)
+        said = wire.decode_event(newest.message)
         assert isinstance(said, ReservationsChanged)
         assert ((), 2) == (said.reservations, len(said.expired))
 

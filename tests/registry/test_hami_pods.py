@@ -15,8 +15,8 @@ from topoalign.core.demand.share_annotations import NODE_POLICY, InvalidShare
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.sharing.pod_warnings import paths_of_limits
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -95,7 +95,7 @@ def test_prioritize_ranks_nodes_as_hami_does() -> None:
         says = Says(name, hardware(), HAMI)
         tell_all(cluster, [*says.all(), *(says.grant(each) for each in state_of(used).allocations.values())])
     scheduler = Scheduler(
-        ClusterView(cluster, lambda: SETTLED, ManualClock(), scorer_of(Scoring.HAMI, Packing.BINPACK))
+        ClusterView(cluster, lambda: SETTLED, ManualClock(), scorer_by_name(Scoring.HAMI, NodePacking.BINPACK))
     )
     names, share = tuple(map(NodeName, "abcd")), pod(asks(memory=1))
     spread = msgspec.structs.replace(share, annotations={NODE_POLICY: "spread"})

@@ -6,7 +6,7 @@ import pytest
 from binding_support import Registry, Site, running
 from reservation_support import GPU, container, ids, reservation
 
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ContainerName, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode

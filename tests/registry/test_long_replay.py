@@ -30,7 +30,7 @@ async def test_a_long_past_is_read_in_part_and_then_again_with_the_same_result()
     """C45: the first registry ends in the middle; how far away the end of the past is can be seen all the time."""
     bus, histories = MemoryBus(), [History(number) for number in range(NODES)]
     for event in said(histories):
-        await bus.publish(wire.encode(event, 1.0))
+        await bus.publish(wire.encode_event(event, 1.0))
     read, progress = [], []
     for share in (0.5, 0.0):
         client, cluster, metrics = Client(bus, SystemClock(), "registry", usage=False), Cluster(), CollectorRegistry()

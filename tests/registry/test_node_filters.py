@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_filters_support import naive
 
-from topoalign.core.demand.node_filters import Affinity, Constraints, NodeTraits, Taint, Toleration, allows
+from topoalign.core.demand.node_filters import Affinity, Constraints, NodeTraits, Taint, Toleration, is_node_eligible
 from topoalign.core.model.ids import NodeName
 
 KEYS, VALUES = (
@@ -82,7 +82,7 @@ def test_a_node_is_for_a_pod_as_the_reference_says(
         unschedulable=cordoned,
     )
 
-    assert naive("n1", labels, taints, cordoned, selector, terms, tolerations) == allows(node, pod)
+    assert naive("n1", labels, taints, cordoned, selector, terms, tolerations) == is_node_eligible(node, pod)
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_numbers_of_labels_are_compared(operator: str, values: list[str], expect
     assert affinity is not None
 
     node = NodeTraits(name=NodeName("n1"), labels={"gpus": "8"})
-    assert expected == allows(node, Constraints(required=affinity.required))
+    assert expected == is_node_eligible(node, Constraints(required=affinity.required))

@@ -13,20 +13,20 @@ from decision_support import container, machine, pod
 from registry_support import World
 from view_support import NODE, RULES, OneNode, Says, asked, some_request, some_says
 
-from topoalign.core.admission.admit import decide
-from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.realignment import fit_as_counted
 from topoalign.core.demand.pod_demand import pod_demand, read_pod
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import ClusterRecord, record_of
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import ClusterRecord, record_node
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import MEMORY, Namespace
 from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import reservation_of
+from topoalign.core.state.node_reservations import reservation_of
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import NodeRefuses, PodsPending
 from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
@@ -125,7 +125,7 @@ def planned(world: OneNode, pods: Sequence[tuple[PodRequest, str]]) -> tuple[Res
     """Each pod is planned after the ones before, as a gang is. Returns what is reserved for them."""
     state, holds = world.view.basis_of(world.view.facts(NODE)).state, list[AssumedPod]()
     for request, gang in pods:
-        decision = decide(state, read_pod(request, world.says.rules))
+        decision = decide_demand(state, read_pod(request, world.says.rules))
         assert isinstance(decision, Admission)
         for each in decision.allocations:
             state = state.holding(each)
@@ -139,7 +139,7 @@ def planned(world: OneNode, pods: Sequence[tuple[PodRequest, str]]) -> tuple[Res
 
 def code_of_why(world: OneNode, reserved: tuple[Reservation, ...], request: PodRequest) -> str:
     """What `why` says of the node; empty where the pod fits."""
-    record = msgspec.structs.replace(record_of(world.view.facts(NODE)), reserved=reserved)
+    record = msgspec.structs.replace(record_node(world.view.facts(NODE)), reserved=reserved)
     answer = diagnose(Nodes(ClusterRecord(time=TIME, nodes=(record,))), request, world.view.scorer)
     return answer.reason.code if answer.reason is not None else ""
 
@@ -173,7 +173,7 @@ def test_what_is_planned_is_read_once_for_all_requests() -> None:
 def fit_naively(state: NodeState, pods: Sequence[PodRequest], world: OneNode) -> bool:
     """Whether a kubelet admits the pods one after the other."""
     for request in pods:
-        decision = decide(state, pod_demand(request, world.says.rules))
+        decision = decide_demand(state, pod_demand(request, world.says.rules))
         if not isinstance(decision, Admission):
             return False
         for each in decision.allocations:
@@ -288,7 +288,7 @@ def test_pods_that_fit_as_counted_are_admitted_one_after_the_other() -> None:
         state, pods = world.view.basis(view).state, PlannedPods(world.view, verdicts.request)
         requests = [asked(some_request(chance, says.hardware, f"p{number}")) for number in range(2)]
         comers = [pods.pending_pod(each.uid, verdicts.request(each), view, view.kind.rules) for each in requests]
-        counted = fit_as_counted(free_of(state, view.kind.rules), [*map(in_amounts, comers)])
+        counted = fit_as_counted(count_free(state, view.kind.rules), [*map(in_amounts, comers)])
         found[counted, fit_in_turn(state, comers)] += 1
 
     assert 0 == found[True, False]

@@ -17,9 +17,17 @@ from view_support import NODE, Says
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import GPU, ContainerName, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.sharing.quotas import Amounts, GpuSizes, OverQuota, PerGpu, amounts_per_gpu, quota_amounts, total
+from topoalign.core.sharing.quota_amounts import (
+    Amounts,
+    GpuSizes,
+    OverQuota,
+    PerGpu,
+    amounts_per_gpu,
+    quota_amounts,
+    sum_quota_amounts,
+)
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.filter.pod_quotas import NamespaceUse, Quotas
@@ -469,7 +477,7 @@ def test_what_a_namespace_holds_is_what_its_pods_hold_one_by_one(first: int) -> 
 
             def totals(places: Mapping[str, NodeName | None]) -> Amounts:
                 held = (quota_amounts(pods[each], per_gpu, offers.sizes_on(node)) for each, node in places.items())  # noqa: B023  # called in this turn
-                return nonzero(total(held))
+                return nonzero(sum_quota_amounts(held))
 
             assert totals({each: bound.get(each) for each in pods}) == nonzero(use.all()), seed
             assert totals(placed) == nonzero(use.placed(others, without)), seed

@@ -35,7 +35,7 @@ async def test_no_node_is_dropped_when_hundreds_come_back_at_once() -> None:
     names = [NodeName(each.node) for each in nodes]
     for says in nodes:
         for event in says.all():
-            await world.bus.publish(wire.encode(event, TIME))
+            await world.bus.publish(wire.encode_event(event, TIME))
     async with world.registry() as (scheduling, _):
         async with AsyncExitStack() as stack:
             for says in nodes:
@@ -65,4 +65,4 @@ async def test_no_node_is_dropped_when_hundreds_come_back_at_once() -> None:
 
 async def come_back(world: World, says: Says) -> None:
     for event in says.all():
-        await world.bus.publish(wire.encode(event, TIME))
+        await world.bus.publish(wire.encode_event(event, TIME))

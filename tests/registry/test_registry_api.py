@@ -23,7 +23,7 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.processes import LibraryCount, LibraryReading, LibraryUse, Measurement
 from topoalign.core.model.requests import UseRequest
-from topoalign.core.model.topology.offers import Offer, Slots
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.ports import Endpoint
 from topoalign.registry.api import Api
 from topoalign.registry.cluster_nodes import Cluster

@@ -59,7 +59,7 @@ class Allocators(MemoryBus):
             await self._clock.sleep(within)
             raise BusUnavailable("no answer in time")
         await anyio.lowlevel.checkpoint()
-        return wire.answer(WriterPosition())
+        return wire.encode_answer(WriterPosition())
 
 
 class World:
@@ -73,7 +73,7 @@ class World:
     async def announce(self) -> None:
         for node in NODES:
             snapshot = AllocationsSnapshot(node=node, epoch=1, seq=1, allocations=(), digest="")
-            await self.bus.publish(wire.encode(snapshot, 1_700_000_000.0))
+            await self.bus.publish(wire.encode_event(snapshot, 1_700_000_000.0))
 
     def stale(self) -> list[NodeName]:
         return [member.state.node for member in self.cluster if not member.answering]

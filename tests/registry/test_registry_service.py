@@ -75,7 +75,7 @@ class World:
 
     async def say(self, *events: Event) -> None:
         for event in events:
-            await self.bus.publish(wire.encode(event, TIME))
+            await self.bus.publish(wire.encode_event(event, TIME))
 
     @asynccontextmanager
     async def registry(self, asking: bool = True) -> AsyncIterator[tuple[Cluster, CollectorRegistry, Registry]]:
@@ -96,12 +96,12 @@ class World:
 
         async def explain(body: bytes) -> bytes:
             self.asked.append("explain")
-            return wire.failure(NotFound("allocation", "", ""))
+            return wire.encode_error(NotFound("allocation", "", ""))
 
         async def announce(body: bytes) -> bytes:
             self.asked.append("snapshot")
             await self.say(*on_snapshot)
-            return wire.answer((3, 1))
+            return wire.encode_answer((3, 1))
 
         answers = {"explain": explain, "snapshot": announce}
         endpoints = [
@@ -164,7 +164,7 @@ async def test_a_stream_whose_beginning_is_gone_is_healed_too(world: World) -> N
 async def test_an_unreadable_message_is_put_aside_with_the_reason(world: World) -> None:
     """What cannot be read is put aside with the reason and the rest goes on."""
     async with world.registry() as (cluster, metrics, _):
-        good = wire.encode(topology(1, 8), TIME)
+        good = wire.encode_event(topology(1, 8), TIME)
         await world.bus.publish(Message(subject=good.subject, headers={}, body=b'{"type": "TopologyDisc'))
         await world.bus.publish(Message(subject=good.subject, headers={}, body=good.body.replace(b"node-1", b"node-2")))
         await world.bus.publish(good)
@@ -183,7 +183,7 @@ async def test_an_impossible_allocation_is_put_aside(world: World, true: bytes, 
     """An allocation that cannot be is put aside and a snapshot goes on without it."""
     memory = (MemoryBlock(resource=MEMORY, nodes=(0, 1), size=2, taken=(1, 1)),)
     allocation = msgspec.structs.replace(granted(2, "a").allocation, cpus="0-3", memory=memory)
-    message = wire.encode(AllocationGranted(node=NODE, epoch=3, seq=2, allocation=allocation), TIME)
+    message = wire.encode_event(AllocationGranted(node=NODE, epoch=3, seq=2, allocation=allocation), TIME)
     async with world.allocator(on_snapshot=[snapshot(4)]), world.registry() as (cluster, metrics, _):
         await world.say(snapshot(1))
         await world.bus.publish(msgspec.structs.replace(message, body=message.body.replace(true, false)))
@@ -196,7 +196,7 @@ async def test_an_impossible_allocation_is_put_aside(world: World, true: bytes, 
 
 async def test_an_event_of_a_later_version_is_counted_and_no_dead_letter(world: World) -> None:
     async with world.registry() as (_, metrics, _):
-        message = wire.encode(topology(1, 8), TIME)
+        message = wire.encode_event(topology(1, 8), TIME)
         headers = {**message.headers, "ce-type": "topoalign.v1.TopologyDreamt"}
         await world.bus.publish(Message(subject=message.subject, headers=headers, body=b"{}"))
         await all_tasks_blocked()

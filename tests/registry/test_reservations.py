@@ -130,7 +130,7 @@ async def test_no_number_of_a_change_comes_twice_though_its_node_was_forgotten()
         await one.reserve("b", "GPU-1")
         newest = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(NODE))
         assert newest is not None
-        event = wire.decode(newest.message)
+        event = wire.decode_event(newest.message)
 
     assert isinstance(event, ReservationsChanged)
     assert wire.event_id(event) == newest.message.headers["Nats-Msg-Id"]
@@ -452,7 +452,7 @@ async def test_reservations_outlive_a_lost_stream() -> None:
     received = await empty.newest(Stream.RESERVATIONS, wire.reservation_subject(NODE))
     assert received is not None
     assert ["x", "a", "b"] == one.pods()
-    assert wire.decode(received.message) == one.reservations.of(NODE).newest
+    assert wire.decode_event(received.message) == one.reservations.of(NODE).newest
 
 
 class Scripted(MemoryBus):
@@ -479,7 +479,7 @@ async def test_messages_of_a_stream_that_was_replaced_are_taken_in() -> None:
     async with running(one):
         for position, pod in ((5, "a"), (1, "b")):
             event = changed(reservation(pod, container("GPU-0")), writer="r2", seq=position)
-            bus.sent.send_nowait(Received(message=wire.encode(event, 0.0), position=position))
+            bus.sent.send_nowait(Received(message=wire.encode_event(event, 0.0), position=position))
         await all_tasks_blocked()
 
         assert (["b"], 1) == (one.pods(), one.reservations.of(NODE).position)
@@ -492,7 +492,7 @@ async def test_a_writer_goes_on_counting_after_what_it_heard_of_itself() -> None
     one = Replica(bus, clock, "r1")
     given_up = msgspec.structs.replace(changed(reservation("a", container("GPU-0"))), epoch=one.reservations.epoch)
     async with running(one):
-        await bus.publish(wire.encode(given_up, 0.0))
+        await bus.publish(wire.encode_event(given_up, 0.0))
         await all_tasks_blocked()
         await one.reserve("b", "GPU-1")
 

@@ -5,7 +5,7 @@ from random import Random
 from reservation_support import changed, container, reservation
 
 from topoalign.core.model.ids import NodeName
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.registry.scheduling.binding.cluster_reservations import ReservationsByNode
 
 NODES = tuple(NodeName(f"node-{number}") for number in range(4))

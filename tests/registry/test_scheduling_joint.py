@@ -8,7 +8,7 @@ from decision_support import container, pod
 from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, asked
 
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.events import AllocationBound, AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID
 from topoalign.core.model.requests import PodRequest, Policy

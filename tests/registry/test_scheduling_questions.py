@@ -9,7 +9,7 @@ from decision_support import container, machine, pod
 from faults_support import THOROUGH
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.core.admission.kinds import Kind
+from topoalign.core.admission.kinds import NodeKind
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import Namespace, NodeName
@@ -75,13 +75,13 @@ def test_a_new_node_is_judged_by_the_machine_that_it_is_said_to_be(world: OneNod
 
 def test_alike_new_nodes_are_judged_once(world: OneNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision takes a millisecond, and so does a look at the labels of all nodes: a caller may name thousands."""
-    judged, looked = list[Kind](), list[ClusterView]()
+    judged, looked = list[NodeKind](), list[ClusterView]()
 
-    def judge(verdicts: DecisionCache, request: PodClass, kind: Kind) -> str:
+    def judge(verdicts: DecisionCache, request: PodClass, kind: NodeKind) -> str:
         judged.append(kind)
         return ""
 
-    def look(view: ClusterView) -> dict[tuple[str, str], Kind]:
+    def look(view: ClusterView) -> dict[tuple[str, str], NodeKind]:
         looked.append(view)
         return labelled(view)
 
@@ -126,9 +126,9 @@ def test_that_a_pod_never_fits_is_found_once_for_all_nodes_of_a_kind(
     world: OneNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A decision takes a millisecond: a filter has it for thousands of nodes."""
-    judged = list[Kind]()
+    judged = list[NodeKind]()
 
-    def judge(kind: Kind) -> NodeState:
+    def judge(kind: NodeKind) -> NodeState:
         judged.append(kind)
         return empty(kind)
 

@@ -10,7 +10,7 @@ from view_support import RULES, asked
 
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, holding_reserved
+from topoalign.core.state.node_reservations import NodeReservations, holding_reserved
 from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod, AssumedPods
 
 SEEDS = 4_000 if THOROUGH else 400

@@ -8,7 +8,7 @@ from decision_support import container, machine, pod
 from view_support import NODE, RULES, SETTLED, OneNode, Says, tell_all
 
 from topoalign.client.verifying import Unsettled
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.model.ids import NodeName
 
 
@@ -60,7 +60,7 @@ def test_a_node_with_a_twin_is_not_offered_until_one_is_alone(world: OneNode) ->
 
 def test_a_node_whose_kubelet_tells_no_rules_is_not_offered(world: OneNode) -> None:
     """Its own settings stand for the kubelet's configuration then, and a guess is no rule."""
-    rules = kubelet_rules(RULES, "not read in time")
+    rules = to_kubelet_rules(RULES, "not read in time")
     tell_all(world.cluster, [world.says.usage(rules=rules)])
     guessed = world.code()
     tell_all(world.cluster, [world.says.usage()])

@@ -13,7 +13,7 @@ from unit_support import DGX
 
 from topoalign.core.demand.shares import slot_resources
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.slot_defaults import slot_defaults
 from topoalign.registry.ports import SeenQuota

@@ -21,9 +21,9 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import CPU, GPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer, Slots
 from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling.binding import cluster_reservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
@@ -59,7 +59,7 @@ def test_a_node_is_offered_where_gpus_have_enough_left() -> None:
     it = world(shared())
 
     assert "" == code(it, pod(asks(4, memory=9_000)))
-    assert "NotEnoughShareCards" == code(it, pod(asks(5)))
+    assert "NotEnoughShareGpus" == code(it, pod(asks(5)))
     many = pod(asks(2, memory=30_000), asks(2, memory=30_000, name="b"), asks(name="c"))
     assert "ShareSplit" == code(it, many)
 
@@ -125,7 +125,7 @@ def test_a_node_is_offered_where_it_has_such_gpus() -> None:
         return code(it, msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations))
 
     assert "" == said({UUIDS: "GPU-1,GPU-7"}) == said({})
-    assert "NoCardAccepted" == said({UUIDS: "GPU-7"}) == said({"nvidia.com/use-gputype": "B200"})
+    assert "NoGpuAccepted" == said({UUIDS: "GPU-7"}) == said({"nvidia.com/use-gputype": "B200"})
 
 
 def test_a_pod_for_gpus_that_no_node_has_is_denied() -> None:
@@ -141,7 +141,7 @@ def test_a_pod_for_gpus_that_no_node_has_is_denied() -> None:
         check(allowed)
     refusal = refused(node(shared()), denied, RULES)
 
-    assert "NoCardAccepted" == refusal.code
+    assert "NoGpuAccepted" == refusal.code
     assert refusal.finding.startswith("metadata.annotations[nvidia.com/use-gpuuuid]: ")
     it.scheduler.checks.check(msgspec.structs.replace(pod(container(cpus=1)), annotations={UUIDS: "GPU-7"}))
 
@@ -158,7 +158,7 @@ def test_a_node_that_is_to_come_has_none_of_the_gpus_that_are_known() -> None:
         verdicts = DecisionCache(it.view)
         return verdicts.judge_empty(verdicts.request(asked(request)), kind)
 
-    assert "NoCardAccepted" == said({UUIDS: "GPU-1"})
+    assert "NoGpuAccepted" == said({UUIDS: "GPU-1"})
     assert "" == said({"nvidia.com/nouse-gpuuuid": "GPU-0,GPU-1,GPU-2,GPU-3"}) == said({})
 
 

@@ -21,8 +21,8 @@ from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.registry.scheduling.binding import cluster_reservations
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_ambiguous
 from topoalign.runtime.memory_bus import MemoryBus
@@ -76,7 +76,7 @@ def test_the_filter_says_what_a_decision_does(seed: int) -> None:
             decision = predict(it.says.state, request, TIME)
             said.add(expected := decision.code if isinstance(decision, Refusal) else "")
             assert expected == code(it, request), (number, request)
-    assert {"", "NotEnoughShareCards"} <= said
+    assert {"", "NotEnoughShareGpus"} <= said
 
 
 def pending_pod(request: PodRequest, rules: AdmissionRules = KUBELET) -> PendingPod:

@@ -17,7 +17,7 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import GANG, GANG_SIZE, PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.sharing.quotas import OverQuota
+from topoalign.core.sharing.quota_amounts import OverQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.filter.scheduler import PodChecks
 from topoalign.registry.scheduling.webhook.reviews import Webhook

@@ -14,19 +14,19 @@ from view_support import Says, asked, scheduler_of, some_request, some_says, tel
 from topoalign.cli import whole_cluster as kubectl
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes, NodeStale
-from topoalign.core.diagnosis.records import ClusterRecord, record_of
+from topoalign.core.diagnosis.node_decisions import Nodes, NodeStale
+from topoalign.core.diagnosis.node_records import ClusterRecord, record_node
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.shapes import Shapes
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.kubelet.files import manifest
 from topoalign.registry.cluster_nodes import Cluster
 
 SEEDS = 200 if THOROUGH else 20
-SCORER = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+SCORER = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 
 
 def told(cluster: Cluster, chance: Random, nodes: list[Says]) -> None:
@@ -46,7 +46,7 @@ def codes_of_why(
     """Node -> the code of its refusal, asked one by one; empty where it would admit the pod."""
     records = [
         msgspec.structs.replace(
-            record_of(member.state, silent=not member.answering), traits=traits.get(member.state.node)
+            record_node(member.state, silent=not member.answering), traits=traits.get(member.state.node)
         )
         for member in cluster
     ]

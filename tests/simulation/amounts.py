@@ -28,7 +28,7 @@ from topoalign.core.model.events import (
     LedgerEvent,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 Parts = Mapping[DeviceID, Much | None]
@@ -72,7 +72,7 @@ class Amounts:
             case _:
                 self._left.clear()
 
-    def begin_with(self, entries: Sequence[Entry]) -> None:
+    def begin_with(self, entries: Sequence[JournalEntry]) -> None:
         """After damage: what is left counts."""
         self._live.clear()
         self.in_doubt = True

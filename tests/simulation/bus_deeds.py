@@ -72,7 +72,7 @@ async def ask_for(run: "Scenario", pod: PodRequest) -> None:
             body = msgspec.json.encode(request)
             await anyio.sleep(run.world.chance.choice(HELD_UP_SECONDS))
             answer = await run.client_bus.ask(ALLOCATE, body, PATIENCE_SECONDS)
-            decision = wire.answered(answer, Decision)  # type: ignore[arg-type]  # a union is fine for msgspec
+            decision = wire.decode_answer(answer, Decision)  # type: ignore[arg-type]  # a union is fine for msgspec
     except (Unavailable, BadRequest, NoFit) as error:
         told(run, pod, error)
         return
@@ -88,7 +88,7 @@ async def ask_late(run: "Scenario", pod: PodRequest) -> None:
         await anyio.sleep(late)
         for _ in range(times):
             answer = await run.world.broker.bus.ask(ALLOCATE, body, 90.0)
-            hears(run, pod, wire.answered(answer, Decision))  # type: ignore[arg-type]  # a union is fine for msgspec
+            hears(run, pod, wire.decode_answer(answer, Decision))  # type: ignore[arg-type]  # a union is fine for msgspec
     except (Unavailable, BadRequest, NoFit) as error:
         told(run, pod, error)
 
@@ -147,6 +147,6 @@ async def give_back(run: "Scenario", name: str) -> None:
     question = msgspec.json.encode(ReleaseRequest(node=NODE, target=f"default/{name}"))
     try:
         answer = await run.client_bus.ask(wire.admission_subject(NODE, "release"), question, 2.0)
-        run.world.note("released", wire.answered(answer, list[str]))
+        run.world.note("released", wire.decode_answer(answer, list[str]))
     except (Unavailable, BadRequest, NoFit) as error:
         sound(run, error)

@@ -83,7 +83,7 @@ class ClusterChecks:
         """K1, K6: looks at every message about reservations."""
         async with self.world.bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
-                event = wire.decode(received.message)
+                event = wire.decode_event(received.message)
                 assert isinstance(event, ReservationsChanged)
                 self._note_reservations(event, received.position)
 

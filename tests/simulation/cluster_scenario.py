@@ -87,7 +87,7 @@ class ClusterScenario:
         for node in self.nodes.values():
             self._register(node)
             for fact in hardware_facts(node):
-                await world.bus.publish(wire.encode(fact, world.clock.wall()))
+                await world.bus.publish(wire.encode_event(fact, world.clock.wall()))
         try:
             async with anyio.create_task_group() as self.world.tasks:
                 world.tasks.start_soon(self.kubelets.follow_pods, world.tasks)

@@ -9,9 +9,9 @@ function of the product is asked.
 from typing import Literal, NamedTuple
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
-from topoalign.core.model.topology.offers import Offer, Slots
 
 CORES, MEMORY = ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory")
 INSTANCE = ResourceName("nvidia.com/mig-3g.1gb")

@@ -29,7 +29,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID
 from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 from topoalign.core.state.fold import NodeState
 
 Key = tuple[str, ContainerName]
@@ -71,7 +71,7 @@ class InstanceChecks:
             case AllocationsSnapshot():
                 self._live = {each.id: each for each in event.allocations}
 
-    def begin_with(self, entries: Sequence[Entry]) -> None:
+    def begin_with(self, entries: Sequence[JournalEntry]) -> None:
         """After damage: what is left counts."""
         self._live.clear()
         for event in chain.from_iterable(entry.events for entry in entries):

@@ -11,7 +11,7 @@ from random import Random
 
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import AllocationsSnapshot, LedgerEvent
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 from topoalign.testing.memory_journal import MemoryJournal
 
 
@@ -25,7 +25,7 @@ class Disk:
         self.failures = 0
         """Writes that came to nothing since the journal was last written anew: one of them may have been to shorten it."""
 
-    def damage(self, kept: int) -> list[Entry]:
+    def damage(self, kept: int) -> list[JournalEntry]:
         """
         Only so many entries can still be read; the rest is set aside. Returns what is left: with a snapshot, or nothing.
         """
@@ -63,13 +63,13 @@ class FaultyJournal:
     def doubt(self) -> str | None:
         return self._disk.journal.doubt
 
-    def load(self) -> list[Entry]:
+    def load(self) -> list[JournalEntry]:
         return self._disk.journal.load()
 
     def trust(self) -> None:
         self._write(self._disk.journal.trust)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         def write() -> None:
             self._disk.journal.append(entry)
             for event in entry.events:
@@ -78,7 +78,7 @@ class FaultyJournal:
 
         self._write(write)
 
-    def rewrite(self, entries: Sequence[Entry]) -> None:
+    def rewrite(self, entries: Sequence[JournalEntry]) -> None:
         def write() -> None:
             self._disk.journal.rewrite(entries)
             self._disk.failures = 0

@@ -35,7 +35,7 @@ FORGED = "forged"
 def forge(run: "Scenario", event: Event) -> None:
     """It reaches the broker at once: the liar has a better way than the node."""
     run.world.lies += 1
-    message = wire.encode(event, run.world.clock.wall())
+    message = wire.encode_event(event, run.world.clock.wall())
     headers = {**message.headers, "Nats-Msg-Id": f"forged-{run.world.lies}"}
     run.world.note("forged", event)
 
@@ -116,8 +116,8 @@ def takes_ids(run: "Scenario") -> None:
 def take(run: "Scenario", event: Event, instead: Event) -> None:
     """The id of `event`, for a message that says something else."""
     run.world.lies += 1
-    taken = wire.encode(event, run.world.clock.wall()).headers["Nats-Msg-Id"]
-    message = wire.encode(instead, run.world.clock.wall())
+    taken = wire.encode_event(event, run.world.clock.wall()).headers["Nats-Msg-Id"]
+    message = wire.encode_event(instead, run.world.clock.wall())
     run.world.note("taken", taken, instead)
 
     async def publish() -> None:

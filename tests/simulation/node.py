@@ -188,7 +188,7 @@ class Agent:
         """
         Fact after fact; again from one that is not confirmed; and none left out but for a snapshot that stands for it.
         """
-        event = wire.decode(message)
+        event = wire.decode_event(message)
         if not isinstance(event, LedgerFact):
             return
         place, had = (event.epoch, event.seq), self.said

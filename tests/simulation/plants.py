@@ -177,7 +177,7 @@ class GenerousState(NodeState, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ownership(self) -> Ownership:
-        return GenerousOwnership(self.hardware, self.allocations, self.told, self.ended)
+        return GenerousOwnership(self.hardware, self.allocations, self.reported_health, self.ended)
 
 
 class GenerousLedger(Ledger):
@@ -201,7 +201,7 @@ class WhimsicalState(NodeState, frozen=True, kw_only=True, dict=True):
 
     @property
     def ownership(self) -> Ownership:  # anew each time: it follows no former one
-        found = WhimsicalOwnership(self.hardware, self.allocations, self.told, self.ended)
+        found = WhimsicalOwnership(self.hardware, self.allocations, self.reported_health, self.ended)
         found.whim = self.seq % 2
         return found
 

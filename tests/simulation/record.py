@@ -19,7 +19,7 @@ from topoalign.core.model.events import (
     Owner,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 
 Held = frozenset[tuple[ResourceName, DeviceID]]
 
@@ -50,7 +50,7 @@ class Record:
                 said = {allocation.id: (allocation.owner, held_by(allocation)) for allocation in event.allocations}
                 self.expect("I4", said == self.live, "a snapshot says something else than the facts before it")
 
-    def begin_with(self, entries: Sequence[Entry], published: tuple[int, int] | None) -> None:
+    def begin_with(self, entries: Sequence[JournalEntry], published: tuple[int, int] | None) -> None:
         """After damage: what is left counts, and no number may come again that anybody has received."""
         self.live.clear()
         places = [(0, 0), published or (0, 0)]

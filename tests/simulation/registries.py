@@ -23,9 +23,9 @@ from simulation.world import SimulatedClock, Violation
 
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.gang_plan import Candidate, key_of
+from topoalign.core.admission.gang_plan import GangPlacement, pod_class_key
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
@@ -34,7 +34,7 @@ from topoalign.core.model.requests import GANG, GANG_SIZE, AdmissionRules, Mode,
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import with_reserved
+from topoalign.core.state.node_reservations import with_reserved
 from topoalign.registry.ports import ApiUnavailable, SeenPod
 from topoalign.registry.scheduling.binding.binding import PodBinder
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
@@ -144,9 +144,9 @@ class Replica:
     def _hardware(self, name: NodeName) -> Topology:
         return self.seen[name].hardware
 
-    def _candidate(self, name: NodeName) -> Candidate:
+    def _candidate(self, name: NodeName) -> GangPlacement:
         state = self.seen[name]
-        return Candidate(with_reserved(state, state, self.reservations.held(name)), self._world.rules)
+        return GangPlacement(with_reserved(state, state, self.reservations.held(name)), self._world.rules)
 
     def admitting(self, pod: PodToSchedule) -> list[NodeName]:
         """Which nodes would admit the pod, as this registry sees them; what is reserved for itself does not count."""
@@ -160,12 +160,12 @@ class Replica:
 
     async def _fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """The rule of `Scheduler.fits_in_every_order` for pods that a kubelet may mistake for one another."""
-        own = PendingPod(key_of(pod.request), read_pod(pod.request, self._world.rules), must_fit=True)
+        own = PendingPod(pod_class_key(pod.request), read_pod(pod.request, self._world.rules), must_fit=True)
         for each in self.reservations.held(node):
             if each.pod_uid == pod.uid or each.planned or not self._shown.has(each.pod_uid):
                 continue
             request = self._world.requests[each.pod_uid]
-            other = PendingPod(key_of(request), read_pod(request, self._world.rules), must_fit=True)
+            other = PendingPod(pod_class_key(request), read_pod(request, self._world.rules), must_fit=True)
             if are_ambiguous(self.seen[node].hardware, own, other):
                 return PODS_PENDING
         return ""
@@ -313,7 +313,7 @@ class Cluster:
         """I14: no device is reserved for two pods."""
         async with self.broker.bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
-                said = wire.decode(received.message)
+                said = wire.decode_event(received.message)
                 assert isinstance(said, ReservationsChanged)
                 devices = [each for pod in said.reservations for each in (*devices_of(pod), *co_allocated_of(pod))]
                 if len(devices) != len({*devices}):

@@ -19,8 +19,8 @@ from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Binding
 from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.core import wire
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION
-from topoalign.core.deviceshare.node_inventory import places_of
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
+from topoalign.core.deviceshare.node_inventory import locate_devices
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, NodeName, PodName
@@ -99,7 +99,7 @@ class Node:
     async def reserved(self) -> tuple[Reservation, ...]:
         """What is reserved on the node, as the newest message says."""
         newest = await self._world.broker.bus.newest(Stream.RESERVATIONS, wire.reservation_subject(self.name))
-        said = wire.decode(newest.message) if newest is not None else None
+        said = wire.decode_event(newest.message) if newest is not None else None
         return said.reservations if isinstance(said, ReservationsChanged) else ()
 
     async def _live(self) -> None:
@@ -147,13 +147,13 @@ class Node:
 
     def _has_beside(self, uid: str, gpus: tuple[DeviceID, ...], said: tuple[Reservation, ...]) -> bool:
         """Whether there is a NIC beside each of these GPUs that nobody has and that is reserved for no other pod."""
-        state, places = self.ledger.state, places_of(self.ledger.state.hardware)
+        state, places = self.ledger.state, locate_devices(self.ledger.state.hardware)
         others = {nic for each in said if each.pod_uid != uid for nic in co_allocated_of(each)}
         free = {nic for nic in state.healthy(NIC) if not state.ownership.is_held(nic)} - others
         return {places[gpu].switch for gpu in gpus} <= {places[nic].switch for nic in free}
 
     def _check_beside(self, name: str, made: Allocation) -> None:
-        places = places_of(self.ledger.state.hardware)
+        places = locate_devices(self.ledger.state.hardware)
         beside = {places[nic].switch for nic in made.co_allocated}
         if apart := [gpu for gpu in made.devices[GPU] if places[gpu].switch not in beside]:
             raise Violation("apart", f"{name} has {apart} without a NIC beside: {made}")

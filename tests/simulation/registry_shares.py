@@ -31,8 +31,8 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import CARDS, Compat
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
 
 Division = Literal["whole", "slots", "units"]
 SHARE_CLUSTERS = 0.3

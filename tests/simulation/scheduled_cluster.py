@@ -147,7 +147,7 @@ class ScheduledCluster(Kubelets[Node]):
         for node in self.nodes.values():
             register(self.api, node.busy)
             for event in node.busy.said():
-                await self.bus.publish(wire.encode(event, self.clock.wall()))
+                await self.bus.publish(wire.encode_event(event, self.clock.wall()))
             assert node.facts is not None
         async with anyio.create_task_group() as tasks, self.bus.serve("topoalign-allocator", self._endpoints()):
             for each in self.replicas:
@@ -192,7 +192,7 @@ class ScheduledCluster(Kubelets[Node]):
     async def _follow_reservations(self) -> None:
         async with self.bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
-                event = wire.decode(received.message)
+                event = wire.decode_event(received.message)
                 assert isinstance(event, ReservationsChanged)
                 self.nodes[event.node].reserve(event, received.position)
 

@@ -10,16 +10,16 @@ from simulation.refusals import sound
 from simulation.world import NODE
 
 from topoalign.core import wire
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, NIC, ContainerName, PodName, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import reservation_of, with_reserved
+from topoalign.core.state.node_reservations import reservation_of, with_reserved
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
@@ -104,7 +104,7 @@ def reserve(run: "Scenario", pod: Pod, state: NodeState) -> None:
     others = [msgspec.structs.replace(each, seconds_left=until - now) for until, each in world.reserved]
     rules = msgspec.structs.replace(RULES, compat=world.rules.compat)
     try:
-        decision = decide(with_reserved(state, state, others), read_pod(request, rules))
+        decision = decide_demand(with_reserved(state, state, others), read_pod(request, rules))
     except TopoalignError as error:
         sound(run, error)
         return
@@ -121,7 +121,7 @@ def reserve(run: "Scenario", pod: Pod, state: NodeState) -> None:
     world.note("reserved", made)
 
     async def publish() -> None:
-        await world.broker.bus.publish(wire.encode(said, world.clock.wall()))
+        await world.broker.bus.publish(wire.encode_event(said, world.clock.wall()))
 
     run.soon(publish)
 

@@ -24,8 +24,8 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.sharing.choosers import units_on
-from topoalign.core.sharing.refusals import ShareDoesNotFit
-from topoalign.core.sharing.reserved import ShareQuestion
+from topoalign.core.sharing.reserved_shares import ShareQuestion
+from topoalign.core.sharing.share_refusals import ShareDoesNotFit
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
 
@@ -97,7 +97,7 @@ class PresentState(NodeState, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ownership(self) -> Ownership:
-        return PresentOwnership(self.hardware, self.allocations, self.told, self.ended)
+        return PresentOwnership(self.hardware, self.allocations, self.reported_health, self.ended)
 
 
 class PresentLedger(Ledger):

@@ -22,7 +22,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import KubeletListing
 from topoalign.core.model.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 from topoalign.testing.memory_journal import MemoryJournal
 
 SEEDS = range(10_000 if THOROUGH else 400)
@@ -93,7 +93,7 @@ class WatchedJournal(MemoryJournal):
         super().__init__()
         self._node = node
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         super().append(entry)
         self._node.bound += [
             (event.owner.pod, self._node.right(event)) for event in entry.events if isinstance(event, AllocationBound)

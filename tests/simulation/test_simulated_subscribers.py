@@ -44,8 +44,8 @@ def in_bad_weather(seed: int) -> tuple[NodeState, NodeState, int, int]:
             nonlocal asked
             asked += 1
             said = writer.snapshot()
-            await broker.bus.publish(wire.encode(said, 0.0))
-            return wire.answer((said.epoch, said.seq))
+            await broker.bus.publish(wire.encode_event(said, 0.0))
+            return wire.encode_answer((said.epoch, said.seq))
 
         async def fold(client: Client, states: list[NodeState]) -> None:
             states.append(NodeState(node=NODE))
@@ -61,15 +61,15 @@ def in_bad_weather(seed: int) -> tuple[NodeState, NodeState, int, int]:
         async with broker.bus.serve("topoalign-allocator", [endpoint]), anyio.create_task_group() as tasks:
             tasks.start_soon(fold, stormy, one)
             tasks.start_soon(fold, sunny, other)
-            await broker.bus.publish(wire.encode(writer.snapshot(), 0.0))
+            await broker.bus.publish(wire.encode_event(writer.snapshot(), 0.0))
             await anyio.sleep(1)
             for number in range(12):
-                await broker.bus.publish(wire.encode(writer.grant(f"a{number}", f"GPU-{number}"), 0.0))
+                await broker.bus.publish(wire.encode_event(writer.grant(f"a{number}", f"GPU-{number}"), 0.0))
                 await anyio.sleep(chance.choice((0.0, 0.3, 9.0)))
                 if number % 3 == 2:
-                    await broker.bus.publish(wire.encode(writer.release(f"a{number}"), 0.0))
+                    await broker.bus.publish(wire.encode_event(writer.release(f"a{number}"), 0.0))
             weather.clear()
-            await broker.bus.publish(wire.encode(writer.snapshot(), 0.0))
+            await broker.bus.publish(wire.encode_event(writer.snapshot(), 0.0))
             await anyio.sleep(60)
             tasks.cancel_scope.cancel()
         return one[-1], other[-1], stormy.counts.gaps, asked
@@ -87,7 +87,7 @@ def test_a_fact_that_comes_again_after_its_id_was_forgotten_is_heard_once(seed: 
         client = Client(broker.bus)
         seqs: list[int] = []
         facts = [writer.snapshot(), writer.grant("a", "GPU-0"), writer.grant("b", "GPU-1"), writer.release("a")]
-        messages = [wire.encode(fact, 0.0) for fact in facts]
+        messages = [wire.encode_event(fact, 0.0) for fact in facts]
 
         async def listen() -> None:
             async for delivery in client.allocations(since=0):

@@ -11,7 +11,7 @@ from decision_support import machine, node
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.gang_plan import Candidate
+from topoalign.core.admission.gang_plan import GangPlacement
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.ids import NodeName, ResourceName
@@ -19,7 +19,7 @@ from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import with_reserved
+from topoalign.core.state.node_reservations import with_reserved
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding.binding import PodBinder
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
@@ -176,9 +176,9 @@ class Registry:
     def hardware(self, name: NodeName) -> Topology:
         return self.site.facts(name).hardware
 
-    def candidate(self, name: NodeName) -> Candidate:
+    def candidate(self, name: NodeName) -> GangPlacement:
         facts = self.site.facts(name)
-        return Candidate(with_reserved(facts, facts, self.reservations.held(name)), RULES)
+        return GangPlacement(with_reserved(facts, facts, self.reservations.held(name)), RULES)
 
     async def see(self, *pods: str) -> None:
         """The watch shows these pods."""

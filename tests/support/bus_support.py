@@ -24,7 +24,7 @@ def said(number: int, subject: str = GRANTED) -> Message:
 
 
 def granted(node: str, number: int) -> Message:
-    return said(number, f"{wire.PREFIX}.allocation.{wire.token(NodeName(node))}.granted")
+    return said(number, f"{wire.PREFIX}.allocation.{wire.encode_node_token(NodeName(node))}.granted")
 
 
 async def receive(messages: AsyncIterator[Received], count: int) -> list[Received]:

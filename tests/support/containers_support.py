@@ -13,9 +13,9 @@ from kubelet_support import MemoryAllocator, served
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration
 

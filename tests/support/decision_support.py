@@ -18,7 +18,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, PluginDevice, Topology
 from topoalign.core.state.fold import NodeState
 

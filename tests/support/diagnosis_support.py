@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from decision_support import machine as small_machine
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, record_of
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, record_node
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import (
     Allocation,
@@ -23,7 +23,7 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.shapes import Shapes, renamed
+from topoalign.core.model.topology.shapes import Shapes, rename_devices
 from topoalign.core.state.fold import NodeState
 
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED)
@@ -60,7 +60,7 @@ def node_with(
     )
     for pod in pods:
         demand = read_pod(pod, rules)
-        decision = decide(as_others(state, demand), demand)
+        decision = decide_demand(as_others(state, demand), demand)
         assert isinstance(decision, Admission), decision
         for each in decision.allocations:
             state = state.holding(each)
@@ -78,7 +78,7 @@ def told(state: NodeState, rules: AdmissionRules) -> NodeRecord:
         for each in held
         if each.owner is not None
     ]
-    kubelet = KubeletObserved(rules=kubelet_rules(rules), entries=tuple(entries), memory=dict(state.memory))
+    kubelet = KubeletObserved(rules=to_kubelet_rules(rules), entries=tuple(entries), memory=dict(state.memory))
     granted = tuple(
         Allocation(id=each.id, owner=each.owner, devices=each.devices, pod_uid=uid[each.id])
         for each in held
@@ -87,9 +87,11 @@ def told(state: NodeState, rules: AdmissionRules) -> NodeRecord:
     bare = NodeState(node=state.node, topology=state.topology, health=state.health)
     bare = bare.apply(AllocationsSnapshot(node=state.node, epoch=1, seq=1, allocations=granted, digest=""))
     usage = UsageObserved(node=state.node, epoch=1, revision=1, containers=(), kubelet=kubelet)
-    return record_of(bare.apply(usage))
+    return record_node(bare.apply(usage))
 
 
 def machines(topology: Topology, number: int) -> Topology:
     """The same machine with uuids of its own."""
-    return renamed(topology, {gpu: DeviceID(f"GPU-{number:04d}-{i}") for i, gpu in enumerate(topology.gpu_by_id)})
+    return rename_devices(
+        topology, {gpu: DeviceID(f"GPU-{number:04d}-{i}") for i, gpu in enumerate(topology.gpu_by_id)}
+    )

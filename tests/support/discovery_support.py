@@ -169,7 +169,7 @@ class World:
         events: list[Event] = []
         async with self.bus.follow(Stream.NODES, ">") as messages:
             async for received in messages:
-                events.append(wire.decode(received.message))
+                events.append(wire.decode_event(received.message))
                 if received.position == last:
                     break
         return events

@@ -50,13 +50,13 @@ def environment(node: NodeName, nats: str, folder: Path) -> dict[str, str]:
 async def allocate(bus: Bus, node: NodeName, asked: PodRequest, **rules: str) -> Decision:
     request = AllocateRequest(node=node, pod=asked, rules=dict(rules))
     body = await bus.ask(wire.admission_subject(node, "allocate"), msgspec.json.encode(request), 10)
-    return wire.answered(body, Decision)  # type: ignore[arg-type]  # a union is a type to msgspec, not to mypy
+    return wire.decode_answer(body, Decision)  # type: ignore[arg-type]  # a union is a type to msgspec, not to mypy
 
 
 async def release(bus: Bus, node: NodeName, target: str) -> tuple[str, ...]:
     request = ReleaseRequest(node=node, target=target)
     body = await bus.ask(wire.admission_subject(node, "release"), msgspec.json.encode(request), 10)
-    return wire.answered(body, tuple[str, ...])
+    return wire.decode_answer(body, tuple[str, ...])
 
 
 async def described(bus: Bus, node: NodeName) -> None:

@@ -5,14 +5,14 @@ from random import Random
 import msgspec
 from decision_support import GIB, machine, node
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, Mode, PodRequest, Policy, Scope
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import NumaNode, PluginDevice, Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 
@@ -149,7 +149,7 @@ def some_node(random: Random, hardware: Topology, rules: AdmissionRules) -> Node
     lax = msgspec.structs.replace(rules, policy=random.choice([rules.policy, Policy.BEST_EFFORT]))
     for number in range(random.choice([0, 1, 2, 3, 5, 8])):
         demand = demand_of(some_pod(random, hardware, f"q{number}"), lax)
-        decision = decide(state, demand) if demand is not None else None
+        decision = decide_demand(state, demand) if demand is not None else None
         if isinstance(decision, Admission):
             for each in decision.allocations:
                 state = state.holding(each)

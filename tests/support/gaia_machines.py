@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedCard
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 BLOCK = 2**28
 LEVELS = (10, 20, 30, 40, 50)
@@ -43,17 +43,17 @@ def odd_levels(draw: st.DrawFn, most: int = 7) -> Levels:
 
 
 @st.composite
-def card_lists(draw: st.DrawFn, count: int) -> list[SharedCard]:
+def card_lists(draw: st.DrawFn, count: int) -> list[SharedGpu]:
     """Cards of which something may be held, with shuffled minors."""
     minors = draw(st.permutations(range(count)))
     return [draw(cards(index, minor)) for index, minor in enumerate(minors)]
 
 
 @st.composite
-def cards(draw: st.DrawFn, index: int, minor: int) -> SharedCard:
+def cards(draw: st.DrawFn, index: int, minor: int) -> SharedGpu:
     """A card with few different amounts, so that many cards are equal."""
     cores, memory = draw(st.sampled_from([(0, 0), (0, 0), (0, 0), (0, 1), (30, 1), (30, 2), (80, 3), (100, 4)]))
-    return SharedCard(
+    return SharedGpu(
         device=DeviceID(f"GPU-{index}"),
         index=index,
         minor=minor,

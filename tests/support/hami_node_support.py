@@ -5,11 +5,11 @@ from datetime import datetime
 
 import msgspec
 
-from topoalign.core.sharing.hami.foreign import REQUESTING
-from topoalign.core.sharing.hami.registration import RegisteredCard
+from topoalign.core.sharing.hami.node_annotations import REQUESTING
+from topoalign.core.sharing.hami.registration import RegisteredGpu
 
 
-def encode_register(cards: Sequence[RegisteredCard]) -> str:
+def encode_register(cards: Sequence[RegisteredGpu]) -> str:
     """The annotation for these cards, as HAMi's Go writes it: what is zero is left out."""
     return msgspec.json.encode(cards).decode()
 

@@ -11,9 +11,9 @@ from slot_support import MIB, PLAIN, holding, in_slots
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.device_links import Link
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
 from topoalign.core.state.fold import NodeState
 
 NODES = (0, 1, 0, 1, 1)

@@ -3,10 +3,10 @@
 from hami_reference import Card, Profile, Request
 from hypothesis import strategies as st
 
-from topoalign.core.demand.shares import CardRequest
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.hami.usage import MIB, CardUsage
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage
 
 A100 = (
     Profile("1g.5gb", 128, 14, 1, tuple((start, 1) for start in range(7))),
@@ -85,9 +85,9 @@ pair_scores = st.dictionaries(
 )
 
 
-def usage(card: Card) -> CardUsage:
+def usage(card: Card) -> HamiGpuUsage:
     """The card in the type of the product."""
-    return CardUsage(
+    return HamiGpuUsage(
         uuid=DeviceID(card.uuid),
         index=card.index,
         numa=card.numa,
@@ -119,9 +119,9 @@ def profiles(some: tuple[Profile, ...]) -> tuple[MigProfile, ...]:
     )
 
 
-def asked(request: Request) -> CardRequest:
+def asked(request: Request) -> HamiRequest:
     """The request in the type of the product."""
-    return CardRequest(
+    return HamiRequest(
         count=request.count,
         vendor=request.vendor,
         memory=request.memory,

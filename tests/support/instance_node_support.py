@@ -18,9 +18,9 @@ from topoalign.allocator.mig.instances import Instances
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, DeviceID, PodName
 from topoalign.core.model.requests import Policy
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 

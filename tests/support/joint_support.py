@@ -3,11 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from topoalign.core.deviceshare.allocate import allocate
-from topoalign.core.deviceshare.candidates import Asked, Caps
+from topoalign.core.deviceshare.candidates import Caps, JointRequest
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
-from topoalign.core.deviceshare.inventory import Device, Function, FunctionGroup, Inventory, Place, Table
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.inventory import (
+    DeviceLocation,
+    FunctionGroup,
+    InventoryDevice,
+    InventoryFunction,
+    NodeInventory,
+    Table,
+)
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit
+from topoalign.core.deviceshare.koordinator_names import (
     CORE,
     GPU_BYTES,
     HINT_ANNOTATION,
@@ -17,7 +25,6 @@ from topoalign.core.deviceshare.names import (
     RDMA,
     DeviceType,
 )
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit
 
 GPU, NIC = DeviceType.GPU, DeviceType.RDMA
 GIB = 1 << 30
@@ -40,16 +47,16 @@ def box(
     sick: Sequence[tuple[DeviceType, int]] = (),
     functions: int = 0,
     table: Table | None = None,
-) -> Inventory:
+) -> NodeInventory:
     """A node; `busy_nics` says how many units of a NIC are in use, `functions` how many virtual functions each has."""
     used = busy_nics or {}
     devices = [
-        Device(
+        InventoryDevice(
             kind=kind,
             minor=minor,
             id=f"{kind}-{minor}",
             healthy=(kind, minor) not in sick,
-            place=None if spot is None else Place(*spot),
+            place=None if spot is None else DeviceLocation(*spot),
             resources=ALL_GPU if kind is GPU else ALL_NIC,
             groups=(vfs(minor, functions),) if functions and kind is NIC else (),
             used=(ALL_GPU if minor in busy_gpus else {}) if kind is GPU else {UNITS: used.get(minor, 0)},
@@ -57,11 +64,11 @@ def box(
         for kind, spots in ((GPU, gpus), (NIC, nics))
         for minor, spot in enumerate(spots)
     ]
-    return Inventory(devices=tuple(devices), table=table)
+    return NodeInventory(devices=tuple(devices), table=table)
 
 
 def vfs(nic: int, count: int) -> FunctionGroup:
-    return FunctionGroup({}, tuple(Function(f"0000:{nic:02x}:00.{i + 1}", i) for i in range(count)))
+    return FunctionGroup({}, tuple(InventoryFunction(f"0000:{nic:02x}:00.{i + 1}", i) for i in range(count)))
 
 
 def demand(
@@ -82,7 +89,7 @@ SAME_PCIE = {**TOGETHER, "requiredScope": "SamePCIe"}
 
 
 def chosen(
-    node: Inventory,
+    node: NodeInventory,
     requests: Mapping[str, int],
     joint: object = None,
     hints: object = None,
@@ -94,8 +101,8 @@ def chosen(
 ) -> dict[str, list[int]] | str:
     """Type -> minors, or the reason of the refusal."""
     pod = demand(requests, joint, hints, partition, compat=compat)
-    asked = Asked(demand=pod, inventory=node, nodes=None if nodes is None else frozenset(nodes), caps=caps or {})
+    asked = JointRequest(demand=pod, inventory=node, nodes=None if nodes is None else frozenset(nodes), caps=caps or {})
     try:
-        return {kind.value: [each.device.minor for each in given] for kind, given in allocate(asked).items()}
+        return {kind.value: [each.device.minor for each in given] for kind, given in allocate_all_types(asked).items()}
     except DevicesDoNotFit as misfit:
         return misfit.reasons[0]

@@ -294,7 +294,7 @@ async def assert_said_once(bus: Bus, node: NodeName, state: NodeState) -> None:
     granted: list[str] = []
     async with bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(node)) as messages:
         async for received in messages:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
             assert isinstance(event, LedgerFact)
             places.append((event.epoch, event.seq))
             if isinstance(event, AllocationGranted):

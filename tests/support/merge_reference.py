@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from itertools import product
 
-from topoalign.core.model.hints import HintRule, Need, TopologyHint
-from topoalign.core.model.topology.bitmask import Mask, mask_of, masks_by_size, nodes_of
+from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
+from topoalign.core.model.topology.bitmask import Mask, masks_by_size, node_mask, nodes_of
 from topoalign.core.policy.merge.closeness import Distances
 
 Lists = Sequence[Sequence[TopologyHint]]
@@ -87,5 +87,5 @@ def all_but_14(amounts: Sequence[int]) -> int:
 def knapsack() -> list[HintRule]:
     """Eight resources, each of which some 50 of 64 nodes have: whether any 50 have all of them is hard to say."""
     supplies = [uneven(seed) for seed in range(8)]
-    needs = [Need(all_but_14(each), {1 << i: amount for i, amount in enumerate(each)}) for each in supplies]
-    return [HintRule(nodes=mask_of(range(64)), needs=(need,), least=50) for need in needs]
+    needs = [ResourceNeed(all_but_14(each), {1 << i: amount for i, amount in enumerate(each)}) for each in supplies]
+    return [HintRule(nodes=node_mask(range(64)), needs=(need,), least=50) for need in needs]

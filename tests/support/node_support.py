@@ -75,11 +75,11 @@ class WholeNode:
     async def word(self, word: Override, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
         request = wire_json(DevicesRequest(node=NODE, devices=devices, reason=reason))
         answer = await self.bus.ask(wire.devices_subject(NODE, word), request, 10.0)
-        return wire.answered(answer, dict[DeviceID, DeviceHealth])
+        return wire.decode_answer(answer, dict[DeviceID, DeviceHealth])
 
     async def explain(self, target: str) -> Explained:
         request = wire_json(ExplainRequest(node=NODE, target=target))
-        return wire.answered(await self.bus.ask(wire.admission_subject(NODE, "explain"), request, 10.0), Explained)
+        return wire.decode_answer(await self.bus.ask(wire.admission_subject(NODE, "explain"), request, 10.0), Explained)
 
     def healthy(self) -> frozenset[str]:
         """GPUs that the kubelet would hand out, busy or not."""

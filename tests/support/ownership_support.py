@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.events import Allocation, AllocationsSnapshot
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState
 
 SHARED, SLICE, FUNCTION = map(ResourceName, ("nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/vf"))

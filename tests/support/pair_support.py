@@ -20,7 +20,7 @@ from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import ContainerName, DeviceID, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ConfirmRequest, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.ports import Bus, Stream
 from topoalign.kubelet.grpc.kubelet_client import FAILURES
 from topoalign.machines import Machine
@@ -166,7 +166,7 @@ class Pair(Life):
         that is on another GPU than the node would choose by itself.
         """
         subject, question = wire.admission_subject(self.node, "confirm"), ConfirmRequest(node=self.node, pod=pod)
-        wire.answered(await self.bus.ask(subject, msgspec.json.encode(question), 10), object)
+        wire.decode_answer(await self.bus.ask(subject, msgspec.json.encode(question), 10), object)
         gpu, uid = MACHINE.gpus[-1].id, uid_of(pod.name)
         units = {name: self.free(gpu, name)[-amount:] for name, amount in zip(self.names, SHARE, strict=True)}
         self.reserved[uid] = frozenset(unit for ids in units.values() for unit in ids)
@@ -179,7 +179,7 @@ class Pair(Life):
         """Registries keep this, and nothing else."""
         self._seq += 1
         event = msgspec.structs.replace(changed(*reserved, seq=self._seq), node=self.node)
-        await self.bus.publish(wire.encode(event, 0.0))
+        await self.bus.publish(wire.encode_event(event, 0.0))
 
     def free(self, gpu: DeviceID, name: ResourceName) -> tuple[DeviceID, ...]:
         """The units of a GPU that the kubelet has given to nobody."""
@@ -230,7 +230,7 @@ class Pair(Life):
         newest = await self.bus.last_position(Stream.ALLOCATIONS, wire.allocation_subjects(self.node))
         async with self.bus.follow(Stream.ALLOCATIONS, wire.allocation_subjects(self.node)) as messages:
             async for received in messages:
-                event = wire.decode(received.message)
+                event = wire.decode_event(received.message)
                 found += [event] if isinstance(event, AllocationRefused) else []
                 if received.position >= newest:
                     break

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from itertools import combinations
 from random import Random
 
-from topoalign.core.placement.gpus.seam import Scores, total
+from topoalign.core.placement.gpus.seam import Scores, total_score
 
 Split = list[tuple[int, ...]]
 
@@ -36,8 +36,8 @@ def walked(scores: Scores, free: tuple[int, ...], required: Collection[int], siz
     """The same with the points of the split."""
     best: list[tuple[int, int, tuple[int, ...]]] = []
     for split in splits(free, size):
-        points = sum(total(scores, members) for members in split)
-        best += [(-points, -total(scores, each), each) for each in split[:-1] if {*required} <= {*each}]
+        points = sum(total_score(scores, members) for members in split)
+        best += [(-points, -total_score(scores, each), each) for each in split[:-1] if {*required} <= {*each}]
     points, _, members = min(best)
     return members, -points
 

@@ -191,7 +191,7 @@ async def listening(ledger: Ledger, clock: Clock, tasks: TaskGroup) -> Listener:
     bus = MemoryBus()
     for reading in (ledger.state.topology, ledger.state.health):
         assert reading is not None
-        await bus.publish(wire.encode(reading, clock.wall()))
+        await bus.publish(wire.encode_event(reading, clock.wall()))
     tasks.start_soon(Outbox(ledger, bus, clock).run)
     tasks.start_soon(UsagePublisher(ledger, bus, clock, bus).run)
     listener = Listener(bus, ledger)

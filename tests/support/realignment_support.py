@@ -2,7 +2,7 @@
 
 from random import Random
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import AllocationID
@@ -14,7 +14,7 @@ Holders = dict[str, list[AllocationID]]
 
 def with_pod(state: NodeState, demand: PodDemand) -> tuple[NodeState, list[AllocationID]] | None:
     """The node after it has admitted a pod, and what this holds. None: it refuses the pod."""
-    decision = decide(state, demand)
+    decision = decide_demand(state, demand)
     if not isinstance(decision, Admission):
         return None
     for each in decision.allocations:

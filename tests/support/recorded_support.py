@@ -20,14 +20,14 @@ from topoalign.allocator.ledger import journal_format
 from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, JOINT_ANNOTATION
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, JOINT_ANNOTATION
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import ContainerUsage, DeviceHealth, Event, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Nic, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.ports import Message
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.registry.api import Api
@@ -158,7 +158,7 @@ def messages_of(node: Node) -> bytes:
     """A message a line: its time, subject, headers and body, this one as text."""
     lines = []
     for event, time in facts_of(node):
-        message = wire.encode(event, time)
+        message = wire.encode_event(event, time)
         lines.append((time, message.subject, message.headers, message.body.decode()))
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
@@ -173,7 +173,7 @@ async def answers_of(messages: bytes) -> bytes:
     """What the registry answers over HTTP once it has received these messages: an answer a line."""
     cluster = Cluster()
     for message, time in map(message_of, messages.splitlines()):
-        event = wire.decode(message)
+        event = wire.decode_event(message)
         cluster.apply(heard_of(event, state_of(cluster, event.node), time))
     transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, ManualClock(), MemoryBus()).mount()]))
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:

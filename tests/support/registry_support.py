@@ -47,7 +47,7 @@ class World:
 
     async def say(self, *events: Event) -> None:
         for event in events:
-            await self.bus.publish(wire.encode(event, TIME))
+            await self.bus.publish(wire.encode_event(event, TIME))
         await all_tasks_blocked()
 
     @asynccontextmanager
@@ -56,15 +56,15 @@ class World:
 
         async def alive(body: bytes) -> bytes:
             state = says.state
-            return wire.answer(WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest))
+            return wire.encode_answer(WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest))
 
         async def snapshot(body: bytes) -> bytes:
-            await self.bus.publish(wire.encode(says.snapshot(), TIME))
-            return wire.answer((says.state.epoch, says.state.seq))
+            await self.bus.publish(wire.encode_event(says.snapshot(), TIME))
+            return wire.encode_answer((says.state.epoch, says.state.seq))
 
         async def confirm(body: bytes) -> bytes:
             request = msgspec.json.decode(body, type=ConfirmRequest)
-            return wire.answer(predict(says.state, request.pod, TIME, reserved=request.reserved))
+            return wire.encode_answer(predict(says.state, request.pod, TIME, reserved=request.reserved))
 
         endpoints = [
             Endpoint(name=verb, subject=wire.admission_subject(says.node, verb), answer=answer)

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, Topology, VirtualFunction
-from topoalign.core.model.topology.offers import Offer
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.file import interpret_document

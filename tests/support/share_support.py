@@ -22,7 +22,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import nothing_to_prepare
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import AllocationRefused
@@ -30,7 +30,7 @@ from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.reservations import NodeReservations, reservation_of
+from topoalign.core.state.node_reservations import NodeReservations, reservation_of
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
@@ -152,7 +152,7 @@ class ShareNode:
 
     def reserve(self, *pods: PodRequest) -> list[Decision]:
         """What a registry reserves for these pods, each as if it were alone, as far as the node would admit it."""
-        decisions = [decide(self.ledger.state, read_pod(pod, self.rules)) for pod in pods]
+        decisions = [decide_demand(self.ledger.state, read_pod(pod, self.rules)) for pod in pods]
         kept = [
             reservation_of(f"uid-{pod.name}", pod, decision.allocations, 60.0)
             for pod, decision in zip(pods, decisions, strict=True)

@@ -8,8 +8,8 @@ import msgspec
 from decision_support import machine
 from slot_support import MIB, PLAIN, in_slots
 
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Slots
 
 POLICY, WEIGHTS, BIND = "hami.io/gpu-scheduler-policy", "hami.io/device-scoring-weights", "nvidia.com/numa-bind"
 USE_TYPE, NO_TYPE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"

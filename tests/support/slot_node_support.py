@@ -11,7 +11,7 @@ from reservation_support import changed
 from share_support import DEFAULT, GPUS, PLAIN, ShareNode, running
 from slot_support import MIB, WITH_NUMA_NODES, asks, in_slots
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.allocations import Allocation
@@ -20,8 +20,8 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, total
+from topoalign.core.state.node_reservations import NodeReservations
+from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, sum_amounts
 
 EACH = 16_384
 """MiB of each GPU."""
@@ -78,7 +78,7 @@ class SlotNode(ShareNode):
         """What a registry reserves for these pods, each beside what is reserved for those before it."""
         state, kept, decisions = self.ledger.state, [], []
         for pod in pods:
-            decision = decide(state, read_pod(pod, self.rules))
+            decision = decide_demand(state, read_pod(pod, self.rules))
             decisions.append(decision)
             if isinstance(decision, Admission):
                 kept.append(reserved_for(f"uid-{pod.name}", pod, decision.allocations, 60.0))
@@ -112,7 +112,7 @@ class SlotNode(ShareNode):
         """Of no GPU more cores or memory is held than it has, and a GPU with all cores held has one holder."""
         hardware = self.ledger.state.hardware
         for gpu, slots in held_by_slot(hardware, self.ledger.state.allocations.values()).items():
-            offered, held = offered_in_slots(hardware)[gpu], total(slots.values())
+            offered, held = offered_in_slots(hardware)[gpu], sum_amounts(slots.values())
             assert held.cores <= offered.cores, (gpu, slots)
             assert held.memory <= offered.memory, (gpu, slots)
             assert len(slots) == 1 or all(each.cores < offered.cores for each in slots.values()), (gpu, slots)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import ceil, floor, sqrt
 
-from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology
 from topoalign.core.model.topology.model import Cpu
 
 

@@ -11,9 +11,9 @@ from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK, Offer
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 

@@ -133,9 +133,9 @@ class KnowingAllocator(MemoryAllocator):
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         assert self.kubelet is not None
-        beside = PlacementContext(free=self.kubelet.state().ownership.free(resource))
+        context = PlacementContext(free=self.kubelet.state().ownership.free(resource))
         hardware = self.state.hardware
-        return prefer(hardware, resource, available, must_include, size, self._rules.placement, beside=beside)
+        return prefer(hardware, resource, available, must_include, size, self._rules.placement, context=context)
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         return tuple(

@@ -14,8 +14,8 @@ from topoalign.core.model.ids import (
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.state.fold import NodeState, announced
-from topoalign.core.usage.attribution import DeviceShares, NodeShares, shares_of
+from topoalign.core.state.fold import NodeState, initial_state
+from topoalign.core.usage.attribution import DeviceShares, NodeShares, attribute_use
 
 GIB = 1 << 30
 NODE = NodeName("node-1")
@@ -45,7 +45,7 @@ def held(number: int, *devices: str, of: Owner | None, uid: str = "", resource: 
 
 def state_of(*allocations: Allocation, machine: Topology = MACHINE) -> NodeState:
     snapshot = AllocationsSnapshot(node=NODE, epoch=1, seq=1, allocations=allocations, digest="")
-    return announced(NODE, machine, {}, "test").apply(snapshot)
+    return initial_state(NODE, machine, {}, "test").apply(snapshot)
 
 
 def in_pod(uid: str, container: str = "main") -> ProcessIdentity:
@@ -84,5 +84,5 @@ def measurement(*uses: DeviceUse, finding: str = "", time: float = 1.0, left_out
 
 def shares(state: NodeState, *uses: DeviceUse, finding: str = "", left_out: int = 0) -> dict[str, DeviceShares]:
     """By device."""
-    found: NodeShares = shares_of(state, measurement(*uses, finding=finding, left_out=left_out))
+    found: NodeShares = attribute_use(state, measurement(*uses, finding=finding, left_out=left_out))
     return {row.device: row for row in found.devices}

@@ -9,9 +9,9 @@ from decision_support import container, machine, pod
 from feasibility_support import some_machine, some_pod, some_rules
 
 from topoalign.client.verifying import Unsettled
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
-from topoalign.core.admission.prediction import kubelet_rules, prediction_basis
+from topoalign.core.admission.prediction import prediction_basis, to_kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
@@ -92,7 +92,7 @@ class Says:
         for entry in self.entries:
             memory = memory.holding(Allocation(id=AllocationID(entry.pod_uid + entry.container), memory=entry.memory))
         observed = KubeletObserved(
-            rules=kubelet_rules(self.rules), entries=self.entries, memory=dict(memory.memory), registered=()
+            rules=to_kubelet_rules(self.rules), entries=self.entries, memory=dict(memory.memory), registered=()
         )
         observed = msgspec.structs.replace(observed, **kubelet)
         usage = UsageObserved(
@@ -135,7 +135,7 @@ class Says:
         """What is said while a kubelet admits a pod: a fact for each resource, then what its checkpoints list."""
         basis = prediction_basis(self.state, TIME)
         demand = read_pod(pod, basis.rules)
-        decision = decide(as_others(basis.state, demand), demand)
+        decision = decide_demand(as_others(basis.state, demand), demand)
         if not isinstance(decision, Admission):
             return
         for given in decision.allocations:

@@ -43,7 +43,7 @@ class Node:
 
     def reserve(self, *reserved: Reservation, seq: int = 1) -> None:
         """The node hears that this is reserved on it, and nothing else."""
-        message = wire.encode(changed(*reserved, seq=seq), 0.0)
+        message = wire.encode_event(changed(*reserved, seq=seq), 0.0)
         self.reservations.take(Received(message=message, position=seq))
 
     def restarted(self) -> tuple[Ledger, DeviceAllocations]:

@@ -12,7 +12,7 @@ from topoalign.cli.exit_codes import REFUSED
 from topoalign.cli.formatting import Count, Size
 from topoalign.cli.link import NodeLink, on_node
 from topoalign.core.demand.unserved import UnservedResource, served_by
-from topoalign.core.model.decisions import Decision, Refusal, noted
+from topoalign.core.model.decisions import Decision, Refusal, with_notes
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.maintenance import TrustRequest
@@ -131,7 +131,7 @@ def show_prediction(
     if names := decision.explanation.unserved:
         raise UnservedResource(pod, names, served)
     warnings = warnings_of(pod.annotations, paths_of_limits(pod), served)
-    return print_decision(node, noted(decision, warnings), topology, as_json)
+    return print_decision(node, with_notes(decision, warnings), topology, as_json)
 
 
 def pod_request(

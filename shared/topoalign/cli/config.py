@@ -21,8 +21,8 @@ from topoalign.cli.exit_codes import FINDINGS, exit_code
 from topoalign.cli.options import NATS, NODE
 from topoalign.cli.serve import ALLOCATING, add_service_options, flag_variables, on_a_node
 from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.plugin_config.file import (
     DEFAULT,
     FROM_FILE,

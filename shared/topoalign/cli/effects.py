@@ -91,7 +91,7 @@ async def put(
         request = msgspec.structs.replace(request, deadline=deadline)
     left = until - anyio.current_time()
     try:
-        return wire.answered(await bus.ask(question.subject, msgspec.json.encode(request), max(left, 0.0)), kind)
+        return wire.decode_answer(await bus.ask(question.subject, msgspec.json.encode(request), max(left, 0.0)), kind)
     except NobodyAnswers as error:
         raise NodeSilent(node, error.finding, question.service, effect) from error
     except BusUnavailable as error:
@@ -115,7 +115,7 @@ async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline | N
         body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
     except (NobodyAnswers, BusRefused):  # BusRefused: this user may only send the requests of earlier versions
         return None
-    reading = wire.answered(body, ClockReading)
+    reading = wire.decode_answer(body, ClockReading)
     return Deadline(clock=reading.clock, at=reading.now + until - anyio.current_time())
 
 

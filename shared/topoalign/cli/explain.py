@@ -30,7 +30,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import Compat, ExplainRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.state.divisions import Division, divisions, parts_of
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu, parts_of_allocation
 
 if TYPE_CHECKING:
     from topoalign.kubelet.files import manifest
@@ -192,10 +192,15 @@ def show_cards(link: NodeLink, allocations: Iterable[Allocation], topology: Topo
 
 def partitioned_gpus(
     link: NodeLink, allocations: Iterable[Allocation], topology: Topology
-) -> tuple[Sequence[tuple[DeviceID, Division]], Topology]:
+) -> tuple[Sequence[tuple[DeviceID, GpuPartitioning]], Topology]:
     """The partitioned GPUs of these allocations, with the partitioning of each, and the topology that it refers to."""
-    gpus = {gpu for each in allocations for _, gpu, part in parts_of(each, topology) if not isinstance(part, Whole)}
+    gpus = {
+        gpu
+        for each in allocations
+        for _, gpu, part in parts_of_allocation(each, topology)
+        if not isinstance(part, Whole)
+    }
     if gpus.isdisjoint(topology.gpu_by_id):
         return (), topology
     status = links.discovered_topology(link.node, link.nats_option, os.environ)
-    return [(gpu, each) for gpu, each in divisions(status.state).items() if gpu in gpus], status.topology
+    return [(gpu, each) for gpu, each in partitioning_by_gpu(status.state).items() if gpu in gpus], status.topology

@@ -17,10 +17,10 @@ from topoalign.core.model.holdings import Amount, UnitKind, base_of, unit_kind
 from topoalign.core.model.ids import MEMORY, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.device_names import NamedDevice, name_device, named_devices
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import NamedDevice, named, named_devices
 from topoalign.core.placement.preference import seam_of
-from topoalign.core.state.divisions import Parts
+from topoalign.core.state.gpu_partitioning import Parts
 from topoalign.kubelet.files.resource_quantities import whole
 
 MOST_HINTS = 8
@@ -85,7 +85,7 @@ def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[ob
         units = Counter(base_of(device) for device in ids if unit_kind(device) is not None)
         plain = [device for device in ids if unit_kind(device) is None]
         for gpu, amount in units.items():
-            at = named(topology, resource, gpu)
+            at = name_device(topology, resource, gpu)
             yield (*device_sort_key(at), f"{amount} units of {gpu}", at.pci or "-", format_numa_nodes(at.numa_affinity))
         for at in named_devices(topology, {resource: plain}):
             for address in [f"VF {each}" for each in allocation.virtual_functions.get(at.id, ())] or [at.pci or "-"]:
@@ -239,7 +239,7 @@ def short_names(resource: ResourceName, devices: Iterable[DeviceID], topology: T
         else:
             units[base_of(device), kind] += 1
     for (gpu, kind), amount in units.items():
-        yield f"{amount} {'cores' if kind == 'cores' else 'blocks'} of {named(topology, resource, gpu).short}"
+        yield f"{amount} {'cores' if kind == 'cores' else 'blocks'} of {name_device(topology, resource, gpu).short}"
     yield from (device.short for device in named_devices(topology, {resource: plain}))
 
 

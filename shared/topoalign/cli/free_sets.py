@@ -10,11 +10,11 @@ from topoalign.cli import options, output
 from topoalign.cli.gpu_partitioning import format_parts, list_partitioning_rows, partitioning_document
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.topology.device_names import name_device
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import named
-from topoalign.core.placement.fragmentation import Fragmentation
-from topoalign.core.placement.fragmentation import fragmentation as measured
-from topoalign.core.state.divisions import Division, Parts, Way, divisions, together
+from topoalign.core.placement.gpu_fragmentation import Fragmentation
+from topoalign.core.placement.gpu_fragmentation import measure_fragmentation as measured
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, Way, partitioning_by_gpu, sum_parts
 
 if TYPE_CHECKING:
     from topoalign.cli import link
@@ -46,7 +46,7 @@ def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None
     status = link.discovered_topology(node, nats, os.environ)
     free = free_gpus(status)
     found = measured(status.topology, free)
-    divided = {gpu: each for gpu, each in divisions(status.state).items() if not each.is_whole}
+    divided = {gpu: each for gpu, each in partitioning_by_gpu(status.state).items() if not each.is_whole}
     if as_json:
         sets = [
             {
@@ -65,7 +65,7 @@ def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None
             {"node": status.node, "free": free, "sets": sets, "lost": lost, "exact": found.exact, "divided": parts}
         )
         return
-    shorts = " ".join(named(status.topology, GPU, gpu).short for gpu in free)
+    shorts = " ".join(name_device(status.topology, GPU, gpu).short for gpu in free)
     gpus = len(status.topology.gpus)
     output.print_line(f"{clean(status.node)}: {len(free)} of {gpus} GPUs free{': ' if shorts else ''}{shorts}")
     show_sets(found)
@@ -87,7 +87,7 @@ def show_sets(found: Fragmentation) -> None:
     )
 
 
-def show_divided(topology: Topology, divided: Mapping[DeviceID, Division]) -> None:
+def show_divided(topology: Topology, divided: Mapping[DeviceID, GpuPartitioning]) -> None:
     """Prints the partitioned GPUs, and for each sharing strategy the remaining amounts; nothing without such GPUs."""
     if not divided:
         return
@@ -116,8 +116,8 @@ def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
     )
     if not format_parts(most):
         return "nothing"
-    in_all = format_parts(together(left.values()))
-    return f"{in_all}; most of one: {format_parts(most)} ({named(topology, GPU, gpu).short})"
+    in_all = format_parts(sum_parts(left.values()))
+    return f"{in_all}; most of one: {format_parts(most)} ({name_device(topology, GPU, gpu).short})"
 
 
 def free_gpus(status: "link.AnnouncedNode") -> tuple[DeviceID, ...]:

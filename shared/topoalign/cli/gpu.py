@@ -21,9 +21,9 @@ from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.degraded import degraded_gpus
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.state.divisions import Division, divisions
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
 
 NOT_ENFORCED = (
     "Limiter: none. Nothing limits what a container takes of a GPU in units or slots: amounts are counted, and not "
@@ -68,7 +68,7 @@ def list_devices(link: NodeLink) -> None:
       topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
     status = links.discovered_or_read_topology(link.node_option, link.nats_option, os.environ)
-    divided = divisions(status.state) if status.announced else {}
+    divided = partitioning_by_gpu(status.state) if status.announced else {}
     if link.as_json:
         rows = [
             {
@@ -119,7 +119,7 @@ def is_counted(offer: Offer) -> bool:
 
 
 def list_device_rows(
-    status: AnnouncedNode, device: DeviceID, health: DeviceHealth, division: Division | None
+    status: AnnouncedNode, device: DeviceID, health: DeviceHealth, division: GpuPartitioning | None
 ) -> Iterator[tuple[str, ...]]:
     """The row of a device, and one more for each other holder of a partitioned GPU."""
     cells = (*named_cells(status, device), format_state(health))

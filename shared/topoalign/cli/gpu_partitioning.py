@@ -7,10 +7,10 @@ import msgspec
 from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.core.model.topology.mig import free_placements, occupied
+from topoalign.core.model.topology.device_names import name_device
+from topoalign.core.model.topology.mig import free_placements, occupied_placements
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.names import named
-from topoalign.core.state.divisions import Division, Parts, UsedParts
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, UsedParts
 
 MIB = 1024 * 1024
 
@@ -26,12 +26,12 @@ def format_parts(parts: Parts) -> str:
     return ", ".join(amounts)
 
 
-def format_remaining(division: Division) -> str:
+def format_remaining(division: GpuPartitioning) -> str:
     """The remaining amounts of a GPU: `80 cores, 77824 MiB`, `2 slices`, of a whole one `whole`; or `nothing`."""
     return format_parts(division.left) or "nothing"
 
 
-def format_strategy(division: Division) -> str:
+def format_strategy(division: GpuPartitioning) -> str:
     """`units`, `MIG, time slices`, or `not offered`."""
     return ", ".join(division.ways) or "not offered"
 
@@ -50,7 +50,7 @@ def holder_text(held: UsedParts) -> str:
     return f"{clean(name, OWNER_CHARACTERS)}: {format_parts(held.parts)}{lost}{alone}"
 
 
-def partitioning_document(division: Division) -> dict[str, object]:
+def partitioning_document(division: GpuPartitioning) -> dict[str, object]:
     """The partitioning of a GPU as JSON, without empty amounts; memory in bytes."""
     return {
         "ways": division.ways,
@@ -75,7 +75,7 @@ def mig_document(gpu: Gpu | None) -> dict[str, object]:
     """
     if gpu is None or not gpu.mig_profiles:
         return {}
-    taken = occupied(gpu.mig or ())
+    taken = occupied_placements(gpu.mig or ())
     profiles = [
         {
             **msgspec.to_builtins(each),
@@ -91,13 +91,13 @@ def parts_document(parts: Parts) -> dict[str, object]:
     return {name: amount for name, amount in parts._asdict().items() if amount}
 
 
-def list_partitioning_rows(topology: Topology, gpus: Iterable[tuple[DeviceID, Division]]) -> list[Sequence[str]]:
+def list_partitioning_rows(topology: Topology, gpus: Iterable[tuple[DeviceID, GpuPartitioning]]) -> list[Sequence[str]]:
     """Rows of a table: GPU, sharing strategy, holders with their shares (one a row), and remaining amounts."""
     found: list[Sequence[str]] = []
     for gpu, division in gpus:
         holders = [holder_text(each) for each in division.held] or ["-"]
         found.append(
-            (named(topology, GPU, gpu).short, format_strategy(division), holders[0], format_remaining(division))
+            (name_device(topology, GPU, gpu).short, format_strategy(division), holders[0], format_remaining(division))
         )
         found += (("", "", each, "") for each in holders[1:])
     return found

@@ -13,8 +13,16 @@ from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.processes import GpuProcess, LibraryReading
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.usage.attribution import WHOLE_DEVICE, DeviceShares, HolderUse, NodeShares, OtherUse, Use, shares_of
-from topoalign.core.usage.library import has_library, with_library
+from topoalign.core.usage.attribution import (
+    WHOLE_DEVICE,
+    DeviceShares,
+    HolderUse,
+    NodeShares,
+    OtherUse,
+    Use,
+    attribute_use,
+)
+from topoalign.core.usage.limiter_library import has_library, with_library
 
 TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "PROCESSES")
 LIBRARY = "LIBRARY"
@@ -31,7 +39,7 @@ def print_usage(link: NodeLink) -> None:
     """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
     measured = link.measure()
     status = links.discovered_topology(link.node_option, link.nats_option, os.environ)
-    shares = shares_of(status.state, measured)
+    shares = attribute_use(status.state, measured)
     if has_library(status.state):
         shares = with_library(shares, library_use(link))
     if link.as_json:

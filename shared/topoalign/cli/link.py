@@ -42,7 +42,7 @@ from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.checkpoint_owners import with_checkpoint_owners
-from topoalign.core.state.fold import NodeState, announced, newer
+from topoalign.core.state.fold import NodeState, initial_state, newer_reading
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import Access, connect_bus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
@@ -186,7 +186,7 @@ async def newest_topology(bus: Bus, node: NodeName) -> Topology | None:
 
 async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
     """The node's last reading of this kind that can be read; None if there is none."""
-    subject = f"{wire.PREFIX}.{wire.SUBJECTS[kind][0].format(node=wire.token(node))}"
+    subject = f"{wire.PREFIX}.{wire.SUBJECTS[kind][0].format(node=wire.encode_node_token(node))}"
     last = await bus.last_position(Stream.NODES, subject)
     if not last:
         return None
@@ -195,8 +195,8 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
         async with bus.follow(Stream.NODES, subject) as messages:  # the stream keeps five of them
             async for received in messages:
                 with suppress(BadRequest):  # anybody may have written it; subscribers put it on the dead-letter stream
-                    event = wire.decode(received.message)
-                    newest = newer(newest, event) if isinstance(event, kind) else newest
+                    event = wire.decode_event(received.message)
+                    newest = newer_reading(newest, event) if isinstance(event, kind) else newest
                 if received.position >= last:
                     break
     return newest
@@ -248,7 +248,7 @@ class AnnouncedNode:
     def state(self) -> NodeState:
         """The status as a fold, so that the rules of the core apply."""
         live = {allocation.id: allocation for allocation in self.allocations}
-        state = announced(self.node, self.topology, self.health, "announced")
+        state = initial_state(self.node, self.topology, self.health, "announced")
         return msgspec.structs.replace(state, allocations=live)
 
     @cached_property

@@ -69,7 +69,7 @@ def names_in(lines: list[str]) -> list[NodeName]:
 
 def file_of(node: NodeName) -> str:
     """The file with the seed of a node."""
-    return "nodes.nk" if node == EVERY_NODE else f"node-{wire.token(node)}.nk"
+    return "nodes.nk" if node == EVERY_NODE else f"node-{wire.encode_node_token(node)}.nk"
 
 
 def public_key(file: Path) -> str:

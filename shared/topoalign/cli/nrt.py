@@ -8,7 +8,7 @@ import msgspec
 
 from topoalign.cli import options, output
 from topoalign.cli.whole_cluster import FILE, read_cluster_record
-from topoalign.core.diagnosis.nodes import Nodes
+from topoalign.core.diagnosis.node_decisions import Nodes
 from topoalign.core.model.errors import NoFit, NotFound, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.node_resource_topology import NodeResourceTopology, node_resource_topology

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.admission.kubelet_devices import check_resources
-from topoalign.core.admission.resolvability import explained
+from topoalign.core.admission.kubelet_devices import explain_unavailable_resources
+from topoalign.core.admission.resolvability import explain_decision
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.demand.shares import names_of_units
+from topoalign.core.demand.pod_validation import validate_pod
+from topoalign.core.demand.shares import unit_resource_names
 from topoalign.core.demand.unserved import unserved_names
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.model.decisions import Decision, noted, with_unserved
+from topoalign.core.model.decisions import Decision, with_notes, with_unserved
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.pod_checks import offers_of
+from topoalign.core.sharing.pod_checks import offers_of_machines
 from topoalign.core.sharing.slot_defaults import slot_defaults, with_defaults
-from topoalign.core.state.fold import NodeState, announced
+from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.core.state.share_amounts import held_by_slot
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
@@ -41,8 +41,8 @@ from topoalign.plugin_config.resource_offers import offer_resources
 
 def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
     """The pod as the webhook of a cluster of such machines makes it, and notes on what it fills in. `pod`: valid."""
-    units, slots, otherwise = offers_of((machine,))
-    filled = slot_defaults(pod, slots, otherwise, names_of_units(units))
+    units, slots, otherwise = offers_of_machines((machine,))
+    filled = slot_defaults(pod, slots, otherwise, unit_resource_names(units))
     notes = (
         f"{each.where}.resources.limits[{name}]: {amount} is what the webhook fills in"
         for each in filled
@@ -86,17 +86,17 @@ class Described:
             rules, taken = kubelet_configuration.load_with_note(self.kubelet_config)
         node = self.node(machine, rules)
         pod = validate_pod(pod)
-        rules = overridden(rules, changes)
+        rules = override_rules(rules, changes)
         if rules.mode is Mode.KUBELET:
             pod, filled = filled_in(pod, machine.topology)
             found = (*found, *filled)
         demand = pod_demand(pod, rules)
-        passed_over = check_resources(demand, machine.topology, node.registered)
-        decision = with_unserved(explained(node.state, demand), unserved_names(demand, machine.topology))
+        passed_over = explain_unavailable_resources(demand, machine.topology, node.registered)
+        decision = with_unserved(explain_decision(node.state, demand), unserved_names(demand, machine.topology))
         starting = unsettled_reason(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
         lists = list_notes(machine.topology, pod) if plugin.by_variable_alone else ()
         notes = [taken, *found, *node.findings, amounts_note(node.state), starting, *passed_over, *lists]
-        return node.state.node, noted(decision, tuple(filter(None, notes))), machine.topology
+        return node.state.node, with_notes(decision, tuple(filter(None, notes))), machine.topology
 
     def offering_machine(self) -> tuple[Machine, PluginFlags, tuple[str, ...]]:
         """
@@ -120,7 +120,7 @@ class Described:
         healthy = DeviceHealth(state=HealthState.HEALTHY)
         hardware = machine.topology
         devices = {hardware.card_of(device): healthy for listed in hardware.devices.values() for device in listed}
-        state = announced(NodeName(machine.name), hardware, devices, f"described: {machine.name}")
+        state = initial_state(NodeName(machine.name), hardware, devices, f"described: {machine.name}")
         if self.kubelet_root is None:
             return KubeletNode(state=state, registered=None, findings=())
         assert state.topology is not None and state.health is not None, "both have been announced"

@@ -26,17 +26,17 @@ from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, Node
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.shares import asks_for_both_halves
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
-from topoalign.core.diagnosis.answers import Answer, Reason
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, RefusalReason
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import LONGEST_LINE, ClusterRecord, decode_lines, encode_lines
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import LONGEST_LINE, ClusterRecord, decode_lines, encode_lines
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod, offers_of
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
+from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod, offers_of_machines
 from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 from topoalign.runtime.clock import SystemClock
 
@@ -102,7 +102,7 @@ def ask_cluster(
     constraints: Constraints | None = None,
     *,
     as_json: bool,
-) -> tuple[ClusterRecord, Answer]:
+) -> tuple[ClusterRecord, ClusterAnswer]:
     """
     The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known.
 
@@ -115,7 +115,7 @@ def ask_cluster(
     if why_not_applied:
         output.note(f"labels, taints and cordons of the nodes were not looked at: {why_not_applied}")
     check_in_cluster(pod, record, rules)
-    scorer = scorer_of(Scoring(whole.scoring or Scoring.QUALITY), Packing.BINPACK)
+    scorer = scorer_by_name(Scoring(whole.scoring or Scoring.QUALITY), NodePacking.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
     answer = diagnose(Nodes(record, constraints), pod, scorer, rules, whole.pods or 1, seams=shown)
     if answer.fit and is_by_halves(record, pod, rules):
@@ -159,7 +159,7 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     """
     nodes = [each for each in record.nodes if not each.foreign]
     machines = [each.topology.topology for each in nodes if each.topology is not None]
-    offers = offers_of(machine.shape for machine in machines)
+    offers = offers_of_machines(machine.shape for machine in machines)
     kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
     compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
     check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
@@ -213,7 +213,7 @@ def from_streams(nats: str | None) -> ClusterRecord:
     return anyio.run(read)
 
 
-def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None:
+def show_why(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int | None:
     """Prints why the pod fits or not, the main reason first. Returns the exit code of a refusal."""
     if as_json:
         return print_answer_json(record, answer)
@@ -240,12 +240,12 @@ def show_why(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None
     return status(answer)
 
 
-def describe_reason(reason: Reason) -> str:
+def describe_reason(reason: RefusalReason) -> str:
     """The code; of nodes that Kubernetes keeps the pod off also what excludes them."""
     return f"{reason.code}: {reason.finding}" if reason.code == NodeNotAllowed.code else reason.code
 
 
-def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | None:
+def show_where(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int | None:
     """Prints the nodes that would admit the pod, the best first. Returns the exit code of a refusal."""
     if as_json:
         return print_answer_json(record, answer)
@@ -258,7 +258,7 @@ def show_where(record: ClusterRecord, answer: Answer, as_json: bool) -> int | No
     return status(answer)
 
 
-def best_nodes_table(answer: Answer) -> tuple[list[str], list[list[object]]]:
+def best_nodes_table(answer: ClusterAnswer) -> tuple[list[str], list[list[object]]]:
     """
     Titles and rows of the best nodes. PODS, which each node takes, where several are asked for; SEAM where a container
     would get several GPUs.
@@ -272,7 +272,7 @@ def best_nodes_table(answer: Answer) -> tuple[list[str], list[list[object]]]:
     return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
 
 
-def headline(answer: Answer) -> str:
+def headline(answer: ClusterAnswer) -> str:
     """Summarizes an answer in one line."""
     nodes = answer.nodes
     reason = answer.reason
@@ -293,13 +293,13 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def print_answer_json(record: ClusterRecord, answer: Answer) -> int | None:
+def print_answer_json(record: ClusterRecord, answer: ClusterAnswer) -> int | None:
     """Prints the answer as JSON, with the time of the facts. Returns the exit code of a refusal."""
     output.print_json({"time": record.time, **msgspec.to_builtins(answer)})
     return status(answer)
 
 
-def status(answer: Answer) -> int | None:
+def status(answer: ClusterAnswer) -> int | None:
     """The exit code of a refusal, None where all pods fit."""
     return None if answer.fit == answer.pods else REFUSED
 

@@ -99,7 +99,7 @@ class Healer:
             answer = await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
             if node in fold:  # else it was forgotten meanwhile
                 fold.of(node).answered += 1
-                fold.promise(node, *wire.answered(answer, tuple[int, int]))
+                fold.promise(node, *wire.decode_answer(answer, tuple[int, int]))
                 fold.of(node).silent = 0
         except (Unavailable, BadRequest, NoFit) as error:
             # The node may be gone for good, and its last events stay in the stream for a month.

@@ -15,8 +15,8 @@ from topoalign.client.node_folds import Delivery
 from topoalign.client.subscriber import Client
 from topoalign.client.verifying import writer_position_of
 from topoalign.core import wire
-from topoalign.core.diagnosis.foreign import ForeignPage, ForeignRequest
-from topoalign.core.diagnosis.records import ClusterRecord, NodeRecord, record_of
+from topoalign.core.diagnosis.hami_nodes import ForeignPage, ForeignRequest
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, record_node
 from topoalign.core.model.errors import BadRequest, BusRefused, BusUnavailable, Unavailable, Undecodable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
@@ -73,7 +73,7 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
     foreign = await read_foreign_nodes(bus, node)
     found = [NodeRecord(node=name, foreign=foreign[name]) for name in foreign if name not in states]
     for name, state in states.items():
-        record = record_of(state, await newest_reservations(bus, name), silent=name in silent)
+        record = record_node(state, await newest_reservations(bus, name), silent=name in silent)
         found.append(msgspec.structs.replace(record, foreign=foreign.get(name, "")))
     return ClusterRecord(time=clock.wall(), nodes=tuple(sorted(found, key=lambda record: record.node)))
 
@@ -88,7 +88,7 @@ async def read_foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[Nod
     while has_more:
         question = msgspec.json.encode(ForeignRequest(after=max(found, default=NodeName(""))))
         try:
-            page = wire.answered(await bus.ask(wire.foreign_subject(), question, ANSWER_SECONDS), ForeignPage)
+            page = wire.decode_answer(await bus.ask(wire.foreign_subject(), question, ANSWER_SECONDS), ForeignPage)
         except (Unavailable, Undecodable):
             return {}
         has_more = page.has_more and not page.nodes.keys() <= found.keys()
@@ -126,7 +126,7 @@ async def newest_reservations(bus: Bus, node: NodeName) -> ReservationsChanged |
     if received is None:
         return None
     try:
-        event = wire.decode(received.message)
+        event = wire.decode_event(received.message)
     except BadRequest:  # anybody may have written it; the registry puts it on the dead-letter stream
         return None
     return event if isinstance(event, ReservationsChanged) else None
@@ -135,7 +135,7 @@ async def newest_reservations(bus: Bus, node: NodeName) -> ReservationsChanged |
 def node_subjects(node: NodeName) -> list[tuple[Stream, str]]:
     """Stream and subject of everything that the services of a node can have published."""
     return [
-        (wire.STORED[event], f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}")
+        (wire.STORED[event], f"{wire.PREFIX}.{pattern.format(node=wire.encode_node_token(node))}")
         for event, (pattern, _) in wire.SUBJECTS.items()
         if event is not ReservationsChanged
     ]

@@ -40,7 +40,7 @@ from topoalign.core.model.events import LedgerFact, Reading, TopologyDiscovered,
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
-from topoalign.core.state.fold import newer
+from topoalign.core.state.fold import newer_reading
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.request_turns import TaskTurns
 
@@ -97,7 +97,7 @@ class DeadLetters:
         self._counts.undecodable += 1
         log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
         letter = dead_letter(self._name, received.message, error, self._clock.wall())
-        name = f"deadletter.{wire.token(self._name)}.{stream}.{received.position}"
+        name = f"deadletter.{wire.encode_node_token(self._name)}.{stream}.{received.position}"
         try:
             await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
         except Unavailable as unavailable:
@@ -112,7 +112,7 @@ def dead_letter(service: str, message: Message, error: TopoalignError, time: flo
         if key in message.headers
     }
     return Message(
-        subject=f"{wire.PREFIX}.deadletter.{wire.token(service)}",
+        subject=f"{wire.PREFIX}.deadletter.{wire.encode_node_token(service)}",
         headers={
             **headers,
             "topoalign-subject": quote(message.subject),
@@ -243,7 +243,7 @@ class Client:
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Delivery, None]:
         """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
-        subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.token(node)}"
+        subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.encode_node_token(node)}"
         newest = await self._find_end(Stream.NODES, subject)
         known: dict[tuple[NodeName, str], Delivery] = {}
         position = 0
@@ -270,7 +270,7 @@ class Client:
                     if (
                         had is not None
                         and isinstance(had.event, Reading)
-                        and newer(had.event, delivery.event) is had.event
+                        and newer_reading(had.event, delivery.event) is had.event
                     ):
                         self.counts.repeated += 1
                         self._verifier.compare_revisions(had, delivery)
@@ -374,7 +374,7 @@ class Client:
         self._backlog.note(stream, received, up_to_date=not self.unread.get(stream))
         await self._turns.give()
         try:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
         except wire.UnknownEvent:
             self.counts.unknown += 1
             return None

@@ -36,7 +36,7 @@ class Superseded:
 
     def __init__(self, newest: Mapping[NodeName, int]) -> None:
         """`newest`: node -> the position of its newest snapshot."""
-        self._newest = {wire.token(node): position for node, position in newest.items()}
+        self._newest = {wire.encode_node_token(node): position for node, position in newest.items()}
         self._highest: dict[str, Place] = {}
         """Subject token of a node -> the highest place of its superseded facts so far."""
 
@@ -62,7 +62,7 @@ class Superseded:
         Whether this fact, which is not superseded, comes after those of its node that are. Then they are missed no more if
         it is a snapshot; if it does not come after them, the caller reads them.
         """
-        token = wire.token(fact.node)
+        token = wire.encode_node_token(fact.node)
         self._newest.pop(token, None)
         highest = self._highest.get(token, (-1, -1))
         follows = highest < (fact.epoch, fact.seq)
@@ -104,7 +104,7 @@ async def newest_snapshots(
         position = received.position
         await turns.give()
         with suppress(Undecodable, wire.UnknownEvent):  # the reader of the whole stream counts and reports it
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
             kept.note(event.node)
             if fold.apply(event):
                 newest[event.node] = position

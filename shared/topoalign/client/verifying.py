@@ -228,7 +228,7 @@ class Verifier:
         question = msgspec.json.encode(AliveRequest(node=node))
         try:
             answer = await self._bus.ask(wire.alive_subject(node), question, WRITER_SECONDS)
-            return wire.answered(answer, dict[str, Place])
+            return wire.decode_answer(answer, dict[str, Place])
         except (Unavailable, BadRequest, NoFit) as error:
             log.debug("discovery does not answer", node=node, finding=error.finding)
             return {}
@@ -248,7 +248,9 @@ async def writer_position_of(bus: Bus, clock: Clock, node: NodeName, within: flo
     until = clock.monotonic() + within
     question = msgspec.json.encode(AliveRequest(node=node))
     try:
-        return wire.answered(await bus.ask(wire.admission_subject(node, "alive"), question, within), WriterPosition)
+        return wire.decode_answer(
+            await bus.ask(wire.admission_subject(node, "alive"), question, within), WriterPosition
+        )
     except (BadRequest, NoFit):
         return WriterPosition()
     except Unavailable:

@@ -1,9 +1,10 @@
 """
-The NodeResourceTopology of a node (topology.node.k8s.io/v1alpha2): scheduler plugins learn from it what each NUMA node has.
+Builds the NodeResourceTopology of a node (topology.node.k8s.io/v1alpha2), from which scheduler plugins read what each
+NUMA node has.
 
 A zone of type `Node` stands for a NUMA node. It has the distances to all of them as costs, and of each resource the
 capacity, what containers may have of it, and what is left, as quantities of Kubernetes: CPUs, bytes, devices. The
-attributes tell the rules of the kubelet's Topology Manager. `topologyPolicies`, which is deprecated, is left out.
+attributes contain the rules of the kubelet's Topology Manager. `topologyPolicies`, which is deprecated, is left out.
 
     zones: [{name: node-0, type: Node, costs: [{name: node-0, value: 10}, {name: node-1, value: 21}],
              resources: [{name: cpu, capacity: "8", allocatable: "7", available: "5"}]}]
@@ -56,7 +57,7 @@ class ZoneInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Those of which it has some, by name."""
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class TopologyMetadata(msgspec.Struct, frozen=True):
     """The object is called like its node."""
 
     name: NodeName
@@ -67,7 +68,7 @@ class NodeResourceTopology(msgspec.Struct, frozen=True, kw_only=True, rename="ca
 
     api_version: Literal["topology.node.k8s.io/v1alpha2"] = "topology.node.k8s.io/v1alpha2"
     kind: Literal["NodeResourceTopology"] = "NodeResourceTopology"
-    metadata: Metadata
+    metadata: TopologyMetadata
     zones: tuple[ZoneInfo, ...]
     attributes: tuple[Attribute, ...]
 
@@ -84,7 +85,7 @@ def node_resource_topology(state: NodeState, rules: AdmissionRules) -> NodeResou
         "topologyManagerMaxNUMANodes": str(rules.max_allowable_numa_nodes),
     }
     return NodeResourceTopology(
-        metadata=Metadata(state.node),
+        metadata=TopologyMetadata(state.node),
         zones=tuple(map(zone_info, zones_of(state, rules))),
         attributes=tuple(Attribute(name, value) for name, value in attributes.items()),
     )
@@ -99,9 +100,9 @@ def zone_info(zone: Zone) -> ZoneInfo:
         resources=tuple(
             ResourceInfo(
                 name,
-                quantity(name, capacity),
-                quantity(name, zone.allocatable.get(name, 0)),
-                quantity(name, zone.available.get(name, 0)),
+                format_quantity(name, capacity),
+                format_quantity(name, zone.allocatable.get(name, 0)),
+                format_quantity(name, zone.available.get(name, 0)),
             )
             for name, capacity in sorted(zone.capacity.items())
             if capacity
@@ -114,6 +115,6 @@ def zone_name(node: int) -> str:
     return f"node-{node}"
 
 
-def quantity(resource: ResourceName, amount: int) -> str:
+def format_quantity(resource: ResourceName, amount: int) -> str:
     """An amount as Kubernetes writes it. CPUs are whole here."""
     return str(amount // MILLICORES if resource == CPU else amount)

@@ -1,8 +1,8 @@
 """
 The ports of the services: Protocols for what they need from outside, such as a bus, a journal and the hardware.
 
-Each port has one suite of contract tests, and every adapter passes it: `MemoryBus` and the in-memory journal are as
-real as those over NATS and disk. Errors that may cross a port are named here; everything else is a defect of the
+Each port has one suite of contract tests, and every adapter passes it: `MemoryBus` and the in-memory journal have the
+same guarantees as those over NATS and disk. Errors that may cross a port are named here; everything else is a defect of the
 adapter.
 """
 
@@ -62,7 +62,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Answer = Callable[[bytes], Awaitable[bytes]]
-"""Answers one request. What it raises the bus makes an answer, too (`wire.failure`)."""
+"""Answers one request. What it raises the bus makes an answer, too (`wire.encode_error`)."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,21 +89,21 @@ class Bus(Protocol):
 
         Raises BusUnavailable when it is not known whether it was stored: publish the same message again. Raises
         BusRefused when the bus refused it. Raises IdTaken, which is a BusRefused, when the stream has another message
-        under the id, or when the two cannot be compared: publish it under another id (`wire.renamed`).
+        under the id, or when the two cannot be compared: publish it under another id (`wire.with_message_mark`).
         """
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """
-        Stores messages of one stream in this order, many of them under way at once, and returns the position of each.
+        Stores messages of one stream in this order, many of them in flight at once, and returns the position of each.
 
         None, from the first message on of which it is not known whether it was stored, or which `publish` would have
-        refused; whatever comes after it may be stored all the same. Raises nothing: `publish` tells why one is not stored.
+        refused; whatever comes after it may be stored all the same. Raises nothing: `publish` returns why one is not stored.
         """
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
         """
         Stores messages of one stream, at most `MOST_IN_BATCH` and each of another subject, all of them or none, and returns
-        their positions. The number beside each is the position expected as that of its subject's newest message.
+        their positions. The number with each is the position expected as that of its subject's newest message.
 
         Raises BusConflict, with nothing stored, if one of them is not, unless the batch is a repetition of one that was
         stored. Raises BusUnavailable and BusRefused as `publish` does.
@@ -151,7 +151,7 @@ class Bus(Protocol):
         """Whether the bus can be reached, as far as is known."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the journal: facts that became true together."""
 
     time: float
@@ -169,7 +169,7 @@ class Journal(Protocol):
         A doubt outlives the process; only `trust` ends it.
         """
 
-    def load(self) -> list[Entry]:
+    def load(self) -> list[JournalEntry]:
         """
         Returns all entries that can be trusted, oldest first; empty, or with a snapshot among them. What is damaged is
         set aside and is a `doubt`. Raises StateFault if the journal cannot be read or written.
@@ -178,10 +178,10 @@ class Journal(Protocol):
     def trust(self) -> None:
         """Ends the doubt: what the journal holds was found to be complete. Raises StateFault; then the doubt stays."""
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Adds an entry; when this returns it is on disk. Raises StateFault, and then the entry is not in the journal."""
 
-    def rewrite(self, entries: Sequence[Entry]) -> None:
+    def rewrite(self, entries: Sequence[JournalEntry]) -> None:
         """Replaces all entries by these, at once or not at all. Raises StateFault."""
 
     def published(self) -> tuple[int, int] | None:
@@ -259,7 +259,7 @@ class Driver(Protocol):
 
     async def measure(self) -> "tuple[DeviceUse, ...]":
         """
-        Measures what the GPUs are used for; processes are without identity. Waits for a reading under way.
+        Measures what the GPUs are used for; processes are without identity. Waits for a reading in progress.
 
         Raises DriverFault, also where this driver cannot measure; a single lost device is reported by its `failure`.
         """

@@ -1,5 +1,5 @@
 """
-Every difference between mode `kubelet` and mode `best`, in one table.
+Lists every difference between mode `kubelet` and mode `best`, in one table.
 
 Both modes run the same code. Where they differ, the code asks a field of the mode's Profile and never which mode it is, so a
 difference is a field here, its two values below, and the place that reads it. docs/modes.md has an example of each.
@@ -34,13 +34,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     refuses_unknown_resources: bool
     """A resource that the node does not have refuses the pod; otherwise it is passed over."""
 
-    # What the hint providers say.
+    # What the hint providers answer.
     prefers_by_empty_machine: bool
     """A hint is preferred if an empty machine could not do with fewer NUMA nodes; otherwise if nothing narrower fits now."""
     silent_on_unplaced_devices: bool
     """Of devices without NUMA nodes there is no opinion even where there are too few; otherwise they cannot be met."""
     counts_devices_as_listed: bool
-    """Devices count near the NUMA nodes that they are listed with to the kubelet; otherwise near those of their cards."""
+    """Devices count near the NUMA nodes that they are listed with to the kubelet; otherwise near those of their GPUs."""
     seeks_units_by_gpu: bool
     """
     Units and slots of GPUs are sought where GPUs have enough for the container; otherwise they are counted per NUMA node.
@@ -52,7 +52,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     aligns_by_socket: bool
     """The option align-by-socket counts."""
 
-    # What the policy makes of the hints.
+    # How the policy merges the hints.
     merges_combinations: bool
     """The merge is the kubelet's, over combinations of one hint of each list; otherwise the narrowest fit."""
     always_compares_distances: bool
@@ -67,7 +67,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     # What the container is given.
     gpus_first: bool
     """GPUs are chosen before other devices; otherwise all are in the order of their names."""
-    tells_plugins_context: bool
+    gives_plugins_context: bool
     """A preference among devices is asked with what else the container has and wants."""
     takes_over_at_random: bool
     """Which of too many devices of init containers are taken over is left to chance."""
@@ -81,7 +81,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Memory is given back from the lowest NUMA node on, whatever was taken of each."""
     gives_while_deciding: bool
     """A container has what it was given before the next one is decided, so a refusal has something to undo."""
-    learns_of_devices_later: bool
+    updates_devices_later: bool
     """What is left of a GPU after one container is not listed anew before the next one of its pod is aligned."""
 
 
@@ -106,16 +106,16 @@ KUBELET = Profile(
     narrows_after_merge=False,
     unaligned_beyond_limit=False,
     gpus_first=False,
-    tells_plugins_context=False,
+    gives_plugins_context=False,
     takes_over_at_random=True,
     counts_averages=True,
     counts_reusable_memory=False,
     needs_narrowest_memory=True,
     gives_back_lowest_first=True,
     gives_while_deciding=True,
-    learns_of_devices_later=True,
+    updates_devices_later=True,
 )
-"""Exactly as the kubelet (v1.36.3) decides, including what is odd there: for predictions."""
+"""Exactly as the kubelet (v1.36.3) decides, its known faults included: for predictions."""
 
 BEST = Profile(
     exclusive_by_qos=False,
@@ -138,14 +138,14 @@ BEST = Profile(
     narrows_after_merge=True,
     unaligned_beyond_limit=True,
     gpus_first=True,
-    tells_plugins_context=True,
+    gives_plugins_context=True,
     takes_over_at_random=False,
     counts_averages=False,
     counts_reusable_memory=True,
     needs_narrowest_memory=False,
     gives_back_lowest_first=False,
     gives_while_deciding=False,
-    learns_of_devices_later=False,
+    updates_devices_later=False,
 )
 """For admissions that topoalign decides itself."""
 

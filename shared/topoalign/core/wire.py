@@ -41,7 +41,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.maintenance import Override
-from topoalign.core.model.topology.validate import check_bounds
+from topoalign.core.model.topology.topology_checks import check_bounds
 from topoalign.core.ports import Message, Stream
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ LARGEST_BODY = 1_000_000
 """Bytes; NATS refuses more than 1 MiB by default."""
 
 PLAIN = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""Characters that a header has unescaped, beside letters and digits; `%` is not one, because it begins an escape."""
+"""Characters that a header has unescaped, in addition to letters and digits; `%` is not one, because it begins an escape."""
 
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 BATCH_ID = "Nats-Batch-Id"
@@ -79,7 +79,7 @@ SUBJECTS: dict[type[Fact], tuple[str, str]] = {
 """Event -> its subject below the prefix, and the writer's part of its id."""
 
 KINDS = frozenset(f"{PREFIX}.{event.__name__}" for event in SUBJECTS)
-"""What `ce-type` may be; of another version of this contract, `topoalign.v2.…`, no meaning is known here."""
+"""What `ce-type` may be; another version of this contract, `topoalign.v2.…`, is unknown here."""
 
 STORED: dict[type[Fact], Stream] = {
     event: Stream.NODES if issubclass(event, Reading) else Stream.ALLOCATIONS for event in SUBJECTS
@@ -97,7 +97,7 @@ OF_REGISTRIES = frozenset({"alive", "announce", "confirm", "explain", "library-u
 """Requests to an allocator that registries send, too. They have subjects of their own, for accounts of NATS to allow."""
 
 REMEMBERED = 10_000
-"""Names whose tokens are: a registry needs that of each of its nodes for every event."""
+"""Names whose tokens are cached: a registry needs that of each of its nodes for every event."""
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]")
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
@@ -105,26 +105,26 @@ _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 @lru_cache(REMEMBERED)
-def token(name: str) -> str:
+def encode_node_token(name: str) -> str:
     """Encodes a name as one subject token: bytes but letters, digits, `_` and `-` become `=` and two hex digits."""
     return "".join(c if _SAFE.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in name)
 
 
-def name_of(node_token: str) -> NodeName:
-    """Decodes the name that `token` encoded. Raises Undecodable for a token that it never makes."""
+def decode_node_token(node_token: str) -> NodeName:
+    """Decodes the name that `encode_node_token` encoded. Raises Undecodable for a token that it never makes."""
     raw = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), node_token).encode("latin-1", "replace")
     try:
         name = NodeName(raw.decode())
     except UnicodeDecodeError as error:
         raise Undecodable(f"subject token {clean(node_token)!r}", "not UTF-8") from error
-    if token(name) != node_token:
+    if encode_node_token(name) != node_token:
         raise Undecodable(f"subject token {clean(node_token)!r}", "not written by topoalign")
     return name
 
 
 def subject(event: Event) -> str:
     """The subject on which this event is published."""
-    return f"{PREFIX}.{SUBJECTS[type(event)][0].format(node=token(event.node))}"
+    return f"{PREFIX}.{SUBJECTS[type(event)][0].format(node=encode_node_token(event.node))}"
 
 
 def event_id(event: Event) -> str:
@@ -134,11 +134,11 @@ def event_id(event: Event) -> str:
     """
     number = event.revision if isinstance(event, Reading) else event.seq
     writer = SUBJECTS[type(event)][1]
-    writer = f"{writer}-{token(event.writer)}" if isinstance(event, ReservationsChanged) else writer
-    return f"{writer}.{token(event.node)}.{event.epoch}.{number}"
+    writer = f"{writer}-{encode_node_token(event.writer)}" if isinstance(event, ReservationsChanged) else writer
+    return f"{writer}.{encode_node_token(event.node)}.{event.epoch}.{number}"
 
 
-def encode(event: Event, time: float) -> Message:
+def encode_event(event: Event, time: float) -> Message:
     """Encodes an event that became true at `time` (wall seconds) as a message."""
     name = type(event).__name__
     writer = SUBJECTS[type(event)][1].split("-")[0]
@@ -147,7 +147,7 @@ def encode(event: Event, time: float) -> Message:
         "ce-specversion": "1.0",
         "ce-id": event_id(event),
         "ce-type": f"{PREFIX}.{name}",
-        "ce-source": f"/topoalign/{writer}/{token(event.node)}",
+        "ce-source": f"/topoalign/{writer}/{encode_node_token(event.node)}",
         "ce-time": datetime.fromtimestamp(time, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
         "ce-datacontenttype": "application/json",
     }
@@ -172,7 +172,7 @@ def is_repetition(stored: Message, message: Message) -> bool:
     )
 
 
-def renamed(message: Message, mark: str) -> Message:
+def with_message_mark(message: Message, mark: str) -> Message:
     """
     Returns the same message under another id: `<id>.<mark>`.
 
@@ -183,7 +183,7 @@ def renamed(message: Message, mark: str) -> Message:
     return msgspec.structs.replace(message, headers={**message.headers, "Nats-Msg-Id": name, "ce-id": name})
 
 
-def decode(message: Message) -> Event:
+def decode_event(message: Message) -> Event:
     """
     Decodes the event of a message. Raises Undecodable for anything that is not one, or that names another node than its
     subject; raises UnknownEvent for a well-formed event of a type that this version does not know.
@@ -227,17 +227,17 @@ def allocation_subjects(node: NodeName | None = None, kind: str | None = None) -
     """
     if node is None and kind is None:
         return f"{PREFIX}.allocation.>"
-    return f"{PREFIX}.allocation.{'*' if node is None else token(node)}.{kind or '*'}"
+    return f"{PREFIX}.allocation.{'*' if node is None else encode_node_token(node)}.{kind or '*'}"
 
 
 def reservation_subject(node: NodeName | None = None) -> str:
     """The subject of one node's reservations, or the pattern that matches those of all nodes."""
-    return f"{PREFIX}.reservation.{'*' if node is None else token(node)}"
+    return f"{PREFIX}.reservation.{'*' if node is None else encode_node_token(node)}"
 
 
 def hints_subject(node: NodeName) -> str:
     """The subject on which the hinting service of a node answers `HintQuestion`."""
-    return f"{PREFIX}.hints.{token(node)}"
+    return f"{PREFIX}.hints.{encode_node_token(node)}"
 
 
 def admission_subject(node: NodeName, verb: str) -> str:
@@ -245,32 +245,32 @@ def admission_subject(node: NodeName, verb: str) -> str:
     The subject of the node's allocator for `verb`: allocate, release, what-if, trust, clock; of the verbs in
     `OF_REGISTRIES`, which give and take no device, `allocator.<node>.<verb>`.
     """
-    return f"{PREFIX}.{'allocator' if verb in OF_REGISTRIES else 'admission'}.{token(node)}.{verb}"
+    return f"{PREFIX}.{'allocator' if verb in OF_REGISTRIES else 'admission'}.{encode_node_token(node)}.{verb}"
 
 
 def announce_subject(node: NodeName) -> str:
     """The subject on which discovery is asked to announce topology and health anew."""
-    return f"{PREFIX}.discovery.{token(node)}.announce"
+    return f"{PREFIX}.discovery.{encode_node_token(node)}.announce"
 
 
 def alive_subject(node: NodeName) -> str:
     """The subject on which discovery is asked what it announced last; it announces nothing anew."""
-    return f"{PREFIX}.discovery.{token(node)}.alive"
+    return f"{PREFIX}.discovery.{encode_node_token(node)}.alive"
 
 
 def published_subject(node: NodeName) -> str:
     """The subject on which discovery is asked for the digests of what it announced last."""
-    return f"{PREFIX}.discovery.{token(node)}.said"
+    return f"{PREFIX}.discovery.{encode_node_token(node)}.published"
 
 
 def foreign_subject() -> str:
-    """The subject on which a registry is asked which nodes HAMi runs."""
+    """The subject on which a registry is asked which nodes HAMi manages."""
     return f"{PREFIX}.registry.foreign"
 
 
 def use_subject(node: NodeName) -> str:
     """The subject on which discovery is asked what the GPUs are used for now."""
-    return f"{PREFIX}.discovery.{token(node)}.use"
+    return f"{PREFIX}.discovery.{encode_node_token(node)}.use"
 
 
 def body_digest(body: bytes) -> str:
@@ -280,22 +280,22 @@ def body_digest(body: bytes) -> str:
 
 def devices_subject(node: NodeName, word: Override) -> str:
     """The subject on which discovery takes an operator's commands about devices."""
-    return f"{PREFIX}.devices.{token(node)}.{word}"
+    return f"{PREFIX}.devices.{encode_node_token(node)}.{word}"
 
 
-def answer(result: object) -> bytes:
+def encode_answer(result: object) -> bytes:
     """Encodes a result as the body of an answer."""
     return msgspec.json.encode({"ok": result})
 
 
-def failure(error: TopoalignError) -> bytes:
+def encode_error(error: TopoalignError) -> bytes:
     """Encodes an error as the body of an answer."""
     fault = "request" if isinstance(error, BadRequest) else "fit" if isinstance(error, NoFit) else "service"
     code = error.failure.code if isinstance(error, RemoteFailure) else error.code
     return msgspec.json.encode({"failure": Failure(fault=fault, code=code, finding=error.finding, remedy=error.remedy)})
 
 
-def is_answer(body: bytes) -> bool:
+def is_service_answer(body: bytes) -> bool:
     """Whether this is the body of an answer of a service, and not an acknowledgement of NATS."""
     try:
         return not {"ok", "failure"}.isdisjoint(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
@@ -303,7 +303,7 @@ def is_answer(body: bytes) -> bool:
         return False
 
 
-def answered(body: bytes, kind: type[T]) -> T:
+def decode_answer(body: bytes, kind: type[T]) -> T:
     """Decodes the result of an answer. Raises the error that the other side failed with, or Undecodable."""
     try:
         reply = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -314,7 +314,7 @@ def answered(body: bytes, kind: type[T]) -> T:
         raise Undecodable("an answer", clean(str(error), 200)) from error
 
 
-def question(body: bytes, kind: type[T]) -> T:
+def decode_request(body: bytes, kind: type[T]) -> T:
     """Decodes a request. Raises Undecodable, which names the wrong field."""
     if len(body) > LARGEST_BODY:
         raise Undecodable("the request", f"{len(body)} bytes, more than {LARGEST_BODY}")

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from topoalign.core.model.errors import clean
 from topoalign.core.model.processes import ProcessIdentity
-from topoalign.core.usage.cgroups import Placement, container_name_of, placement_of
+from topoalign.core.usage.cgroups import CgroupPlacement, container_name_of, placement_of
 
 HIERARCHIES = ("memory", "pids", "", "unified")
 """Below the root: of version 1 one that each container has a group in, then version 2."""
@@ -35,7 +35,7 @@ DEPTH = 3
 """Groups of the kubelet above a pod's: kubelet.slice, kubelet-kubepods.slice, kubelet-kubepods-burstable.slice."""
 
 
-def container_group(placement: Placement) -> PurePosixPath | None:
+def container_group(placement: CgroupPlacement) -> PurePosixPath | None:
     """
     The path of the container's own group, without those that it has made below; None where it is not known.
 

@@ -15,7 +15,7 @@ import msgspec
 
 from topoalign.core.model.errors import InvalidField, InvalidMachine, clean, quoted
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 
 KIND = "topoalign.machine"
 VERSION = 1

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.topology.validate import LARGEST_MEMORY
+from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY
 
 _UNITS = ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
 

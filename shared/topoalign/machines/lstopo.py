@@ -21,7 +21,7 @@ from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
-from topoalign.core.model.topology.validate import MOST_CPUS, MOST_GPUS, MOST_NICS, MOST_NODES
+from topoalign.core.model.topology.topology_checks import MOST_CPUS, MOST_GPUS, MOST_NICS, MOST_NODES
 from topoalign.machines import pcie
 from topoalign.machines.cpu_sockets import number_sockets
 from topoalign.machines.hugepages import hugepage_totals

@@ -19,7 +19,7 @@ A matrix has less information than a machine. Missing information is derived:
 from collections.abc import Mapping, Sequence
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, parse_affinity, parse_link
 from topoalign.machines.nvidia_smi_matrix import Matrix, read_matrix

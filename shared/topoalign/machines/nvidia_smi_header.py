@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from topoalign.core.model.errors import InvalidMachine, quoted
-from topoalign.core.model.topology.validate import MOST_GPUS, MOST_NICS
+from topoalign.core.model.topology.topology_checks import MOST_GPUS, MOST_NICS
 from topoalign.machines.nvidia_smi_instead import no_matrix
 from topoalign.machines.nvidia_smi_lines import (
     CPU_AFFINITY,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.core.model.topology.links import Link, PcieClass
-from topoalign.core.model.topology.validate import MOST_CPUS, MOST_NODES
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.topology_checks import MOST_CPUS, MOST_NODES
 
 LONGEST_LINE = 65_536
 """Characters. The longest line of a matrix at the limits of `validate` has about 3,000."""

@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import PciBridge
 
 Chain = tuple[str, ...]

@@ -2,7 +2,7 @@
 
 from topoalign.core.model.errors import InvalidField, InvalidMachine
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 
 
 def check_possible(topology: Topology, what: str, remedy: str = "") -> Topology:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.model import Cpu, NumaNode
-from topoalign.core.model.topology.validate import LARGEST_MEMORY, MOST_CPUS, MOST_NODES
+from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY, MOST_CPUS, MOST_NODES
 from topoalign.machines.cpu_sockets import number_sockets
 from topoalign.machines.hugepages import hugepage_totals
 from topoalign.machines.sysfs_files import Tree, open_tree, parse_number

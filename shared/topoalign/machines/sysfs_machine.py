@@ -14,7 +14,7 @@ from pathlib import Path
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
-from topoalign.core.model.topology.validate import LARGEST_MEMORY, MOST_GPUS
+from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY, MOST_GPUS
 from topoalign.machines import pcie, sysfs_nics
 from topoalign.machines.possible import check_possible
 from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_numa_nodes

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Nic, NicPort, VirtualFunction
-from topoalign.core.model.topology.validate import MOST_NICS
+from topoalign.core.model.topology.topology_checks import MOST_NICS
 from topoalign.machines import pcie
 from topoalign.machines.sysfs_files import Tree, parse_number
 from topoalign.machines.sysfs_pci import DEVICES, device_path, nearest_numa_nodes

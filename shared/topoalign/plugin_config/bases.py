@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import LimitedBy
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
-from topoalign.core.model.topology.offers import LimitedBy
 from topoalign.plugin_config import resource_names
 from topoalign.plugin_config.checks import MIG_PREFIX
 from topoalign.plugin_config.configuration import Configuration, GpuEntry, MigEntry, NicEntry

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from topoalign.core.model.topology.offers import LimitedBy
+from topoalign.core.model.topology.device_offers import LimitedBy
 
 MigStrategy = Literal["none", "single", "mixed", "dynamic"]
 DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]

@@ -18,9 +18,9 @@ from topoalign.core.demand.device_lists import gpu_lists
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK, Limiter, Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK, Limiter, Offer, Slots
-from topoalign.core.model.topology.validate import MOST_HANDED_OUT
+from topoalign.core.model.topology.topology_checks import MOST_HANDED_OUT
 from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases, why_no_instances, why_no_slots
 from topoalign.plugin_config.configuration import (
     Chosen,

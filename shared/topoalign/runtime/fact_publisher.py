@@ -42,7 +42,7 @@ class FactPublisher:
             return await self._bus.publish(message)
         except IdTaken as error:
             self._log(error)
-        return await self._bus.publish(wire.renamed(message, token_hex(8)))
+        return await self._bus.publish(wire.with_message_mark(message, token_hex(8)))
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """As `Bus.publish_all`: a message whose id is taken has no position, and `publish` finds another id for it."""

@@ -134,12 +134,12 @@ def format_accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, a
 
 def account_of(node: NodeName) -> str:
     """The name of the account of a node."""
-    return "TOPOALIGN_NODES" if node == EVERY_NODE else f"TOPOALIGN_NODE_{wire.token(node)}"
+    return "TOPOALIGN_NODES" if node == EVERY_NODE else f"TOPOALIGN_NODE_{wire.encode_node_token(node)}"
 
 
 def token_of(node: NodeName) -> str:
     """The token of the node in subjects; `*` for every node."""
-    return "*" if node == EVERY_NODE else wire.token(node)
+    return "*" if node == EVERY_NODE else wire.encode_node_token(node)
 
 
 def subjects(patterns: Iterable[str], node: NodeName) -> list[str]:

@@ -21,7 +21,7 @@ class NodeBus:
     def __init__(self, hub: Bus, node: NodeName) -> None:
         self.hub = hub
         self._local = MemoryBus()
-        self._own = wire.token(node)
+        self._own = wire.encode_node_token(node)
 
     @property
     def near(self) -> Bus:

@@ -20,7 +20,7 @@ def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answ
 
     async def answer(body: bytes) -> bytes:
         refuse_malformed(body)
-        return wire.answer(await handle(wire.question(body, kind)))
+        return wire.encode_answer(await handle(wire.decode_request(body, kind)))
 
     return answer
 
@@ -34,12 +34,12 @@ async def reply_to(endpoint: Endpoint, body: bytes) -> bytes:
     try:
         reply = await endpoint.answer(body)
     except TopoalignError as error:
-        return wire.failure(error)
+        return wire.encode_error(error)
     except Exception:  # a defect must neither end the service nor leave the asker waiting
         log.exception("question failed", endpoint=endpoint.name)
-        return wire.failure(Unavailable("the service met a defect of its own", "its log has the details"))
+        return wire.encode_error(Unavailable("the service met a defect of its own", "its log has the details"))
     if len(reply) > wire.LARGEST_BODY:
-        return wire.failure(
+        return wire.encode_error(
             Unavailable(f"the answer of {len(reply)} bytes is more than {wire.LARGEST_BODY}", "ask for less at once")
         )
     return reply

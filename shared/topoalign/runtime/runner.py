@@ -168,7 +168,7 @@ async def bus_of(
 def published_subjects(services: Mapping[str, Serve], node: NodeName) -> list[str]:
     """The subjects that these services publish on. The permission for them is tested at the start."""
     return [
-        f"{wire.PREFIX}.{pattern.format(node=wire.token(node))}"
+        f"{wire.PREFIX}.{pattern.format(node=wire.encode_node_token(node))}"
         for pattern, writer in wire.SUBJECTS.values()
         if writer.split("-")[0] in services
     ]

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seam_reference import naive_rank
 
-from topoalign.core.demand.share_annotations import ANY_CARD, CardOrder, CardRules, Selection, Weights
+from topoalign.core.demand.share_annotations import ANY_GPU, GpuOrder, GpuRules, Selection, Weights
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.seam import Scores, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import by_topology
-from topoalign.core.sharing.cards import SharedCard, ShareRequest
-from topoalign.core.sharing.choice import choose
+from topoalign.core.sharing.choice import choose_gpus
+from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 from topoalign.machines import load_machine
 
 GIB = 2**30
@@ -29,9 +29,9 @@ APART = {"gpu0": (90, 1), "gpu1": (30, 1), "gpu4": (30, 1), "gpu5": (90, 1)}
 """Of the cards in use 1 and 4 have room, which are on two sockets; the two pairs left are whole."""
 
 
-def card(index: int, cores: int = 0, used: int = 0, **more: object) -> SharedCard:
+def card(index: int, cores: int = 0, used: int = 0, **more: object) -> SharedGpu:
     """A card of 8 GiB with so many cores and bytes held."""
-    held = SharedCard(
+    held = SharedGpu(
         device=DeviceID(f"GPU-{index}"),
         index=index,
         minor=index,
@@ -44,7 +44,7 @@ def card(index: int, cores: int = 0, used: int = 0, **more: object) -> SharedCar
 
 
 @st.composite
-def cards(draw: st.DrawFn, index: int) -> SharedCard:
+def cards(draw: st.DrawFn, index: int) -> SharedGpu:
     cores, memory = draw(st.sampled_from([(0, 0)] * 4 + [(0, 1), (30, 1), (30, 2), (60, 1), (100, 2)]))
     slots = draw(st.sampled_from([0, 0, 3]))
     return card(
@@ -63,21 +63,21 @@ def cards(draw: st.DrawFn, index: int) -> SharedCard:
 
 
 @st.composite
-def all_rules(draw: st.DrawFn) -> CardRules:
+def all_rules(draw: st.DrawFn) -> GpuRules:
     lists = [None, None, ("GPU-1", "GPU-2", "GPU-3"), ()]
-    return CardRules(
+    return GpuRules(
         types=Selection(*draw(st.sampled_from([(None, None), (None, None), (("h100",), None), (None, ("A100",))]))),
         uuids=Selection(draw(st.sampled_from(lists[:3])), draw(st.sampled_from([None, None, ("GPU-0",)]))),
         cordoned=frozenset(draw(st.sampled_from([(), (), (DeviceID("GPU-1"),)]))),
         mutex=draw(st.integers(0, 4)) == 0,
         numa_bind=draw(st.booleans()),
-        order=draw(st.sampled_from(CardOrder)),
+        order=draw(st.sampled_from(GpuOrder)),
         weights=draw(st.sampled_from([Weights(), Weights(0, 1, 0), Weights(2, 0, 1)])),
     )
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> tuple[list[SharedCard], list[list[int]]]:
+def machines(draw: st.DrawFn) -> tuple[list[SharedGpu], list[list[int]]]:
     count = draw(st.integers(1, 7))
     table = [[0] * count for _ in range(count)]
     for a, b in combinations(range(count), 2):
@@ -96,14 +96,14 @@ requests = st.builds(
 class Reference:
     """The rule read one sentence after another; all subsets."""
 
-    def __init__(self, held: Sequence[SharedCard], scores: Scores, request: ShareRequest, rules: CardRules) -> None:
+    def __init__(self, held: Sequence[SharedGpu], scores: Scores, request: ShareRequest, rules: GpuRules) -> None:
         self.held, self.scores, self.request, self.rules = held, scores, request, rules
         self.whole = request.cores == 100
         self.free = {
             at for at, each in enumerate(held) if is_unused(each) and each.healthy and each.device not in rules.cordoned
         }
 
-    def accepts(self, each: SharedCard) -> bool:
+    def accepts(self, each: SharedGpu) -> bool:
         """Whether the lists, the health and the cordon let the card be chosen."""
         types, uuids = self.rules.types, self.rules.uuids
         model = each.model.lower()
@@ -116,7 +116,7 @@ class Reference:
             and each.device not in (uuids.unwanted or ())
         )
 
-    def has_enough(self, each: SharedCard) -> bool:
+    def has_enough(self, each: SharedGpu) -> bool:
         if (self.whole or self.rules.mutex) and not is_unused(each):
             return False
         if self.whole:
@@ -147,14 +147,14 @@ class Reference:
         links = naive_rank(self.scores, self.scores, members, self.free)[:-1]
         if self.whole:
             return (links, members)
-        if order is CardOrder.TOPOLOGY_AWARE:
+        if order is GpuOrder.TOPOLOGY_AWARE:
             return (links, least, members)
-        if order is not CardOrder.BEST_FIT:
+        if order is not GpuOrder.BEST_FIT:
             full = sum(self.fullness(each) for each in held)
-            return (round(-full if order is CardOrder.BINPACK else full, 6), links, members)
+            return (round(-full if order is GpuOrder.BINPACK else full, 6), links, members)
         return (least, links, members) if len(members) == 1 else (links, least, members)
 
-    def fullness(self, each: SharedCard) -> float:
+    def fullness(self, each: SharedGpu) -> float:
         weights, asked = self.rules.weights, self.request
         slots = weights.slot * (each.slots_held + 1) / each.slots if each.slots else 0
         cores = weights.core * (each.cores_held + asked.cores) / each.cores
@@ -166,16 +166,16 @@ class Reference:
         return min(sets, key=self.rank, default=None)
 
 
-def is_unused(each: SharedCard) -> bool:
+def is_unused(each: SharedGpu) -> bool:
     return not each.exclusive and each.cores_held == each.memory_held == each.slots_held == 0
 
 
 def answer(
-    held: Sequence[SharedCard], scores: Scores, request: ShareRequest, rules: CardRules = ANY_CARD
+    held: Sequence[SharedGpu], scores: Scores, request: ShareRequest, rules: GpuRules = ANY_GPU
 ) -> Answer | None:
     """The indexes of the cards that are given; None if the request is refused."""
     try:
-        return tuple(each.index for each in choose(held, request, SetScorer(scores), rules))
+        return tuple(each.index for each in choose_gpus(held, request, SetScorer(scores), rules))
     except NoFit:
         return None
 
@@ -183,7 +183,7 @@ def answer(
 @settings(max_examples=200, deadline=None)
 @given(machines(), requests, all_rules())
 def test_the_cards_are_those_that_trying_all_subsets_finds(
-    machine: tuple[list[SharedCard], list[list[int]]], request: ShareRequest, rules: CardRules
+    machine: tuple[list[SharedGpu], list[list[int]]], request: ShareRequest, rules: GpuRules
 ) -> None:
     held, scores = machine
 
@@ -194,14 +194,14 @@ def test_whole_cards_of_equal_nodes_are_those_with_the_lowest_indexes() -> None:
     """Nothing is left of whole cards, so what runs on them is not compared."""
     held = [card(at, numa_node=at // 2, processes=int(at == 1)) for at in range(4)]
     same = [[10 * (a != b) for b in range(4)] for a in range(4)]
-    assert (0, 1) == answer(held, same, share(100, cards=2), CardRules(numa_bind=True))
+    assert (0, 1) == answer(held, same, share(100, cards=2), GpuRules(numa_bind=True))
 
 
 def share(cores: int = 20, memory: int = GIB, cards: int = 1) -> ShareRequest:
     return ShareRequest(cores=cores, memory=memory, cards=cards)
 
 
-def held_on(machine: Scores, **used: tuple[int, int]) -> list[SharedCard]:
+def held_on(machine: Scores, **used: tuple[int, int]) -> list[SharedGpu]:
     """The cards of a machine; of `gpu3` so many cores and GiB are held."""
     amounts = {int(name.removeprefix("gpu")): held for name, held in used.items()}
     return [card(i, amounts.get(i, (0, 0))[0], amounts.get(i, (0, 0))[1] * GIB) for i in range(len(machine))]
@@ -249,7 +249,7 @@ def test_cards_that_nobody_may_get_are_not_spared() -> None:
     """GPU 5 is cordoned or ill, so nobody can get the pair of GPUs 4 and 5 whole: a share breaks nothing on GPU 4."""
     ill = [msgspec.structs.replace(each, healthy=each.index != 5) for each in held_on(PAIRS)]
 
-    assert (4,) == answer(held_on(PAIRS), PAIRS, share(), CardRules(cordoned=frozenset([DeviceID("GPU-5")])))
+    assert (4,) == answer(held_on(PAIRS), PAIRS, share(), GpuRules(cordoned=frozenset([DeviceID("GPU-5")])))
     assert (4,) == answer(ill, PAIRS, share())
     assert (0,) == answer(held_on(PAIRS), PAIRS, share())
 
@@ -276,18 +276,18 @@ def test_memory_that_differs_by_pages_is_equal() -> None:
 @pytest.mark.parametrize(
     ("order", "weights", "expected"),
     [
-        (CardOrder.BINPACK, Weights(), (1,)),
-        (CardOrder.BINPACK, Weights(0, 1, 0), (2,)),
-        (CardOrder.SPREAD, Weights(), (3,)),
-        (CardOrder.SPREAD, Weights(0, 0, 1), (0,)),
+        (GpuOrder.BINPACK, Weights(), (1,)),
+        (GpuOrder.BINPACK, Weights(0, 1, 0), (2,)),
+        (GpuOrder.SPREAD, Weights(), (3,)),
+        (GpuOrder.SPREAD, Weights(0, 0, 1), (0,)),
     ],
 )
-def test_weights_say_what_makes_a_card_full(order: CardOrder, weights: Weights, expected: Answer) -> None:
+def test_weights_say_what_makes_a_card_full(order: GpuOrder, weights: Weights, expected: Answer) -> None:
     """Of cores and GiB are held 20 and 1, 40 and 6, 60 and 2, 0 and 2."""
     held = [card(0, 20, GIB), card(1, 40, 6 * GIB), card(2, 60, 2 * GIB), card(3, 0, 2 * GIB)]
     scores = [[0 if a == b else 10 for b in range(4)] for a in range(4)]
 
-    assert expected == answer(held, scores, share(), CardRules(order=order, weights=weights))
+    assert expected == answer(held, scores, share(), GpuRules(order=order, weights=weights))
 
 
 def test_many_cards_are_compared_within_bounds() -> None:
@@ -303,4 +303,4 @@ def test_many_cards_are_compared_within_bounds() -> None:
     assert (2,) == answer(held, scores, share(80))
     assert (2, 3) == answer(held, scores, share(200))
     assert (2, 3) == answer(held, scores, share(80, cards=2))
-    assert (8, 9, 12) == answer(fuller, scores, share(cards=3), CardRules(order=CardOrder.BINPACK))
+    assert (8, 9, 12) == answer(fuller, scores, share(cards=3), GpuRules(order=GpuOrder.BINPACK))

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedCard
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
-EMPTY = SharedCard(device=DeviceID("GPU-0"), index=0, minor=0, memory=8, slots=4)
+EMPTY = SharedGpu(device=DeviceID("GPU-0"), index=0, minor=0, memory=8, slots=4)
 held = st.integers(0, 200)
 
 

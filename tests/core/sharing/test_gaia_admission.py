@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.admission import MOST_KEPT, AdmissionNode, place, rank
+from topoalign.core.sharing.gaia.admission import MOST_KEPT, AdmissionNode, admission_order_key, place_containers
+from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 from topoalign.tools.conformance.gaia_admission import (
     AdmissionNodeCase,
     ExpectedPromise,
@@ -158,12 +158,12 @@ def test_a_pod_of_halves_is_promised_a_node_without_cards() -> None:
 
 
 def test_cards_that_are_unhealthy_are_not_promised() -> None:
-    ill = SharedCard(device=DeviceID("GPU-0"), index=0, minor=0, memory=BLOCK, healthy=False)
-    well = SharedCard(device=DeviceID("GPU-1"), index=1, minor=1, memory=BLOCK)
+    ill = SharedGpu(device=DeviceID("GPU-0"), index=0, minor=0, memory=BLOCK, healthy=False)
+    well = SharedGpu(device=DeviceID("GPU-1"), index=1, minor=1, memory=BLOCK)
     found = AdmissionNode(name=NodeName("a"), cards=(ill, well))
 
-    assert [{0: (1,)}, {0: (1,)}] == [place(found.cards, requests([asked])) for asked in ((20, 1), (100, 0))]
-    assert (True, found.load) == rank(found, requests([(200, 0)]))
+    assert [{0: (1,)}, {0: (1,)}] == [place_containers(found.cards, requests([asked])) for asked in ((20, 1), (100, 0))]
+    assert (True, found.load) == admission_order_key(found, requests([(200, 0)]))
 
 
 @given(
@@ -173,7 +173,7 @@ def test_cards_that_are_unhealthy_are_not_promised() -> None:
 def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], pods: list[list[Amounts]]) -> None:
     """It remembers who finds room: each pod asks twice, the second time when all others have asked."""
     shared = tuple(
-        SharedCard(
+        SharedGpu(
             device=DeviceID(str(i)), index=i, minor=i, memory=3 * BLOCK, cores_held=cores, memory_held=held * BLOCK
         )
         for i, (cores, held) in enumerate(held_of)
@@ -187,16 +187,16 @@ def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], 
 
     expected = [(fails(containers), node.load) for containers in pods * 2]
 
-    assert expected == [rank(node, requests(containers)) for containers in pods * 2]
+    assert expected == [admission_order_key(node, requests(containers)) for containers in pods * 2]
     assert len({tuple(each) for each in pods}) == len(node.rooms)
 
 
 def test_a_node_remembers_room_for_a_limited_number_of_pods() -> None:
-    card = SharedCard(device=DeviceID("GPU-0"), index=0, minor=0, memory=64 * BLOCK, cores_held=50)
+    card = SharedGpu(device=DeviceID("GPU-0"), index=0, minor=0, memory=64 * BLOCK, cores_held=50)
     node = AdmissionNode(name=NodeName("a"), cards=(card,))
     asked = [(cores, 1) for cores in range(1, 100)]
 
-    assert [cores > 50 for cores, _ in asked] == [rank(node, requests([each]))[0] for each in asked]
+    assert [cores > 50 for cores, _ in asked] == [admission_order_key(node, requests([each]))[0] for each in asked]
     assert 0 < len(node.rooms) <= MOST_KEPT < len(asked)
 
 

@@ -1,4 +1,4 @@
-"""The evaluators of the GPU tree against references that know only sets of cards, and accept every tied answer."""
+"""The evaluators of the GPU tree against references that know only sets of GPUs, and accept every tied answer."""
 
 import pytest
 from gaia_machines import BLOCK, LEVELS, Levels, card_lists, hierarchies
@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import evaluators
-from topoalign.core.sharing.gaia.tree import GpuTree, build, tree_of
-from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveCard, NothingAsked, NotWholeCards
+from topoalign.core.sharing.gaia.pcie_tree import GpuTree, build_free_tree, build_pcie_tree
+from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
+from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 
-Cards = tuple[SharedCard, ...]
+Cards = tuple[SharedGpu, ...]
 Answer = tuple[int, ...]
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[Levels, GpuTree]:
     levels = draw(hierarchies())
-    return levels, tree_of(build(levels, [0] * len(levels)), draw(card_lists(len(levels))))
+    return levels, build_free_tree(build_pcie_tree(levels, [0] * len(levels)), draw(card_lists(len(levels))))
 
 
 def nodes_of(levels: Levels) -> list[tuple[int, frozenset[int]]]:
-    """Level and cards of the inner nodes below the root: the neighbours of a card up to a level that one of them has."""
+    """Level and GPUs of the inner nodes below the root: the neighbours of a GPU up to a level that one of them has."""
     found = set()
     for card, row in enumerate(levels):
         for level in LEVELS:
@@ -32,7 +32,7 @@ def nodes_of(levels: Levels) -> list[tuple[int, frozenset[int]]]:
     return sorted(found, key=lambda node: (node[0], sorted(node[1])))
 
 
-def is_free(card: SharedCard) -> bool:
+def is_free(card: SharedGpu) -> bool:
     return card.healthy and not card.exclusive and card.cores_held == card.memory_held == 0
 
 
@@ -67,7 +67,7 @@ def all_fragments(levels: Levels, cards: Cards, count: int) -> set[Answer]:
 
 
 def all_links(levels: Levels, cards: Cards, count: int) -> set[Answer]:
-    """All answers of `link` for two cards or more: of the nodes that are the lowest with enough for one of their cards."""
+    """All answers of `link` for two GPUs or more: of the nodes that are the lowest with enough for one of their GPUs."""
     nodes = nodes_of(levels)
     lowest = set()
     for card in range(len(cards)):
@@ -94,7 +94,7 @@ def test_fragment_gives_one_of_the_tied_answers(machine: tuple[Levels, GpuTree],
 def test_link_gives_one_of_the_tied_answers(machine: tuple[Levels, GpuTree], count: int) -> None:
     levels, tree = machine
 
-    assert indexes(evaluators.link(tree, count)) in all_links(levels, tree.cards, count)
+    assert indexes(evaluators.choose_linked_gpus(tree, count)) in all_links(levels, tree.cards, count)
 
 
 @given(trees(), st.integers(1, 100), st.integers(1, 4 * BLOCK))
@@ -110,22 +110,22 @@ def test_share_gives_the_first_in_order_that_has_enough(
 
 @given(trees())
 def test_link_asked_for_one_card_may_give_one_in_use(machine: tuple[Levels, GpuTree]) -> None:
-    """An oddity of the original that `evaluate` never meets: a card is not asked whether it is in use."""
+    """An oddity of the original that `evaluate` never meets: a GPU is not asked whether it is in use."""
     _, tree = machine
     order = sorted(tree.cards, key=lambda c: (c.memory_left // BLOCK, c.processes, c.minor))
 
-    assert (order[0],) == evaluators.link(tree, 1)
+    assert (order[0],) == evaluators.choose_linked_gpus(tree, 1)
 
 
 def two_pairs(*, busy: int | None = None, minors: tuple[int, ...] = (0, 1, 2, 3)) -> GpuTree:
     levels = [[0 if a == b else 10 if a // 2 == b // 2 else 50 for b in range(4)] for a in range(4)]
     cards = [
-        SharedCard(
+        SharedGpu(
             device=DeviceID(f"GPU-{i}"), index=i, minor=minor, memory=4 * BLOCK, cores_held=10 if i == busy else 0
         )
         for i, minor in enumerate(minors)
     ]
-    return tree_of(build(levels, [0] * 4), cards)
+    return build_free_tree(build_pcie_tree(levels, [0] * 4), cards)
 
 
 def chosen(tree: GpuTree, cores: int, memory: int = BLOCK) -> list[int]:
@@ -139,12 +139,12 @@ def test_equal_nodes_go_by_the_lowest_minor_below_them() -> None:
 
 
 def test_a_lower_level_counts_more_than_fewer_free_cards() -> None:
-    """Cards 2 and 3 behind several switches are just two; the three behind one switch are nearer to one another."""
+    """GPUs 2 and 3 behind several switches are just two; the three behind one switch are nearer to one another."""
     three, two = {0, 1, 4}, {2, 3}
     levels = [[10 if {a, b} <= three else 20 if {a, b} <= two else 50 for b in range(5)] for a in range(5)]
-    cards = [SharedCard(device=DeviceID(f"GPU-{i}"), index=i, minor=9 - i, memory=BLOCK) for i in range(5)]
+    cards = [SharedGpu(device=DeviceID(f"GPU-{i}"), index=i, minor=9 - i, memory=BLOCK) for i in range(5)]
 
-    assert [9, 8] == chosen(tree_of(build(levels, [0] * 5), cards), 200)
+    assert [9, 8] == chosen(build_free_tree(build_pcie_tree(levels, [0] * 5), cards), 200)
 
 
 def test_one_card_is_taken_beside_a_card_in_use() -> None:
@@ -155,7 +155,7 @@ def test_one_card_is_taken_beside_a_card_in_use() -> None:
 
 
 def test_memory_of_whole_cards_is_not_looked_at() -> None:
-    """An oddity of the original: a card of 4 blocks is given to who asks for 100."""
+    """An oddity of the original: a GPU of 4 blocks is given to who asks for 100."""
     assert [0] == chosen(two_pairs(), 100, 100 * BLOCK)
 
 
@@ -163,11 +163,11 @@ def test_memory_of_whole_cards_is_not_looked_at() -> None:
     ("cores", "memory", "error", "finding"),
     [
         (0, 0, NothingAsked, "cores: 0, and so is memory"),
-        (150, 1, NotWholeCards, "cores: 150 is neither"),
-        (20, 0, AmountMissing, "memory: nothing is asked for beside cores"),
-        (0, 1, AmountMissing, "cores: nothing is asked for beside memory"),
-        (20, 4 * BLOCK + 1, MemoryAboveCard, "memory: 1024.000001 MiB"),
-        (500, 0, evaluators.NoFreeCard, "cores: the node has fewer than 5 cards"),
+        (150, 1, NotWholeGpus, "cores: 150 is neither"),
+        (20, 0, AmountMissing, "memory: nothing is asked for, although cores is"),
+        (0, 1, AmountMissing, "cores: nothing is asked for, although memory is"),
+        (20, 4 * BLOCK + 1, MemoryAboveGpu, "memory: 1024.000001 MiB"),
+        (500, 0, evaluators.NoFreeGpu, "cores: the node has fewer than 5 GPUs"),
     ],
 )
 def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[TopoalignError], finding: str) -> None:
@@ -176,19 +176,19 @@ def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[To
 
 
 def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
-    """An oddity of the original: a larger card may be given, and a smaller first card is what a refusal names."""
+    """An oddity of the original: a larger GPU may be given, and a smaller first GPU is what a refusal names."""
     tree = two_pairs()
-    large = tree_of(
-        tree.root, [*tree.cards[:3], SharedCard(device=DeviceID("GPU-3"), index=3, minor=3, memory=9 * BLOCK)]
+    large = build_free_tree(
+        tree.root, [*tree.cards[:3], SharedGpu(device=DeviceID("GPU-3"), index=3, minor=3, memory=9 * BLOCK)]
     )
 
     assert [3] == chosen(large, 20, 9 * BLOCK)
-    with pytest.raises(MemoryAboveCard, match="has 1024 MiB"):
+    with pytest.raises(MemoryAboveGpu, match="has 1024 MiB"):
         chosen(large, 20, 10 * BLOCK)
 
 
 @pytest.mark.parametrize("cores", [20, 100, 200])
 def test_a_machine_without_cards_has_none_to_give(cores: int) -> None:
     """The original does not start there."""
-    with pytest.raises(evaluators.NoFreeCard):
-        chosen(tree_of(build([], []), []), cores)
+    with pytest.raises(evaluators.NoFreeGpu):
+        chosen(build_free_tree(build_pcie_tree([], []), []), cores)

@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.gaia.tree import GpuTree, Node, build, occupy, release, tree_of
+from topoalign.core.sharing.gaia.pcie_tree import (
+    GaiaTreeNode,
+    GpuTree,
+    build_free_tree,
+    build_pcie_tree,
+    occupy,
+    release_amounts,
+)
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 Cluster = tuple[int, frozenset[int]]
 
@@ -36,7 +43,7 @@ def parent(node: Cluster, nodes: set[Cluster]) -> frozenset[int]:
     return min(above)[1] if above else frozenset()
 
 
-def pairs(node: Node, root: Node) -> list[tuple[Cluster, frozenset[int]]]:
+def pairs(node: GaiaTreeNode, root: GaiaTreeNode) -> list[tuple[Cluster, frozenset[int]]]:
     """Each node below one, with the cards of its parent, which are () for the root."""
     found = []
     for child in node.children:
@@ -47,7 +54,7 @@ def pairs(node: Node, root: Node) -> list[tuple[Cluster, frozenset[int]]]:
 
 @given(hierarchies())
 def test_nodes_are_the_clusters_of_each_level(levels: Levels) -> None:
-    root = build(levels, [0] * len(levels))
+    root = build_pcie_tree(levels, [0] * len(levels))
     nodes = clusters(levels) | {(0, frozenset([card])) for card in range(len(levels))}
 
     assert sorted(range(len(levels))) == [*root.members]
@@ -58,13 +65,13 @@ def test_nodes_are_the_clusters_of_each_level(levels: Levels) -> None:
 def test_cards_of_one_board_are_as_near_as_at_one_switch(levels: Levels) -> None:
     boards = [[0 if level == 10 else level for level in row] for row in levels]
 
-    assert build(levels, [0] * len(levels)) == build(boards, [1] * len(levels))
+    assert build_pcie_tree(levels, [0] * len(levels)) == build_pcie_tree(boards, [1] * len(levels))
 
 
 @given(odd_levels(), st.integers(0, 1))
 def test_each_card_is_below_the_root_once_whatever_the_levels(levels: Levels, board: int) -> None:
     """Levels that make no tree, and such as NVML does not know, lose no card and count none twice."""
-    root = build(levels, [board] * len(levels))
+    root = build_pcie_tree(levels, [board] * len(levels))
     leaves = [card for (level, members), _ in pairs(root, root) if level == 0 for card in members]
 
     assert [*range(len(levels))] == sorted(leaves)
@@ -73,13 +80,13 @@ def test_each_card_is_below_the_root_once_whatever_the_levels(levels: Levels, bo
 
 def test_cards_at_level_0_without_a_board_have_no_node_in_common() -> None:
     """The original ends with an error there; here each hangs below the root."""
-    assert [(0,), (1,)] == [child.members for child in build([[0, 0], [0, 0]], [0, 1]).children]
+    assert [(0,), (1,)] == [child.members for child in build_pcie_tree([[0, 0], [0, 0]], [0, 1]).children]
 
 
 def test_a_card_with_all_cores_is_free_though_memory_is_missing() -> None:
     """An oddity of the original; a use of memory alone takes a card out all the same."""
-    tree = occupy(tree_of(build([[0]], [0]), [card(0)]), 0, 50, 8 * BLOCK)
-    back = release(tree, 0, 50, BLOCK)
+    tree = occupy(build_free_tree(build_pcie_tree([[0]], [0]), [card(0)]), 0, 50, 8 * BLOCK)
+    back = release_amounts(tree, 0, 50, BLOCK)
 
     assert [(0, 50), (1, 100)] == [(each.available(each.root), each.cards[0].cores_left) for each in (tree, back)]
     assert BLOCK == back.cards[0].memory_left
@@ -88,15 +95,15 @@ def test_a_card_with_all_cores_is_free_though_memory_is_missing() -> None:
 
 def test_there_may_be_more_than_32_cards() -> None:
     levels = [[0 if a == b else 10 if a // 2 == b // 2 else 50 for b in range(40)] for a in range(40)]
-    root = build(levels, [0] * 40)
-    tree = occupy(tree_of(root, [card(index) for index in range(40)]), 39, 1, 1)
+    root = build_pcie_tree(levels, [0] * 40)
+    tree = occupy(build_free_tree(root, [card(index) for index in range(40)]), 39, 1, 1)
 
     assert 39 == tree.available(tree.root)
     assert [(38,), (39,)] == [leaf.members for leaf in root.children[0].children[-1].children]
 
 
-def card(index: int, memory: int = 8 * BLOCK) -> SharedCard:
-    return SharedCard(device=DeviceID(f"GPU-{index}"), index=index, minor=index + 3, memory=memory)
+def card(index: int, memory: int = 8 * BLOCK) -> SharedGpu:
+    return SharedGpu(device=DeviceID(f"GPU-{index}"), index=index, minor=index + 3, memory=memory)
 
 
 def available(tree: GpuTree) -> dict[frozenset[int], int]:
@@ -119,12 +126,12 @@ operations = st.tuples(
 def test_marks_are_those_of_sets_kept_for_each_node(levels: Levels, ops: list[tuple[bool, int, int, int]]) -> None:
     """Any use takes a card out of all nodes above it; having all 100 cores again puts it back, whatever its memory."""
     count = len(levels)
-    tree = tree_of(build(levels, [0] * count), [card(index) for index in range(count)])
+    tree = build_free_tree(build_pcie_tree(levels, [0] * count), [card(index) for index in range(count)])
     free = {members: {*members} for members in available(tree)}
     cores, memory = [100] * count, [8 * BLOCK] * count
     for taken, card_at, amount, size in ops:
         at = card_at % count
-        tree = (occupy if taken else release)(tree, at, amount, size)
+        tree = (occupy if taken else release_amounts)(tree, at, amount, size)
         sign = -1 if taken else 1
         cores[at] = (0 if taken else 100) if amount >= 100 else min(100, max(0, cores[at] + sign * amount))
         memory[at] = (0 if taken else 8) * BLOCK if amount >= 100 else min(8 * BLOCK, max(0, memory[at] + sign * size))
@@ -143,11 +150,11 @@ def test_what_is_held_already_is_not_free() -> None:
     """The tree of a node with allocations: a card with a share, a whole holder or a fault is not given whole."""
     held = [
         card(0),
-        SharedCard(device=DeviceID("GPU-1"), index=1, minor=4, memory=8, memory_held=1),
-        SharedCard(device=DeviceID("GPU-2"), index=2, minor=5, memory=8, exclusive=True),
-        SharedCard(device=DeviceID("GPU-3"), index=3, minor=6, memory=8, healthy=False),
+        SharedGpu(device=DeviceID("GPU-1"), index=1, minor=4, memory=8, memory_held=1),
+        SharedGpu(device=DeviceID("GPU-2"), index=2, minor=5, memory=8, exclusive=True),
+        SharedGpu(device=DeviceID("GPU-3"), index=3, minor=6, memory=8, healthy=False),
     ]
-    tree = tree_of(build([[50] * 4] * 4, [0] * 4), held)
+    tree = build_free_tree(build_pcie_tree([[50] * 4] * 4, [0] * 4), held)
 
     assert [held[0]] == tree.leaves(tree.root)
-    assert 2 == release(tree, 2, 100, 8).available(tree.root)
+    assert 2 == release_amounts(tree, 2, 100, 8).available(tree.root)

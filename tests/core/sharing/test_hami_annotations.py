@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.go_text import go_quoted, parse_int
 from topoalign.core.model.topology.mig import MigPlacement
-from topoalign.core.sharing.hami.foreign import NodeHealth, PodCard, check_handshake, decode_pod, encode_pod
+from topoalign.core.sharing.hami.node_annotations import NodeHealth, PodGpu, check_handshake, decode_pod, encode_pod
 from topoalign.core.sharing.hami.registration import (
     InvalidAnnotation,
-    RegisteredCard,
+    RegisteredGpu,
     RegisteredProfile,
     decode_old_register,
     decode_register,
@@ -22,7 +22,7 @@ from topoalign.core.sharing.hami.registration import (
 NOW = datetime(2026, 3, 4, 5, 6, 7)
 words = st.text(st.characters(codec="ascii", exclude_characters=",:;"), min_size=1, max_size=8)
 numbers = st.integers(-(1 << 31), (1 << 31) - 1)
-pod_cards = st.builds(PodCard, uuid=words, type=words, memory=numbers, cores=numbers)
+pod_cards = st.builds(PodGpu, uuid=words, type=words, memory=numbers, cores=numbers)
 
 
 def at(start: int, size: int) -> MigPlacement:
@@ -30,7 +30,7 @@ def at(start: int, size: int) -> MigPlacement:
 
 
 @given(st.lists(st.lists(pod_cards, max_size=3).map(tuple), max_size=4).map(tuple))
-def test_a_pod_is_read_as_it_was_written_with_one_container_more(containers: tuple[tuple[PodCard, ...], ...]) -> None:
+def test_a_pod_is_read_as_it_was_written_with_one_container_more(containers: tuple[tuple[PodGpu, ...], ...]) -> None:
     assert (*containers, ()) == decode_pod(encode_pod(containers))
 
 
@@ -51,11 +51,11 @@ def test_a_pod_that_cannot_be_read_has_upstreams_reason(text: str, reason: str) 
 
 
 def test_what_has_no_comma_is_no_card_of_a_pod() -> None:
-    assert ((), (PodCard(uuid="a", type="NVIDIA", memory=1, cores=-2),)) == decode_pod("x:;a,NVIDIA,1,-2,more::")
+    assert ((), (PodGpu(uuid="a", type="NVIDIA", memory=1, cores=-2),)) == decode_pod("x:;a,NVIDIA,1,-2,more::")
 
 
 registered = st.builds(
-    RegisteredCard,
+    RegisteredGpu,
     id=words,
     index=st.integers(0, 9),
     slots=numbers,
@@ -73,13 +73,13 @@ registered = st.builds(
 
 
 @given(st.lists(registered, max_size=3).map(tuple))
-def test_the_cards_of_a_node_are_read_as_they_were_written(cards: tuple[RegisteredCard, ...]) -> None:
+def test_the_cards_of_a_node_are_read_as_they_were_written(cards: tuple[RegisteredGpu, ...]) -> None:
     assert cards == decode_register(encode_register(cards))
 
 
 def test_what_is_zero_is_left_out_of_a_nodes_cards() -> None:
     profile = RegisteredProfile(name="1g.5gb", memory=4864, placements=(at(0, 1),))
-    card = RegisteredCard(
+    card = RegisteredGpu(
         id="GPU-a", slots=10, memory=8192, cores=100, type="NVIDIA P4", mode="mig", profiles=(profile,)
     )
 
@@ -90,7 +90,7 @@ def test_what_is_zero_is_left_out_of_a_nodes_cards() -> None:
 
 
 def test_todays_text_and_both_old_ones_are_told_apart() -> None:
-    card = RegisteredCard(id="a", slots=10, memory=7680, cores=100, type="P4", numa=1, mode="hami-core", healthy=True)
+    card = RegisteredGpu(id="a", slots=10, memory=7680, cores=100, type="P4", numa=1, mode="hami-core", healthy=True)
     later = msgspec.structs.replace(card, index=2, mode="mig")
 
     assert (card,) == decode_register("a,10,7680,100,P4,1,true:") == decode_register(encode_register([card]))

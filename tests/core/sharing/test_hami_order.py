@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, read_weights
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.sharing.hami.scores import ScoredCard, device_score, node_score, walk
+from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial
 
 weights = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5))
 
@@ -25,17 +25,19 @@ def test_cards_are_tried_from_the_end_of_the_sorted_list(
         card.score = Fraction(score)
     expected = [card.uuid for card in reversed(reference.sorted_list(some, policy, numa_bind))]
 
-    scored = [ScoredCard(usage(card), float(card.score)) for card in some]
+    scored = [ScoredGpu(usage(card), float(card.score)) for card in some]
 
-    assert expected == [card.uuid for card in walk(scored, policy, numa_bind)]
+    assert expected == [card.uuid for card in order_of_trial(scored, policy, numa_bind)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_order_of_the_list_has_no_say(policy: str) -> None:
-    some = [ScoredCard(usage(reference.Card(uuid, index=index)), 1.0) for uuid, index in (("a", 1), ("b", 1), ("c", 0))]
+    some = [ScoredGpu(usage(reference.Card(uuid, index=index)), 1.0) for uuid, index in (("a", 1), ("b", 1), ("c", 0))]
 
     assert {("b", "a", "c")} == {
-        tuple(card.uuid for card in walk(each, policy, bind)) for each in permutations(some) for bind in (True, False)
+        tuple(card.uuid for card in order_of_trial(each, policy, bind))
+        for each in permutations(some)
+        for bind in (True, False)
     }
 
 
@@ -46,10 +48,10 @@ def test_scores_are_those_of_the_formula(
 ) -> None:
     for card in some:
         expected = reference.score(card, several, weighted)
-        score = device_score(usage(card), [asked(each) for each in several], Weights(*weighted))
+        score = hami_gpu_score(usage(card), [asked(each) for each in several], Weights(*weighted))
 
         assert float(expected) == pytest.approx(score, rel=1e-6)
-    assert float(reference.node_score(some)) == pytest.approx(node_score([usage(card) for card in some]), rel=1e-6)
+    assert float(reference.node_score(some)) == pytest.approx(hami_gpus_score([usage(card) for card in some]), rel=1e-6)
 
 
 def test_scores_are_as_exact_as_those_of_single_precision() -> None:
@@ -57,7 +59,7 @@ def test_scores_are_as_exact_as_those_of_single_precision() -> None:
     first = usage(reference.Card("a", slots=10, used_slots=1, cores=100, used_cores=10, memory=1000, used_memory=600))
     second = usage(reference.Card("b", slots=10, used_slots=6, cores=100, used_cores=10, memory=1000, used_memory=100))
 
-    assert (8.0, 8.000000953674316) == (device_score(first, []), device_score(second, []))
+    assert (8.0, 8.000000953674316) == (hami_gpu_score(first, []), hami_gpu_score(second, []))
 
 
 @pytest.mark.parametrize("text", ["slot=1,core=1,memory=3", " memory=3 , slot = 1,core=+1"])

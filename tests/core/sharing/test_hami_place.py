@@ -10,7 +10,7 @@ from topoalign.core.demand.share_annotations import Weights
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.scorers import hami_order
 from topoalign.core.sharing.hami.fit import Unfit
-from topoalign.core.sharing.hami.place import NodeCards, PodShares, place
+from topoalign.core.sharing.hami.place import NodeGpus, PodShares, place_pod_as_hami
 from topoalign.core.sharing.hami.selection import PodRules, read_rules
 
 containers = st.lists(st.lists(requests, max_size=1), min_size=1, max_size=4)
@@ -36,8 +36,8 @@ def test_a_pod_is_placed_container_by_container(
     node = reference.Node(some, cordoned, scores)
     expected = reference.place(node, wanted, init, notes)
 
-    found = place(
-        NodeCards(cards=tuple(usage(card) for card in some), scores=scores, cordoned=frozenset(cordoned)),
+    found = place_pod_as_hami(
+        NodeGpus(cards=tuple(usage(card) for card in some), scores=scores, cordoned=frozenset(cordoned)),
         PodShares(
             containers=tuple(tuple(asked(request) for request in each) for each in wanted),
             init_containers=init,
@@ -53,7 +53,7 @@ def test_a_pod_is_placed_container_by_container(
     assert float(reference.node_score(some)) == pytest.approx(found.score, rel=1e-6)
 
 
-def spec_nodes() -> dict[str, NodeCards]:
+def spec_nodes() -> dict[str, NodeGpus]:
     """Two nodes of two cards of 8000 MiB; of device1 and device4 something is used."""
     cards = [
         reference.Card("device1", index=0, slots=10, memory=8000, used_slots=1, used_memory=2000, used_cores=25),
@@ -62,8 +62,8 @@ def spec_nodes() -> dict[str, NodeCards]:
         reference.Card("device4", index=1, slots=10, memory=8000, used_slots=1, used_memory=6000, used_cores=75),
     ]
     return {
-        "node1": NodeCards(cards=tuple(usage(each) for each in cards[:2])),
-        "node2": NodeCards(cards=tuple(usage(each) for each in cards[2:])),
+        "node1": NodeGpus(cards=tuple(usage(each) for each in cards[:2])),
+        "node2": NodeGpus(cards=tuple(usage(each) for each in cards[2:])),
     }
 
 
@@ -78,7 +78,7 @@ def spec_nodes() -> dict[str, NodeCards]:
 )
 def test_policies_of_nodes_and_of_cards_go_together(of_node: str, of_cards: str, node: str, card: str) -> None:
     pod = PodShares(containers=((asked(reference.Request(memory=1000, cores=20)),),), rules=PodRules(policy=of_cards))
-    found = {NodeName(name): place(each, pod) for name, each in spec_nodes().items()}
+    found = {NodeName(name): place_pod_as_hami(each, pod) for name, each in spec_nodes().items()}
     scores = {name: each.score for name, each in found.items() if not isinstance(each, Unfit)}
 
     assert {"node1": 3.0, "node2": 8.0} == {name: round(score, 4) for name, score in scores.items()}
@@ -93,7 +93,7 @@ def test_an_init_container_takes_another_card_where_it_needs_more() -> None:
     containers = tuple((asked(reference.Request(memory=memory)),) for memory in (5000, 4000))
     pod = PodShares(containers=containers, init_containers=1, rules=PodRules(policy="binpack"))
 
-    found = place(spec_nodes()["node2"], pod)
+    found = place_pod_as_hami(spec_nodes()["node2"], pod)
 
     assert not isinstance(found, Unfit)
     assert [["device3"], ["device3"]] == [[share.uuid for share in shares] for shares in found.containers]
@@ -107,7 +107,7 @@ def test_weights_say_which_card_is_fuller() -> None:
 
     def taken(weights: Weights) -> str:
         pod = PodShares(containers=(request,), rules=PodRules(policy="binpack", weights=weights))
-        found = place(NodeCards(cards=(a, b)), pod)
+        found = place_pod_as_hami(NodeGpus(cards=(a, b)), pod)
         assert not isinstance(found, Unfit)
         return found.containers[0][0].uuid
 
@@ -121,7 +121,7 @@ def test_the_request_counts_only_on_cards_named_like_their_vendor() -> None:
     def taken(model: str) -> str:
         large = usage(reference.Card("large", type=model, cores=200, used_cores=64))
         small = usage(reference.Card("small", type=model, cores=100, used_cores=25))
-        found = place(NodeCards(cards=(large, small)), PodShares(containers=(request,)))
+        found = place_pod_as_hami(NodeGpus(cards=(large, small)), PodShares(containers=(request,)))
         assert not isinstance(found, Unfit)
         return found.containers[0][0].uuid
 
@@ -131,10 +131,10 @@ def test_the_request_counts_only_on_cards_named_like_their_vendor() -> None:
 def test_init_containers_leave_the_cards_to_the_others() -> None:
     """Two init containers of a whole card each, one after another, and then the container: all on the only card."""
     whole = (asked(reference.Request(percent=100, cores=100)),)
-    node = NodeCards(cards=(usage(reference.Card("a")),))
+    node = NodeGpus(cards=(usage(reference.Card("a")),))
 
-    found = place(node, PodShares(containers=(whole, whole, whole), init_containers=2))
+    found = place_pod_as_hami(node, PodShares(containers=(whole, whole, whole), init_containers=2))
 
     assert not isinstance(found, Unfit)
     assert ("a", "a", "a") == tuple(shares[0].uuid for shares in found.containers)
-    assert Unfit("1/1 CardInsufficientMemory") == place(node, PodShares(containers=(whole, whole)))
+    assert Unfit("1/1 CardInsufficientMemory") == place_pod_as_hami(node, PodShares(containers=(whole, whole)))

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import type_selection, uuid_selection
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.selection import PodRules, cordoned, read_rules
-from topoalign.core.sharing.hami.usage import MIB, CardShare, usage_of, with_share
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiShare, to_hami_usage, with_share
+from topoalign.core.sharing.hami.selection import PodRules, read_cordoned_gpus, read_rules
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 
 @settings(max_examples=200, deadline=None)
@@ -43,13 +43,13 @@ def test_a_mode_is_accepted_as_a_part_of_the_annotation() -> None:
 
 
 def test_cordoned_cards_are_listed_on_their_node() -> None:
-    assert frozenset({"a", "b"}) == cordoned({"hami.io/device-cordon": " a,,b ,"})
-    assert frozenset() == cordoned({"hami.io/device-cordon": "  "}) == cordoned({})
+    assert frozenset({"a", "b"}) == read_cordoned_gpus({"hami.io/device-cordon": " a,,b ,"})
+    assert frozenset() == read_cordoned_gpus({"hami.io/device-cordon": "  "}) == read_cordoned_gpus({})
 
 
 def test_our_cards_in_his_amounts() -> None:
     """Rounded against whoever asks; a whole holder leaves nothing, and an unknown NUMA node is node 0."""
-    card = SharedCard(
+    card = SharedGpu(
         device=DeviceID("a"),
         index=1,
         minor=3,
@@ -59,8 +59,8 @@ def test_our_cards_in_his_amounts() -> None:
         slots_held=1,
         cores_held=30,
     )
-    found = usage_of(card)
-    whole = usage_of(SharedCard(device=DeviceID("a"), index=1, minor=3, memory=9 * MIB, slots=4, exclusive=True))
+    found = to_hami_usage(card)
+    whole = to_hami_usage(SharedGpu(device=DeviceID("a"), index=1, minor=3, memory=9 * MIB, slots=4, exclusive=True))
 
     assert (1, 0, 9, 2, 4, 1, 30) == (
         found.index, found.numa, found.memory, found.used_memory, found.slots, found.used_slots, found.used_cores,
@@ -69,8 +69,8 @@ def test_our_cards_in_his_amounts() -> None:
 
 
 def test_a_share_is_added_to_what_is_used() -> None:
-    card = usage_of(SharedCard(device=DeviceID("a"), index=0, minor=0, memory=9 * MIB, slots=4))
+    card = to_hami_usage(SharedGpu(device=DeviceID("a"), index=0, minor=0, memory=9 * MIB, slots=4))
 
-    held = with_share(card, CardShare(uuid=card.uuid, memory=3, cores=20))
+    held = with_share(card, HamiShare(uuid=card.uuid, memory=3, cores=20))
 
     assert (1, 3, 20, ()) == (held.used_slots, held.used_memory, held.used_cores, held.instances)

@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.errors import TooMuchWork
-from topoalign.core.model.topology.links import PcieClass
-from topoalign.core.sharing.hami import topology
-from topoalign.core.sharing.hami.topology import (
+from topoalign.core.model.topology.device_links import PcieClass
+from topoalign.core.sharing.hami import gpu_links
+from topoalign.core.sharing.hami.gpu_links import (
     GpuLinks,
     asymmetric,
+    hami_link_score,
     link_score,
     link_scores,
     nvlinks_between,
-    pair_score,
-    pick,
+    pick_best_connected,
 )
 
 CARDS = "abcdefg"
@@ -36,30 +36,30 @@ def test_the_best_set_of_all_is_picked(
     given_cards = [(uuid, position, 0) for position, uuid in enumerate(cards)]
     expected = tuple(position for _, position, _ in reference.picked(given_cards, count, scores))
 
-    assert expected == pick(cards, count, scores)
+    assert expected == pick_best_connected(cards, count, scores)
 
 
 def test_the_example_of_six_cards() -> None:
     """Walked from f to a: f and c, f and a are linked; the third of three is the first that ties."""
     scores = {a: {b: 100 if {a, b} in ({"a", "f"}, {"c", "f"}) else 1 for b in "abcdef" if b != a} for a in "abcdef"}
 
-    assert ("f", "c", "a") == tuple("fedcba"[position] for position in pick("fedcba", 3, scores))
+    assert ("f", "c", "a") == tuple("fedcba"[position] for position in pick_best_connected("fedcba", 3, scores))
 
 
 def test_eight_of_sixteen_equal_cards_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no set can be better than the first one, no other is looked at."""
     cards = [str(number) for number in range(16)]
-    monkeypatch.setattr(topology, "MOST_STEPS", 20)
+    monkeypatch.setattr(gpu_links, "MOST_STEPS", 20)
 
-    assert tuple(range(8)) == pick(cards, 8, {a: dict.fromkeys(cards, 1800) for a in cards})
+    assert tuple(range(8)) == pick_best_connected(cards, 8, {a: dict.fromkeys(cards, 1800) for a in cards})
 
 
 def test_a_search_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = {a: {b: abs(ord(a) - ord(b)) for b in CARDS} for a in CARDS}
-    monkeypatch.setattr(topology, "MOST_STEPS", 5)
+    monkeypatch.setattr(gpu_links, "MOST_STEPS", 5)
 
     with pytest.raises(TooMuchWork):
-        pick(CARDS, 3, scores)
+        pick_best_connected(CARDS, 3, scores)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_links_of_a_pair_add_up() -> None:
     a = GpuLinks(uuid="a", index=0, links={1: (PcieClass.SYS, 4)})
     b = GpuLinks(uuid="b", index=1, links={0: (PcieClass.SYS, 4)})
 
-    assert 410 == pair_score(a, b)
+    assert 410 == hami_link_score(a, b)
     assert [("a", {"b": 410}), ("b", {"a": 410})] == [(each.uuid, each.score) for each in link_scores([a, b])]
 
 
@@ -93,7 +93,7 @@ def test_a_pair_that_counts_its_links_differently_is_worth_nothing() -> None:
     a = GpuLinks(uuid="a", index=0, links={1: (PcieClass.SYS, 4)})
     b = GpuLinks(uuid="b", index=1, links={0: (PcieClass.SYS,)})
 
-    assert (0, 0, True) == (pair_score(a, b), pair_score(b, a), asymmetric(a, b))
+    assert (0, 0, True) == (hami_link_score(a, b), hami_link_score(b, a), asymmetric(a, b))
 
 
 def test_through_switches_the_card_with_fewer_links_counts() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from topoalign.core.demand import share_annotations
-from topoalign.core.deviceshare.names import ANNOTATIONS
+from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS
 from topoalign.core.model.ids import GPU, NIC, ResourceName
 from topoalign.core.sharing.pod_warnings import CORE_LIMIT, LONGEST, MOST, warnings_of
 

@@ -11,9 +11,16 @@ from unit_support import DGX, in_units
 
 from topoalign.core.model.ids import ContainerName, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.sharing.quotas import OverQuota, check_quota, gpu_sizes, lowest_limits, quota_amounts, total
+from topoalign.core.sharing.quota_amounts import (
+    OverQuota,
+    check_quota,
+    gpu_sizes,
+    lowest_limits,
+    quota_amounts,
+    sum_quota_amounts,
+)
 
 COUNT, MEMORY = ResourceName("nvidia.com/gpu"), ResourceName("nvidia.com/gpumem")
 CORES, UNITS = ResourceName("nvidia.com/gpucores"), ResourceName("tencent.com/vcuda-core")
@@ -139,7 +146,7 @@ def test_an_init_container_without_amounts_counts_at_its_moment() -> None:
 @pytest.mark.parametrize(("asked", "fits"), [(20, True), (21, False), (0, True)])
 def test_a_limit_may_be_reached_and_not_exceeded(asked: int, fits: bool) -> None:
     limits = lowest_limits([{UNITS: 100, MEMORY: 5}, {UNITS: 70}])
-    used = total([{UNITS: 30}, {UNITS: 20, COUNT: 3}])
+    used = sum_quota_amounts([{UNITS: 30}, {UNITS: 20, COUNT: 3}])
 
     assert ({UNITS: 70, MEMORY: 5}, {UNITS: 50, COUNT: 3}) == (limits, used)
     if fits:

@@ -18,9 +18,9 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import CPU, DeviceID
 from topoalign.core.model.ids import MEMORY as HOST_MEMORY
 from topoalign.core.model.requests import AdmissionRules, Policy
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.core.state.fold import NodeState
 
 BLOCKS = 8

@@ -29,7 +29,7 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.processes import GpuProcess, ProcessIdentity
-from topoalign.core.usage.attribution import DeviceShares, NodeShares, shares_of
+from topoalign.core.usage.attribution import DeviceShares, NodeShares, attribute_use
 
 TRAIN, INFER = owner("train"), owner("infer")
 
@@ -211,7 +211,7 @@ def test_a_container_that_was_not_seen_to_end_is_named() -> None:
 
 def test_shares_survive_json() -> None:
     state = state_of(held(1, "GPU-0", of=TRAIN, uid=UIDS[0]))
-    found = shares_of(state, measurement(use("GPU-0", process(1, GIB, in_pod(UIDS[0])), process(2, None, None))))
+    found = attribute_use(state, measurement(use("GPU-0", process(1, GIB, in_pod(UIDS[0])), process(2, None, None))))
 
     assert found == msgspec.json.decode(msgspec.json.encode(found), type=NodeShares)
 

@@ -10,12 +10,12 @@ from use_support import GIB, MACHINE, NODE, SHARED, UIDS, held, in_pod, measurem
 
 from topoalign.core.model.events import Allocation, AllocationsSnapshot, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.state.fold import NodeState, announced
-from topoalign.core.usage.attribution import shares_of
-from topoalign.core.usage.gaia_display import Devices, bus_id, graph_of, usages_of
+from topoalign.core.state.fold import NodeState, initial_state
+from topoalign.core.usage.attribution import attribute_use
+from topoalign.core.usage.gaia_display import ContainerGpus, bus_id, graph_of, usages_of
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 FOUR = Topology(
@@ -44,11 +44,11 @@ USED = (
 def node(*allocations: Allocation, machine: Topology = FOUR, ailing: str = "") -> NodeState:
     health = {gpu.id: HEALTHY for gpu in machine.gpus if gpu.id != ailing}
     snapshot = AllocationsSnapshot(node=NODE, epoch=1, seq=1, allocations=allocations, digest="")
-    return announced(NODE, machine, health, "test").apply(snapshot)
+    return initial_state(NODE, machine, health, "test").apply(snapshot)
 
 
 def graph(state: NodeState, *uses: object) -> str:
-    return graph_of(state, shares_of(state, measurement(*uses)))  # type: ignore[arg-type]  # uses of any kind
+    return graph_of(state, attribute_use(state, measurement(*uses)))  # type: ignore[arg-type]  # uses of any kind
 
 
 def test_the_graph_is_the_tree_with_what_is_left_of_each_card() -> None:
@@ -177,7 +177,7 @@ def test_usage_is_told_by_pod_container_and_card() -> None:
         held(3, "GPU-3", of=None),
     )
 
-    found = usages_of(FOUR, shares_of(state, measurement(*USED))).usage
+    found = usages_of(FOUR, attribute_use(state, measurement(*USED))).usage
 
     assert {UIDS[0], UIDS[1]} == found.keys()
     train, infer = found[UIDS[0]], found[UIDS[1]]
@@ -185,7 +185,7 @@ def test_usage_is_told_by_pod_container_and_card() -> None:
     assert ("00000000:07:00.0", "0", 40.0, 1024.0, (72,), 81920.0) == msgspec.structs.astuple(first)
     assert ("1", 0.0, 0.0, ()) == (second.card_idx, second.gpu, second.mem, second.pids)
     assert ("ml", 2.0, 163840.0) == (train.project, train.spec["main"].gpu, train.spec["main"].mem)
-    assert ["serve"] == [*infer.stat] and isinstance(infer.stat["serve"], Devices)
+    assert ["serve"] == [*infer.stat] and isinstance(infer.stat["serve"], ContainerGpus)
     assert {"serve": {"gpu": 0.0, "mem": 0.0}} == msgspec.to_builtins(infer.spec)
 
 

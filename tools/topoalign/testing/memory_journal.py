@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 
 
 class MemoryJournal:
@@ -10,10 +10,10 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.doubt: str | None = None
-        self._entries: list[Entry] = []
+        self._entries: list[JournalEntry] = []
         self._published: tuple[int, int] | None = (0, 0)
 
-    def load(self) -> list[Entry]:
+    def load(self) -> list[JournalEntry]:
         """All entries, oldest first."""
         return list(self._entries)
 
@@ -21,11 +21,11 @@ class MemoryJournal:
         """Confirms the record."""
         self.doubt = None
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Adds an entry."""
         self._entries.append(entry)
 
-    def rewrite(self, entries: Sequence[Entry]) -> None:
+    def rewrite(self, entries: Sequence[JournalEntry]) -> None:
         """Replaces all entries by these."""
         self._entries = list(entries)
 

@@ -155,7 +155,7 @@ class HardwareWatch:
         question = msgspec.json.encode(PublishedRequest(node=node))
         try:
             answer = await self._bus.ask(wire.published_subject(node), question, ASK_AGAIN_SECONDS)
-            published = wire.answered(answer, dict[str, Published]).get(kind)
+            published = wire.decode_answer(answer, dict[str, Published]).get(kind)
         except NobodyAnswers:
             return True
         except (Unavailable, BadRequest) as error:
@@ -205,7 +205,7 @@ class HardwareWatch:
         delivery = {"topology": self._topology, "health": self._health}
         try:
             answer = await self._bus.ask(wire.alive_subject(node), question, ASK_AGAIN_SECONDS)
-            self._newest = wire.answered(answer, dict[str, tuple[int, int]])
+            self._newest = wire.decode_answer(answer, dict[str, tuple[int, int]])
         except (Unavailable, BadRequest) as error:
             log.debug("discovery does not answer", finding=error.finding)
             if not self._bus.connected and self.reason() is None:

@@ -83,7 +83,7 @@ class Announcer:
 
     def submit(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
         """Publishes this message instead of an earlier one of its kind that still waits."""
-        message = wire.encode(event, self._clock.wall())
+        message = wire.encode_event(event, self._clock.wall())
         self._waiting[message.subject] = message
         if self._near is not None:
             self._unsent.append(message)

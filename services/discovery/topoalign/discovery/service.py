@@ -24,10 +24,10 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.core.model.topology.degraded import degraded_gpus
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
-from topoalign.core.state.device_health import HandedOut
+from topoalign.core.state.holding_health import HandedOut
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_lookup import find_devices
 from topoalign.discovery.health_keeper import HealthKeeper

@@ -12,7 +12,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.hints.providers import answer, request_of
+from topoalign.core.hints.providers import answer_hint_request, request_of_question
 from topoalign.core.model.errors import InvalidField, Unavailable
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion
@@ -80,4 +80,4 @@ class Hinting:
         known = self._topology
         if known is None or question.topology != (known.epoch, known.revision):
             raise UnknownTopology(question.topology, (known.epoch, known.revision) if known is not None else None)
-        return answer(request_of(question, known))
+        return answer_hint_request(request_of_question(question, known))

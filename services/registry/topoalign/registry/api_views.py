@@ -18,20 +18,20 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.processes import LibraryReading, Measurement
 from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.topology.device_names import NamedDevice, named_devices
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.names import NamedDevice, named_devices
 from topoalign.core.ports import Bus
-from topoalign.core.sharing.hami.foreign import UNKNOWN_NUMA, Liveness
+from topoalign.core.sharing.hami.node_annotations import UNKNOWN_NUMA, HamiLiveness
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import held_by_slot, total
-from topoalign.core.usage.attribution import DeviceShares, shares_of
-from topoalign.core.usage.library import has_library, with_library
+from topoalign.core.state.share_amounts import held_by_slot, sum_amounts
+from topoalign.core.usage.attribution import DeviceShares, attribute_use
+from topoalign.core.usage.limiter_library import has_library, with_library
 from topoalign.registry.cluster_nodes import ClusterNode, bare
 from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, HamiView
 
 
 class ResourceCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Devices of one resource; `total` is the sum of the other three."""
+    """Devices of one resource; `sum_amounts` is the sum of the other three."""
 
     total: int
     free: int
@@ -171,7 +171,7 @@ def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
         epoch=0,
         seq=0,
         digest="",
-        stale=foreign.liveness(node) is not Liveness.LIVE,
+        stale=foreign.liveness(node) is not HamiLiveness.LIVE,
         last_event=None,
         foreign=HAMI,
     )
@@ -225,7 +225,7 @@ def allocation_views(member: ClusterNode, live: Iterable[Allocation]) -> Iterato
 def amounts_held(hardware: Topology, allocation: Allocation) -> dict[DeviceID, Amount]:
     """GPU -> how much of it an allocation holds in units or slots, for those of which it holds any."""
     in_slots = held_by_slot(hardware, (allocation,))
-    return {**allocation.amounts, **{gpu: total(slots.values()) for gpu, slots in in_slots.items()}}
+    return {**allocation.amounts, **{gpu: sum_amounts(slots.values()) for gpu, slots in in_slots.items()}}
 
 
 def ailing(state: NodeState) -> dict[DeviceID, DeviceHealth]:
@@ -279,7 +279,7 @@ class SharesView(msgspec.Struct, frozen=True, kw_only=True):
 async def measure_node(bus: Bus, node: NodeName) -> Measurement:
     """The use of a node's GPUs now. Raises Unavailable where its discovery does not answer or cannot measure."""
     question = msgspec.json.encode(UseRequest(node=node))
-    return wire.answered(await bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS), Measurement)
+    return wire.decode_answer(await bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS), Measurement)
 
 
 async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
@@ -289,7 +289,7 @@ async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
         return LibraryReading(node=state.node)
     question = msgspec.json.encode(UseRequest(node=state.node))
     try:
-        return wire.answered(
+        return wire.decode_answer(
             await bus.ask(wire.admission_subject(state.node, "library-use"), question, within=LIBRARY_SECONDS),
             LibraryReading,
         )
@@ -300,7 +300,7 @@ async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
 def shares_view(member: ClusterNode, measurement: Measurement, reading: LibraryReading) -> SharesView:
     """The measurement and what libraries count, with the node's allocations of this moment."""
     state = bare(member.state)
-    shares = with_library(shares_of(state, measurement), reading)
+    shares = with_library(attribute_use(state, measurement), reading)
     gpus = state.hardware.gpu_by_id
     return SharesView(
         node=shares.node,

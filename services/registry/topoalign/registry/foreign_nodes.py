@@ -27,20 +27,20 @@ from anyio.abc import TaskStatus
 
 from topoalign.core import wire
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED
-from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE, ForeignPage, ForeignRequest
+from topoalign.core.diagnosis.hami_nodes import CONTESTED_NODE, FOREIGN_NODE, ForeignPage, ForeignRequest
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
-from topoalign.core.sharing.hami.foreign import (
-    ForeignCard,
+from topoalign.core.sharing.hami.node_annotations import (
+    ForeignGpu,
     ForeignPod,
-    Liveness,
-    cards_of,
+    HamiLiveness,
+    foreign_gpus,
     liveness_of,
-    read_cards,
+    read_registered_gpus,
     read_shares,
 )
-from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredCard
+from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu
 from topoalign.kubelet.files.manifest import ManifestSpec, PodManifest
 from topoalign.kubelet.files.resource_quantities import whole
 from topoalign.registry.ports import SeenNode, SeenPod
@@ -60,7 +60,7 @@ log = structlog.get_logger("topoalign.registry.foreign_nodes")
 class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node with HAMi's register annotation."""
 
-    cards: tuple[RegisteredCard, ...]
+    cards: tuple[RegisteredGpu, ...]
     finding: str
     """Why its GPUs are not known; empty: they are."""
     handshake: str | None
@@ -71,13 +71,13 @@ class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
 class HamiView(msgspec.Struct, frozen=True, kw_only=True):
     """The information about a node in HAMi's annotations."""
 
-    liveness: Liveness
+    liveness: HamiLiveness
     """Of its device plugin."""
     handshake: str | None
     """The annotation; its time is the local time of HAMi's scheduler."""
     finding: str
     """Why the GPUs are not known; empty: they are."""
-    cards: tuple[ForeignCard, ...]
+    cards: tuple[ForeignGpu, ...]
 
 
 class ForeignNodes:
@@ -123,13 +123,13 @@ class ForeignNodes:
         """How many pods on a node hold shares that HAMi allocated."""
         return len(self._pods.get(node, NOTHING))
 
-    def liveness(self, node: NodeName) -> Liveness:
+    def liveness(self, node: NodeName) -> HamiLiveness:
         """Of HAMi's device plugin on a node that is in `names`."""
         known = self._nodes[node]
         now = datetime.fromtimestamp(self._clock.wall(), UTC).replace(tzinfo=None)
         return liveness_of(known.handshake, known.allocatable, now)
 
-    def cards(self, node: NodeName) -> tuple[RegisteredCard, ...]:
+    def cards(self, node: NodeName) -> tuple[RegisteredGpu, ...]:
         """Those of a node that is in `names`."""
         return self._nodes[node].cards
 
@@ -142,7 +142,7 @@ class ForeignNodes:
             liveness=self.liveness(node),
             handshake=known.handshake and clean(known.handshake, LONGEST_HANDSHAKE),
             finding=known.finding,
-            cards=cards_of(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
+            cards=foreign_gpus(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
         )
 
     def see(self, node: SeenNode) -> None:
@@ -154,7 +154,7 @@ class ForeignNodes:
         before = self._nodes.get(node.name)
         finding = ""
         try:
-            cards = read_cards(hami.register)
+            cards = read_registered_gpus(hami.register)
         except InvalidAnnotation as error:
             cards = ()
             finding = error.finding
@@ -226,7 +226,7 @@ class ForeignNodes:
     def _judge(self, node: NodeName) -> None:
         before = self.refusal(node)
         refusal = ""
-        if node in self._nodes and (self.pods(node) or self.liveness(node) is Liveness.LIVE):
+        if node in self._nodes and (self.pods(node) or self.liveness(node) is HamiLiveness.LIVE):
             refusal = CONTESTED_NODE if self._answering(node) else FOREIGN_NODE
         if refusal == before:
             return

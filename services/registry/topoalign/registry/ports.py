@@ -13,7 +13,7 @@ import msgspec
 from topoalign.core.demand.node_filters import Taint
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
-from topoalign.core.sharing.hami.foreign import NodeAnnotations
+from topoalign.core.sharing.hami.node_annotations import NodeAnnotations
 from topoalign.kubelet.files.manifest import PodManifest
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, pod_to_schedule
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from topoalign.core.scoring.quality import Packing
+from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring
 
 
@@ -46,7 +46,7 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     node is packed; by what NUMA nodes have left, `least-allocated`, `most-allocated`, `balanced`, `least-numa-nodes`;
     `gaia`: in the order of gpu-admission; `hami`: in that of HAMi's scheduler."""
 
-    scoring_packing: Packing = Packing.BINPACK
+    scoring_packing: NodePacking = NodePacking.BINPACK
     """Which nodes `quality` puts first where devices are equally good: `binpack` those that are fuller, so that whole
     nodes stay free for pods that need them; `spread` those that are emptier."""
 

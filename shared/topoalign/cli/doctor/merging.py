@@ -10,8 +10,7 @@ from topoalign.cli.doctor.kubelets import numa_node_count, read_kubelet_rules, r
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.cost import longest
-from topoalign.core.policy.merge.cost import warning as slow
+from topoalign.core.policy.merge.cost import longest, warn_of_combinations
 
 REMEDY = (
     "ask for fewer resources in one container, use policy single-numa-node, which merges hints of single NUMA nodes alone, "
@@ -29,7 +28,7 @@ def kubelet_merge(subject: Subject) -> CheckResult | None:
     if rules is None or nodes is None or not POLICIES[rules.policy].asks or nodes > rules.max_allowable_numa_nodes:
         return None
     on_nodes = count_resource_nodes(subject, rules, nodes)
-    found = slow({name: longest(few, rules.policy) for name, few in on_nodes.items()})
+    found = warn_of_combinations({name: longest(few, rules.policy) for name, few in on_nodes.items()})
     if found is not None:
         return warning_finding(f"for a container that asks for everything {found}", REMEDY)
     return ok(f"{len(on_nodes)} resources on {nodes} NUMA nodes are merged without delay")

@@ -10,8 +10,8 @@ import click
 
 from topoalign.cli import options, output
 from topoalign.core.model.errors import clean
-from topoalign.core.state.device_health import UNKNOWN
-from topoalign.core.state.divisions import divisions
+from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
+from topoalign.core.state.holding_health import UNKNOWN
 
 if TYPE_CHECKING:
     from topoalign.cli.draw.diagram import Diagram
@@ -113,7 +113,7 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     devices = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
     known = {device: status.health_of(device) for device in devices}
     health = {device: found for device, found in known.items() if found is not UNKNOWN}
-    divided = divisions(status.state) if status.announced else {}
+    divided = partitioning_by_gpu(status.state) if status.announced else {}
     parts = {gpu: each for gpu, each in divided.items() if not each.is_whole}
     return diagram_of(status.node, status.topology, status.allocations, health, parts)
 

@@ -13,7 +13,7 @@ from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.placement.preference import seam_of
-from topoalign.core.state.divisions import Division, Parts
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts
 
 SHORT_WAYS = {
     "time slices": "slices",
@@ -116,7 +116,7 @@ def device_of(
     legend: Sequence[str],
     holders: Sequence[str],
     health: DeviceHealth | None,
-    division: Division | None = None,
+    division: GpuPartitioning | None = None,
 ) -> DrawnDevice:
     """Makes the drawing of this GPU or NIC. `holders`: positions in the legend; `division`: of a partitioned GPU."""
     listed = topology.listed_nodes(one.numa_affinity)
@@ -150,7 +150,7 @@ def device_of(
     return replace(device, story="\n".join(story))
 
 
-def divided_lines(division: Division | None) -> tuple[str, ...]:
+def divided_lines(division: GpuPartitioning | None) -> tuple[str, ...]:
     """Two lines of a partitioned GPU: how it is shared, and its remaining amounts: `slots, 8 left:` and `60% 28 GiB`."""
     if division is None:
         return ()

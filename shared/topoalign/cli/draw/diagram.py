@@ -13,7 +13,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
-from topoalign.core.state.divisions import Division
+from topoalign.core.state.gpu_partitioning import GpuPartitioning
 
 UNKNOWN = (-1,)
 """Stands for the sockets of a NUMA node that are not known."""
@@ -73,7 +73,7 @@ def diagram_of(
     topology: Topology,
     allocations: Iterable[Allocation] = (),
     health: Mapping[DeviceID, DeviceHealth] | None = None,
-    divided: Mapping[DeviceID, Division] = {},
+    divided: Mapping[DeviceID, GpuPartitioning] = {},
 ) -> Diagram:
     """
     A machine as it stands. `health`: what is known of its devices; one that is not in it is drawn as healthy. `divided`: the

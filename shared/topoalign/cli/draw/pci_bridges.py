@@ -15,7 +15,7 @@ from typing import TypeAlias
 from topoalign.cli.draw.device import DrawnDevice
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 
 DEEPEST = 6
 """Levels that are drawn. Real machines have three; deeper devices are attached to the last of them."""

@@ -1,22 +1,23 @@
 """
-The one decision: does this pod fit on this node, and what does each of its containers get?
+Decides whether a pod fits on a node, and what each of its containers gets.
 
-`decided` does no I/O. It yields what it wants to know, hints and preferences among devices, and is sent the answers by
-`drive`: the allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the functions of this
-package. Nothing of it depends on time or chance, so equal questions get equal decisions. How it is decided is in `pipeline`.
+`iterate_decision` does no I/O. It yields its questions about hints and about preferences among devices, and `drive`
+sends it the answers. The allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the
+functions of this package. Nothing depends on time or chance, so equal questions get equal decisions. `pipeline` has
+the steps.
 """
 
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import TypeVar
 
-from topoalign.core.admission.by_chance import Run, likely
+from topoalign.core.admission.by_chance import Run, decide_most_likely
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.demand.shares import slot_resources, unit_resources
 from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.providers import answer
+from topoalign.core.hints.providers import answer_hint_request
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.requests import AdmissionRules, PodRequest
@@ -31,14 +32,14 @@ from topoalign.core.sharing.pod_checks import (
 )
 from topoalign.core.state.fold import NodeState
 
-# Drives a decision: asks elsewhere what it asks, and sends it the answers.
+# Drives a decision: forwards its questions and sends it the answers.
 #
 # A decision is a generator that yields its questions and returns its result, so the same steps run whether an answer
-# comes from this process, from NATS or from gRPC. Who has the answers passes them as a function; the loop around them
-# is here, once for answers that are there at once and once for those that are waited for.
+# comes from this process, from NATS or from gRPC. The caller passes a function that answers. The loop exists twice:
+# for answers that are available at once, and for answers that are awaited.
 #
-# What `answer` raises as a TopoalignError is raised at the question that it could not answer: the steps say what that
-# means. Anything else ends the drive.
+# If `answer_hint_request` raises a TopoalignError, it is raised at the question that could not be answered, and the
+# steps handle it. Any other error ends the drive.
 
 
 Q = TypeVar("Q")
@@ -47,7 +48,10 @@ T = TypeVar("T")
 
 
 def drive(steps: Generator[Q, R, T], answer: Callable[[Q], R]) -> T:
-    """What the steps return in the end. Raises what they raise, and from `answer` what is no TopoalignError."""
+    """
+    Runs the steps and returns their result. Raises what they raise, and errors of `answer_hint_request` other than
+    TopoalignError.
+    """
     proceed: Callable[[], Q] = partial(next, steps)
     while True:
         try:
@@ -62,7 +66,7 @@ def drive(steps: Generator[Q, R, T], answer: Callable[[Q], R]) -> T:
 
 
 async def drive_async(steps: Generator[Q, R, T], answer: Callable[[Q], Awaitable[R]]) -> T:
-    """`drive`, where answers are waited for."""
+    """`drive` for answers that are awaited."""
     proceed: Callable[[], Q] = partial(next, steps)
     while True:
         try:
@@ -78,35 +82,35 @@ async def drive_async(steps: Generator[Q, R, T], answer: Callable[[Q], Awaitable
 
 def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: bool = False) -> Decision:
     """
-    Decides with the hints and preferences of this process. `explain`: the answer says which other sets of devices could have
-    been chosen, which takes a quarter of the time of a decision.
+    Decides about a pod with the hints and preferences of this process. `explain`: the answer lists which other sets of
+    devices could have been chosen, which takes a quarter of the time of a decision.
 
-    Raises InvalidField for a request or rules that cannot be meant; everything else is an Admission or a Refusal.
+    Raises InvalidField for an invalid request or invalid rules; everything else is an Admission or a Refusal.
     """
-    return decide(state, read_pod(pod, rules), explain=explain)
+    return decide_demand(state, read_pod(pod, rules), explain=explain)
 
 
-def decide(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
-    """`admit` for a pod that is read already. Where a kubelet picks at random, the answer is the more likely one."""
+def decide_demand(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
+    """`admit` for a pod that is already read. Where a kubelet picks at random, the answer is the more likely one."""
 
     def run(taken: tuple[int, ...]) -> Run:
         deciding = AdmissionRun(state, demand, explain=explain, taken=taken)
-        decision = drive(decided(deciding), lambda asked: answer_to(asked, state, demand.rules))
+        decision = drive(iterate_decision(deciding), lambda asked: answer_to(asked, state, demand.rules))
         return decision, deciding.picks
 
-    return likely(run, explain=explain)
+    return decide_most_likely(run, explain=explain)
 
 
-def admission(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
-    """`decided` for a request. Raises InvalidField, as `admit` does."""
-    return decided(AdmissionRun(state, read_pod(pod, rules)))
+def iterate_decision_for_request(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
+    """`iterate_decision` for a request. Raises InvalidField, as `admit` does."""
+    return iterate_decision(AdmissionRun(state, read_pod(pod, rules)))
 
 
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
-    """What this process knows; in mode `kubelet` a device plugin is told no more than a kubelet tells it."""
+    """What this process knows; in mode `kubelet` a device plugin gets no more than a kubelet sends to it."""
     if isinstance(asked, HintRequest):
-        return answer(asked)
-    asked = asked if profile_of(rules.mode).tells_plugins_context else asked.without_context()
+        return answer_hint_request(asked)
+    asked = asked if profile_of(rules.mode).gives_plugins_context else asked.without_context()
     return prefer(
         state.hardware,
         asked.resource,
@@ -115,13 +119,13 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
         asked.size,
         rules.placement,
         asked.near,
-        asked.beside,
+        asked.context,
     )
 
 
-def decided(run: AdmissionRun) -> Steps[Decision]:
+def iterate_decision(run: AdmissionRun) -> Steps[Decision]:
     """
-    The decision, step by step; the driver sends the answer to each question.
+    Decides step by step; the driver sends the answer to each question.
 
     A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and one that gets no hints throws
     the NoFit at the HintRequest; the pod is refused.

@@ -1,26 +1,29 @@
-"""From the providers' hints to what a container is aligned to, and the refusal where the policy does not admit that."""
+"""
+Merges the providers' hints into the alignment of a container, or refuses it where the policy does not admit the merged
+hint.
+"""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from topoalign.core.hints.hint_rules import narrowest_hint
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import PROVIDERS
-from topoalign.core.hints.rules import narrowest
 from topoalign.core.model.decisions import Alignment, PlacementContext
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
 from topoalign.core.model.ids import NIC, ContainerName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of, nodes_of
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, node_mask, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.numa_sets.search import SearchBudget
-from topoalign.core.placement.devices import sides
+from topoalign.core.numa_sets.search import NumaSearchBudget
+from topoalign.core.placement.device_choice import split_by_affinity
 from topoalign.core.placement.gpus.topology import SetOrder
-from topoalign.core.placement.preference import PLACEMENTS, choose, gpu_choice, positions
+from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, choose_gpu_set, positions_by_gpu
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder
-from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of_providers
 from topoalign.core.profile import profile_of
 
 
@@ -32,7 +35,7 @@ class NotAligned(NoFit):
     def __init__(
         self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment, shortage: str = ""
     ) -> None:
-        """`shortage`: which amounts decide, for people (`describe_shortage`); empty: they were not looked for."""
+        """`shortage`: which amounts decide, as text (`describe_shortage`); empty: not computed."""
         whose = "the pod" if container is None else f"container {container!r}"
         unmet = sorted({name for hints in alignment.hints.values() for name, each in hints.items() if each == ()})
         mask = alignment.merged.affinity
@@ -64,16 +67,16 @@ class Aligned(NamedTuple):
     """NUMA nodes of devices that are decided jointly. None: any."""
 
 
-def unaligned(container: ContainerName | None, note: str = "") -> tuple[Alignment, Aligned]:
-    """Where nobody is asked for hints."""
+def alignment_without_hints(container: ContainerName | None, note: str = "") -> tuple[Alignment, Aligned]:
+    """The alignment where no hint provider is asked."""
     return Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True, note=note), Aligned(
         NO_AFFINITY, NO_AFFINITY
     )
 
 
-def align(asked: HintRequest, answer: HintAnswer, work: SearchBudget) -> tuple[Alignment, Aligned]:
+def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tuple[Alignment, Aligned]:
     """
-    The alignment of a container, or of the pod as a whole. Whether it is admitted stands in the Alignment.
+    Aligns a container, or the pod as a whole. The Alignment contains whether it is admitted.
 
     `work` is what is left of the limit for the whole decision. Raises TooMuchWork.
     """
@@ -81,8 +84,8 @@ def align(asked: HintRequest, answer: HintAnswer, work: SearchBudget) -> tuple[A
     topology = asked.state.hardware
     policy = POLICIES[rules.policy]
     merged = policy.merge(
-        offers_of(answer.providers.values()),
-        mask_of(topology.node_ids or (0,)),
+        offers_of_providers(answer.providers.values()),
+        node_mask(topology.node_ids or (0,)),
         distances_for(topology, rules),
         rules.mode,
         work,
@@ -101,14 +104,15 @@ def align(asked: HintRequest, answer: HintAnswer, work: SearchBudget) -> tuple[A
 
 def goes_on(rules: AdmissionRules) -> bool:
     """
-    Whether a container that could not be aligned within the limit on work is admitted all the same: where topoalign decides
-    itself and aligns as well as it can. A prediction would be a guess, and a strict policy promises more.
+    Whether a container that could not be aligned within the limit on work is admitted nevertheless. It is where
+    topoalign decides itself and aligns as well as it can; it is not in a prediction, which would be a guess, nor
+    under a strict policy.
     """
     return profile_of(rules.mode).unaligned_beyond_limit and POLICIES[rules.policy].admits(NO_AFFINITY)
 
 
 def distances_for(topology: Topology, rules: AdmissionRules) -> Distances | None:
-    """The distances where they count: where the option says so, and in mode `best` where they are known."""
+    """The distances where they count: where the option is set, and in mode `best` where they are known."""
     wanted = rules.prefer_closest_numa_nodes or profile_of(rules.mode).always_compares_distances
     if topology.distances is None or not wanted:
         return None
@@ -129,7 +133,7 @@ def memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
     narrowing = (name for name, provider in PROVIDERS.items() if provider.narrows)
     hints = next((each for name in narrowing for each in answer.providers[name].values()), None)
     within = EVERYWHERE if merged.affinity is None else merged.affinity
-    return (narrowest(hints, within=within) if hints else None) or NO_AFFINITY
+    return (narrowest_hint(hints, within=within) if hints else None) or NO_AFFINITY
 
 
 # Which of equally narrow sets of NUMA nodes mode `best` prefers: the one whose GPUs come first by device policy
@@ -160,16 +164,16 @@ def order_by_gpus(asked: HintRequest) -> MaskOrder | None:
     for name, amount in gpus:
         free = state.ownership.free(name)
         context = PlacementContext(free=free, nics=free_nics, nics_wanted=nics)
-        choice = gpu_choice(hardware, free, (), amount, context)
+        choice = build_gpu_choice(hardware, free, (), amount, context)
         questions.append((name, free, choice, SetOrder(choice.scorer, choice.free, choice.nics)))
-    position = positions(hardware)
+    position = positions_by_gpu(hardware)
     policy = PLACEMENTS[asked.rules.placement]
 
     def key(mask: Mask) -> tuple[Any, ...]:
         found = []
         for name, free, choice, order in questions:
-            aligned = sides(hardware.devices[name], free, mask).aligned
-            members = choose(policy, choice._replace(available=[position[gpu] for gpu in aligned]))
+            aligned = split_by_affinity(hardware.devices[name], free, mask).aligned
+            members = choose_gpu_set(policy, choice._replace(available=[position[gpu] for gpu in aligned]))
             found.append((0, *order.rank(members)[:-1]) if members else NO_SET)
         return tuple(found)
 

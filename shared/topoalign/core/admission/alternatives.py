@@ -1,5 +1,5 @@
 """
-Which other sets of devices could have been chosen, and why they were not: what `explain` shows of a choice.
+Lists the other sets of devices that could have been chosen, with the reason against each: `explain` shows them.
 
 GPUs are compared by the key of device policy `topology` (`SetOrder`), whatever policy chose, NICs by their PCIe paths to the
 container's GPUs; of the devices of foreign plugins no links are known. If there are few sets, all are compared; otherwise
@@ -15,9 +15,9 @@ from typing import Any
 from topoalign.core.model.decisions import Considered, PreferenceQuestion
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import pair_score
+from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
-from topoalign.core.placement.preference import PLACEMENTS, can_be_met, gpu_choice, set_scorer
+from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, has_possible_set, set_scorer
 
 MOST_COMPARED = 256
 """Sets. A choice of 4 among 8 has 70."""
@@ -27,7 +27,7 @@ Members = tuple[int, ...]
 """A set of devices by their positions, ascending."""
 
 
-def considered(
+def rank_alternatives(
     topology: Topology,
     resource: ResourceName,
     free: Sequence[DeviceID],
@@ -62,19 +62,19 @@ def considered_gpus(
     placement: str,
     aligned: bool,
 ) -> tuple[Considered, ...]:
-    """`considered` for whole GPUs."""
+    """`rank_alternatives` for whole GPUs."""
     gpus = tuple(topology.gpu_by_id)
     scorer = set_scorer(topology)
-    could_have = positions(topology, free)
-    taken = positions(topology, chosen)
-    offered = {*positions(topology, asked.available if asked is not None else chosen)}
-    difference: Callable[[Members], str] = unweighed
+    could_have = gpu_positions(topology, free)
+    taken = gpu_positions(topology, chosen)
+    offered = {*gpu_positions(topology, asked.available if asked is not None else chosen)}
+    difference: Callable[[Members], str] = no_policy_reason
     won = reason_for_gpus(asked, placement)
     order = SetOrder(scorer, could_have)
     if asked is not None:
         policy = PLACEMENTS[placement]
-        choice = gpu_choice(topology, asked.available, asked.must_include, asked.size, asked.beside)
-        won += policy.uncompared(choice) if can_be_met(choice) else ""
+        choice = build_gpu_choice(topology, asked.available, asked.must_include, asked.size, asked.context)
+        won += policy.uncompared(choice) if has_possible_set(choice) else ""
         difference = policy.weigh(choice, taken)
         order = SetOrder(scorer, choice.free.union(could_have), choice.nics)
     cost = cost_of_alignment(order, could_have, taken) if aligned else ""
@@ -82,7 +82,7 @@ def considered_gpus(
     reasons = [won]
     for other in others:
         more = scorer.own(other) - scorer.own(taken)
-        reasons.append(reason_against(more, offered.issuperset(other), difference(other)))
+        reasons.append(explain_lower_score(more, offered.issuperset(other), difference(other)))
     return tuple(
         Considered(
             resource=resource,
@@ -105,8 +105,8 @@ def considered_nics(
     chosen: Sequence[DeviceID],
     near: Sequence[DeviceID],
 ) -> tuple[Considered, ...]:
-    """`considered` for NICs, by their positions in `free`."""
-    links = [sum(pair_score(topology, nic, gpu) for gpu in near) for nic in free]
+    """`rank_alternatives` for NICs, by their positions in `free`."""
+    links = [sum(connection_score(topology, nic, gpu) for gpu in near) for nic in free]
     taken = tuple(at for at, nic in enumerate(free) if nic in chosen)
     offered = {*chosen} if asked is None else {*asked.available}
 
@@ -116,7 +116,7 @@ def considered_nics(
     def row(members: Members) -> Considered:
         nics = tuple(free[member] for member in members)
         if members != taken:
-            why = reason_against(score(members) - score(taken), offered.issuperset(nics))
+            why = explain_lower_score(score(members) - score(taken), offered.issuperset(nics))
         elif asked is None:
             why = ALL_OF_THEM
         else:
@@ -130,18 +130,20 @@ def considered_nics(
 def best_others(free: Sequence[int], taken: Members, rank: Callable[[Members], Any]) -> list[Members]:
     """The best few other sets, the best first."""
     sets = combinations(free, len(taken))
-    compared: Iterable[Members] = sets if comb(len(free), len(taken)) <= MOST_COMPARED else neighbours(free, taken)
+    compared: Iterable[Members] = (
+        sets if comb(len(free), len(taken)) <= MOST_COMPARED else neighbouring_sets(free, taken)
+    )
     return nsmallest(MOST_KEPT, (members for members in compared if members != taken), key=rank)
 
 
-def neighbours(free: Sequence[int], taken: Members) -> Iterator[Members]:
+def neighbouring_sets(free: Sequence[int], taken: Members) -> Iterator[Members]:
     """The first MOST_COMPARED sets that differ from the one taken in a single device."""
     rest = [position for position in free if position not in taken]
     sets = (tuple(sorted({*taken, new} - {old})) for old in taken for new in rest)
     return islice(sets, MOST_COMPARED)
 
 
-def unweighed(members: Members) -> str:
+def no_policy_reason(members: Members) -> str:
     """The reason against a set where no device policy was called: none."""
     return ""
 
@@ -162,7 +164,7 @@ def cost_of_alignment(order: SetOrder, free: Sequence[int], taken: Members) -> s
     return f"without the alignment: {order.scorer.describe(best)}"
 
 
-def reason_against(more: int, offered: bool, weighed: str = "") -> str:
+def explain_lower_score(more: int, offered: bool, weighed: str = "") -> str:
     """Why another set lost, which scores this much `more`; `weighed` is the device policy's reason, if it has one."""
     if not offered:
         return "not all on the NUMA nodes it is aligned to"
@@ -173,7 +175,7 @@ def reason_against(more: int, offered: bool, weighed: str = "") -> str:
     return "scores the same by itself; the device policy decided" if more == 0 else f"scores {-more} less"
 
 
-def positions(topology: Topology, gpus: Collection[DeviceID]) -> tuple[int, ...]:
+def gpu_positions(topology: Topology, gpus: Collection[DeviceID]) -> tuple[int, ...]:
     """The GPUs by their positions on the machine, ascending."""
     position = {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
     return tuple(sorted(position[gpu] for gpu in gpus))

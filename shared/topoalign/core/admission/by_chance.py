@@ -1,11 +1,11 @@
 """
-What a kubelet decides where it picks at random, found by trying its picks.
+Finds what a kubelet decides where it picks devices at random, by trying its possible picks.
 
 A container that needs fewer devices than earlier init containers of its pod left takes over some of them, and the kubelet
 picks which at random (v1.36.3, device manager: the order of a Go map). The NUMA nodes of those that are left then bear on
 the hints of the containers after it, so one pick may admit the pod and another refuse it.
 
-Picks that differ in NUMA nodes are tried, from the most likely on, up to MOST_RUNS decisions. All devices count as equally
+Picks that differ in NUMA nodes are tried, the most likely first, up to MOST_RUNS decisions. All devices count as equally
 likely. Example: of devices on NUMA nodes 0, 0 and 1, two are picked as 0 and 0 once and as 0 and 1 twice of three times.
 The more likely decision is the answer. Where it is to be explained, a note gives the chance of the other one; else no more
 picks are tried once one decision has more than half of the chance.
@@ -17,10 +17,10 @@ from itertools import islice
 from math import comb, prod
 from typing import NamedTuple
 
-from topoalign.core.model.decisions import Admission, Decision, Refusal, noted
+from topoalign.core.model.decisions import Admission, Decision, Refusal, with_notes
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.device_sets import Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
 
 MOST_RUNS = 64
 """Decisions about one pod: one takes 1 ms on two NUMA nodes and 7 ms on eight."""
@@ -43,7 +43,7 @@ Run = tuple[Decision, list[list[Pick]]]
 """A decision, and for each random pick on its way the possible picks; it took those that it was given, then the first."""
 
 
-def picks_of(devices: Devices, reusable: Collection[DeviceID], amount: int) -> list[Pick]:
+def picks_of(devices: OfferedDevices, reusable: Collection[DeviceID], amount: int) -> list[Pick]:
     """
     The picks of `amount` of the reusable devices that differ in NUMA nodes. The first is that of the lowest devices, the
     others are sorted by chance.
@@ -77,7 +77,7 @@ def _pick(groups: list[DeviceSet], counts: tuple[int, ...], left: int, amount: i
     return Pick(ways / comb(left, amount), frozenset().union(*chosen))
 
 
-def likely(run: Callable[[tuple[int, ...]], Run], *, explain: bool) -> Decision:
+def decide_most_likely(run: Callable[[tuple[int, ...]], Run], *, explain: bool) -> Decision:
     """
     The more likely decision. `run` decides with these picks, each by its place in the list of those that are possible there.
     `explain`: with the note on the other decision.
@@ -103,7 +103,7 @@ def likely(run: Callable[[tuple[int, ...]], Run], *, explain: bool) -> Decision:
     if other is None or not explain:
         return found[answer]
     percent = max(1, round(100 * chances[not answer] / sum(chances.values())))
-    return noted(found[answer], [_other_decision(other, percent, all_tried=not waiting)])
+    return with_notes(found[answer], [_other_decision(other, percent, all_tried=not waiting)])
 
 
 def _other_decision(other: Decision, percent: int, *, all_tried: bool) -> str:

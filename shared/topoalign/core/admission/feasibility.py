@@ -1,8 +1,8 @@
 """
-Whether a kubelet would admit a pod, found from amounts alone: in microseconds, for one node out of thousands.
+Finds from amounts alone whether a kubelet would admit a pod: in microseconds, for one node of thousands.
 
-In mode `kubelet` the sets of NUMA nodes that are preferred depend on the empty machine. So they are found once for each
-kind of machine and demand (`need_of`), and of a node only what is free on them is compared (`verdict`):
+In mode `kubelet` the sets of NUMA nodes that are preferred depend on the empty machine. So they are computed once for
+each kind of machine and demand (`need_of`); for each node only the free amounts are compared (`judge_amounts`):
 
     2 NUMA nodes with 4 GPUs each, policy restricted, 3 GPUs and 8 CPUs: {0} and {1} are preferred
     free now: 2 GPUs on node 0, 4 on node 1; 30 CPUs on each: node 1 has both, and the pod is admitted
@@ -23,40 +23,40 @@ import msgspec
 
 from topoalign.core.admission.admit import drive
 from topoalign.core.admission.alignment import NotAligned
-from topoalign.core.admission.free_amounts import Amount, Free, near, preferred_sets, without
+from topoalign.core.admission.free_amounts import Amount, Free, count_by_numa_node, preferred_sets, subtract_container
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
+from topoalign.core.hints.hint_rules import MOST_LISTED
 from topoalign.core.hints.preconditions import check_decidable
-from topoalign.core.hints.rules import MOST_LISTED
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import CPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Scope
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.cpus import NotEnoughCores, SplitCore
-from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, TooLarge, check_amount
-from topoalign.core.placement.memory import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
+from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, TooLarge, check_offered_amount
+from topoalign.core.placement.exclusive_cpus import NotEnoughCores, SplitCore
+from topoalign.core.placement.memory_blocks import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES, PREFERRED_ALONE
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
-from topoalign.core.state.fold import announced
+from topoalign.core.state.fold import initial_state
 from topoalign.core.state.share_amounts import offered_in_slots
 
-# Whether amounts decide about a pod of which several containers ask for something.
+# Finds whether amounts decide about a pod in which several containers ask for something.
 #
 # They do where the totals of the pod suffice, because it is aligned as one or admitted however it is aligned; and where
 # it is known after each container what is left on each NUMA node, because what it has is all on one.
 
 
 NOT_COUNTED = {CpuOption.FULL_PCPUS_ONLY}
-"""Options of the CPU manager with which a number of CPUs does not tell which cores are left whole."""
+"""Options of the CPU manager with which a number of CPUs does not determine which cores stay whole."""
 NOT_NEAR = {CpuOption.FULL_PCPUS_ONLY, CpuOption.ALIGN_BY_SOCKET}
 """Those with which besides the CPUs may be of other NUMA nodes than the container is aligned to."""
 
 
 def asks_alike(container: ContainerDemand, pod: PodDemand) -> bool:
-    """Whether the pod as a whole asks for what one of its containers does."""
+    """Whether the pod as a whole asks for the same as one of its containers."""
     return (container.devices, container.cpus, container.memory) == (pod.devices, pod.cpus, pod.memory)
 
 
@@ -84,7 +84,7 @@ def are_separable(topology: Topology, demand: PodDemand, asking: Sequence[Contai
     if rules.scope is Scope.POD or not POLICIES[rules.policy].asks or any(each.role == "init" for each in asking):
         return False
     for name in demand.device_names & topology.devices.keys():
-        widths = {mask.bit_count() for mask in near(topology.devices[name].everything, topology.node_ids)}
+        widths = {mask.bit_count() for mask in count_by_numa_node(topology.devices[name].everything, topology.node_ids)}
         if len(widths) > 1 or max(widths) > 1:
             return False
     return are_counted(topology, demand, asking, rules.cpu_options & NOT_NEAR)
@@ -96,17 +96,17 @@ def are_counted(
     """Whether as much is left after a container as it was not given, of CPUs and of each resource."""
     if any(each.cpus for each in asking) and (hindering or not topology.cpu_topology.is_even):
         return False
-    return disjoint(*(topology.devices[name] for name in demand.device_names & topology.devices.keys()))
+    return are_disjoint(*(topology.devices[name] for name in demand.device_names & topology.devices.keys()))
 
 
-def disjoint(*some: Collection[DeviceID]) -> bool:
+def are_disjoint(*some: Collection[DeviceID]) -> bool:
     """Whether no device is in two of these."""
     return len(frozenset().union(*some)) == sum(map(len, some))
 
 
-# What one container is given once it is aligned, and what of it a node has too little of in all.
+# Computes what one container is given once it is aligned, and what of it a node has too little of in total.
 #
-# Where a container is aligned says nothing about this: devices and CPUs of other NUMA nodes make up for what is not
+# The alignment of a container does not matter here: devices and CPUs of other NUMA nodes make up for what is not
 # there (kubelet v1.36.3, device manager and CPU manager).
 
 
@@ -144,14 +144,14 @@ def step_of(topology: Topology, rules: AdmissionRules, container: ContainerDeman
 def is_too_large(topology: Topology, resource: ResourceName, amount: int) -> bool:
     """Whether a container asks for more of a resource than it may."""
     try:
-        check_amount(topology, resource, amount)
+        check_offered_amount(topology, resource, amount)
     except TooLarge:
         return True
     return False
 
 
 def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole_cores: int) -> str | None:
-    """The code of what a container lacks where so much is free; empty: nothing. None: amounts do not tell."""
+    """The code of what a container lacks where so much is free; empty: nothing. None: amounts alone do not decide."""
     for name, amount, too_large in step.devices:
         if too_large:
             return TooLarge.code
@@ -167,8 +167,8 @@ def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole
     return ""
 
 
-class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What a demand comes to on one kind of machine, under the rules of its kubelet."""
+class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a demand needs on one kind of machine, under the rules of its kubelet."""
 
     refused: str
     """Code of the refusal, whatever is free; empty: it depends on that."""
@@ -189,18 +189,18 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the policy leaves the alignment open where it would be to all NUMA nodes."""
     steps: tuple[Step, ...]
     """One for each container that is given something once this is aligned, in their order."""
-    rest: "Need | None"
+    rest: "PodNeed | None"
     """What the containers after these come to."""
     complete: bool
     """Whether nothing else refuses the pod; if not, amounts decide no more than that it is refused."""
 
 
-NeedSteps = Generator[None, None, Need | None]
-"""Finds a need in steps, between which others may work: 100 containers on 8 NUMA nodes take 50 ms."""
+NeedSteps = Generator[None, None, PodNeed | None]
+"""Computes a need in steps, between which other tasks may run: 100 containers on 8 NUMA nodes take 50 ms."""
 
 
-def need_of(topology: Topology, demand: PodDemand) -> Need | None:
-    """What a demand comes to on a machine. None: more than amounts decides."""
+def need_of(topology: Topology, demand: PodDemand) -> PodNeed | None:
+    """Computes what a demand needs on a machine. None: amounts alone do not decide."""
     return drive(need_steps(topology, demand), lambda _: None)
 
 
@@ -212,7 +212,7 @@ def need_steps(topology: Topology, demand: PodDemand) -> NeedSteps:
     return (yield from steps_by_numbers(topology, demand))
 
 
-def alignment_need(topology: Topology, demand: PodDemand) -> Need | None:
+def alignment_need(topology: Topology, demand: PodDemand) -> PodNeed | None:
     """
     The same of what a kubelet aligns it by, whatever the policy refuses: the sets that it prefers. Slots and units count by
     their numbers, whatever is left of which GPU.
@@ -231,7 +231,7 @@ def steps_by_numbers(topology: Topology, demand: PodDemand) -> NeedSteps:
         return None
     asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
     one = asking[0] if asking else demand.containers[0]
-    part_of = partial(need_of_part, topology, demand, refused(topology, demand))
+    part_of = partial(need_of_part, topology, demand, find_certain_refusal(topology, demand))
     if len(asking) <= 1 and (rules.scope is Scope.CONTAINER or asks_alike(one, demand)):
         return part_of(one, asking)
     if totals_decide(topology, demand, asking):
@@ -240,7 +240,7 @@ def steps_by_numbers(topology: Topology, demand: PodDemand) -> NeedSteps:
         if rules.scope is Scope.POD:
             return part_of(demand, [], complete=False)
         return part_of(one, [one], complete=False)
-    rest: Need | None = None
+    rest: PodNeed | None = None
     for each in reversed(asking):
         yield
         rest = part_of(each, [each], rest)
@@ -253,13 +253,13 @@ def need_of_part(
     refusal: str,
     aligned: Demand,
     given: Sequence[ContainerDemand],
-    rest: Need | None = None,
+    rest: PodNeed | None = None,
     *,
     complete: bool = True,
-) -> Need:
+) -> PodNeed:
     """
     The same for what is aligned as one: the containers that are `given` something then, and the rest of the pod. `refusal`:
-    as of `refused`.
+    as of `find_certain_refusal`.
     """
     rules = demand.rules
     policy = POLICIES[demand.rules.policy]
@@ -267,7 +267,7 @@ def need_of_part(
     placed = tuple(name for name in devices if any(topology.devices[name].by_nodes))
     strict = not policy.admits(NO_AFFINITY)
     looks = policy.asks and (strict or bool(aligned.memory))
-    return Need(
+    return PodNeed(
         refused=refusal,
         asks=policy.asks,
         strict=strict,
@@ -288,23 +288,23 @@ def need_of_part(
 def machine_key(topology: Topology) -> bytes:
     """Equal for two machines if `need_of` is the same for both, whatever the ids of their devices."""
     devices = topology.devices
-    clashes = [pair for pair in combinations(sorted(devices), 2) if not disjoint(*(devices[name] for name in pair))]
+    clashes = [pair for pair in combinations(sorted(devices), 2) if not are_disjoint(*(devices[name] for name in pair))]
     supplies = [
         (
             name,
             any(listed.by_nodes),
-            sorted(near(listed.everything, topology.node_ids).items()),
+            sorted(count_by_numa_node(listed.everything, topology.node_ids).items()),
             [(offer.most, offer.unit, offer.slots) for offer in topology.offers_of.get(name, ())],
         )
         for name, listed in sorted(devices.items())
     ]
     sizes = offered_in_slots(topology)
-    cards = ((base, gpu_of(topology, base)) for base in offered_in_slots(topology))
-    in_slots = [(sizes[base].memory, gpu.name, gpu.numa_affinity) for base, gpu in cards]
-    return digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, in_slots))
+    gpus = ((base, gpu_of(topology, base)) for base in offered_in_slots(topology))
+    in_slots = [(sizes[base].memory, gpu.name, gpu.numa_affinity) for base, gpu in gpus]
+    return order_free_digest((topology.cpus, topology.nodes, topology.distances, supplies, clashes, in_slots))
 
 
-def digest(parts: tuple[object, ...]) -> bytes:
+def order_free_digest(parts: tuple[object, ...]) -> bytes:
     """Equal for equal parts, in whatever order their sets and mappings are."""
     return hashlib.sha256(
         msgspec.json.encode(msgspec.to_builtins(parts, str_keys=True, order="deterministic"))
@@ -319,17 +319,20 @@ def are_listed(topology: Topology, demand: PodDemand) -> bool:
     return 0 < len(nodes) <= MOST_LISTED and nodes >= topology.cpu_topology.in_node.keys()
 
 
-def refused(topology: Topology, demand: PodDemand) -> str:
-    """The code with which no pod like this is decided on the machine, whatever is free; empty where it is."""
+def find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
+    """Returns the code with which the machine refuses every pod like this, whatever is free; empty: it does not."""
     try:
-        check_decidable(announced(NodeName(""), topology, {}, ""), demand)
+        check_decidable(initial_state(NodeName(""), topology, {}, ""), demand)
     except NoFit as misfit:
         return misfit.code
     return ""
 
 
-def verdict(need: Need, free: Free) -> str | None:
-    """Empty: the kubelet would admit the pod; else the code of the refusal. None: more than amounts decides."""
+def judge_amounts(need: PodNeed, free: Free) -> str | None:
+    """
+    Compares a need with what is free. Returns an empty text if the kubelet would admit the pod, else the code of the
+    refusal; None: amounts alone do not decide.
+    """
     if need.refused:
         return need.refused
     if free.cpus < 0 and any(step.cpus for step in need.steps):
@@ -337,16 +340,16 @@ def verdict(need: Need, free: Free) -> str | None:
     chosen = first_with_room(need.preferred, need.near, need.memory, free)
     if not chosen and need.strict and not need.memory:
         return lacking_in_total(need, free) or NotAligned.code
-    code = lacking_without_memory(need, free) if need.memory and not chosen else lacking(need, free)
+    code = lacking_without_memory(need, free) if need.memory and not chosen else find_total_shortage(need, free)
     if code != "" or (need.rest is None and need.complete):
         return code
     if need.rest is None or not chosen or (several(chosen) and (need.near or need.memory)):
         return None
-    return verdict(need.rest, without(free, chosen, need.near, need.memory, need.unplaced))
+    return judge_amounts(need.rest, subtract_container(free, chosen, need.near, need.memory, need.unplaced))
 
 
-def lacking_without_memory(need: Need, free: Free) -> str | None:
-    """The verdict where no preferred set has all, memory included."""
+def lacking_without_memory(need: PodNeed, free: Free) -> str | None:
+    """The result where no preferred set has everything, memory included."""
     nowhere = not has_memory_anywhere(need, free)
     chosen = 0
     if nowhere:
@@ -355,7 +358,7 @@ def lacking_without_memory(need: Need, free: Free) -> str | None:
         return lacking_in_total(need, free) or NotAligned.code
     if len(need.steps) != 1:
         return None
-    if (code := lacking(need, free)) != "":
+    if (code := find_total_shortage(need, free)) != "":
         return code
     if not need.asks or (nowhere and need.open and chosen == len(free.usable) - 1):
         return NotEnoughMemory.code if nowhere else ""
@@ -380,7 +383,7 @@ def first_with_room(sets: tuple[int, ...], near: tuple[Amount, ...], memory: tup
     return 0
 
 
-def has_memory_anywhere(need: Need, free: Free) -> bool:
+def has_memory_anywhere(need: PodNeed, free: Free) -> bool:
     """Whether any set of NUMA nodes has the memory. The largest are those that may be in use, and all others together."""
     largest = (*free.reusable, len(free.usable) - 1 & ~free.used)
     return any(
@@ -389,8 +392,8 @@ def has_memory_anywhere(need: Need, free: Free) -> bool:
     )
 
 
-def lacking_in_total(need: Need, free: Free) -> str:
-    """The code of what there is too little of in total for what is aligned as one (`total_amounts`); empty: of nothing."""
+def lacking_in_total(need: PodNeed, free: Free) -> str:
+    """The code of what there is too little of in total for what is aligned as one (in total); empty: of nothing."""
     devices = dict((*need.near, *need.unplaced))
     cpus = devices.pop(CPU, 0)
     for name in sorted(devices):
@@ -401,8 +404,11 @@ def lacking_in_total(need: Need, free: Free) -> str:
     return NotEnoughMemory.code if any(free.within[name][-1] < amount for name, amount in need.memory) else ""
 
 
-def lacking(need: Need, free: Free) -> str | None:
-    """The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not tell."""
+def find_total_shortage(need: PodNeed, free: Free) -> str | None:
+    """
+    The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts alone do not
+    decide.
+    """
     if len(need.steps) == 1:
         return lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
     devices = dict(free.devices)
@@ -416,7 +422,7 @@ def lacking(need: Need, free: Free) -> str | None:
     return ""
 
 
-def lacking_memory(need: Need, free: Free, chosen: int) -> str:
+def lacking_memory(need: PodNeed, free: Free, chosen: int) -> str:
     """The code with which the memory manager refuses a container that was aligned to this set, and fits nowhere."""
     if any(free.within[name][chosen] < amount for name, amount in need.memory):
         return MemoryNotExtendable.code

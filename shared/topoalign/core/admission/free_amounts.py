@@ -1,5 +1,5 @@
 """
-What is free on a node, counted by sets of NUMA nodes, so that thousands of nodes can be compared with a demand.
+Counts what is free on a node by sets of NUMA nodes, so that thousands of nodes can be compared with a demand.
 
 A set is known by its number in `subsets(topology.node_ids)`: bit i is the i-th NUMA node of the machine.
 
@@ -14,29 +14,29 @@ from operator import gt
 import msgspec
 
 from topoalign.core.admission.alignment import distances_for
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.demand.pod_demand import Demand
 from topoalign.core.hints.cpu import aligned_by_socket, shared_cpus
-from topoalign.core.hints.devices import bearing_nodes, real_nodes
-from topoalign.core.hints.memory import MemoryNode, groups_agree, memory_node, memory_nodes
-from topoalign.core.hints.rules import MOST_LISTED, totals
+from topoalign.core.hints.device_hints import bearing_nodes, real_nodes
+from topoalign.core.hints.hint_rules import MOST_LISTED, totals_by_subset
+from topoalign.core.hints.memory_hints import MemoryNode, groups_agree, memory_node, memory_nodes
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.events import MemoryUse
-from topoalign.core.model.hints import Need, TopologyHint
+from topoalign.core.model.hints import ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption
-from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, mask_of, narrowness, several
-from topoalign.core.model.topology.device_sets import Devices, DeviceSet
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, node_mask, several
+from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import Subsets, subsets
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.closeness import spread
+from topoalign.core.policy.merge.closeness import distance_sum
 from topoalign.core.state.fold import NodeState
 
 Amount = tuple[ResourceName, int]
 
 NONE = -1
-"""Less than the 0 that are free where all are held."""
+"""Below 0, which means that all are held."""
 
 
 class Free(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,12 +62,12 @@ class Free(msgspec.Struct, frozen=True, kw_only=True):
     """The NUMA nodes of whose memory a container has some, as a set."""
 
 
-def free_of(state: NodeState, rules: AdmissionRules) -> Free:
-    """What is free on a node under the rules of its kubelet."""
+def count_free(state: NodeState, rules: AdmissionRules) -> Free:
+    """Counts what is free on a node under the rules of its kubelet."""
     hardware = state.hardware
     machine = state.hardware.node_ids
     supplies: dict[ResourceName, Mapping[Mask, int]] = {
-        name: near(state.ownership.free(name), machine) for name in hardware.devices
+        name: count_by_numa_node(state.ownership.free(name), machine) for name in hardware.devices
     }
     devices = {name: sum(there.values()) if state.healthy(name) else NONE for name, there in supplies.items()}
     cpus = whole = 0
@@ -86,7 +86,7 @@ def free_of(state: NodeState, rules: AdmissionRules) -> Free:
         devices=devices,
         cpus=cpus,
         whole_cores=whole,
-        within={name: sums(machine, tuple(sorted(there.items()))) for name, there in supplies.items()}
+        within={name: sum_by_node_set(machine, tuple(sorted(there.items()))) for name, there in supplies.items()}
         if listed
         else {},
         usable=usable_sets(len(machine), reusable, used) if nodes and listed else (),
@@ -110,7 +110,7 @@ def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int],
     """CPUs that may be given exclusively, by NUMA node; and those of whole cores. Raises NotEnoughCpus, TooMuchWork."""
     cpus = state.hardware.cpu_topology
     shared = shared_cpus(state, rules)
-    kept = reserved_cpus(state.hardware, rules)
+    kept = read_reserved_cpus(state.hardware, rules)
     free = shared - kept
     there = {1 << node: len(inside & free) for node, inside in cpus.in_node.items()}
     if CpuOption.FULL_PCPUS_ONLY not in rules.cpu_options:
@@ -120,16 +120,18 @@ def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int],
 
 
 @lru_cache(maxsize=1 << 12)
-def sums(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
+def sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
     """By set of NUMA nodes how much is near one of them. Cached: nodes with as much free share the table."""
     space = subsets(machine)
-    return tuple(totals(space.nodes, space.masks, Need(0, {mask: amount for mask, amount in supply if mask})))
+    return tuple(
+        totals_by_subset(space.nodes, space.masks, ResourceNeed(0, {mask: amount for mask, amount in supply if mask}))
+    )
 
 
 def in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[frozenset[int], int]:
     """The sets of NUMA nodes whose memory may be used though it may be in use: alone, or as the group as which it is."""
     numbers = subsets(machine).numbers
-    used = mask_of(node for node, each in nodes.items() if each.used)
+    used = node_mask(node for node, each in nodes.items() if each.used)
     kept = {1 << node for node in machine} | {each.group for each in nodes.values() if each.used}
     agreeing = frozenset(numbers[mask] for mask in kept if mask in numbers and groups_agree(nodes, mask))
     return agreeing, numbers[used]
@@ -144,11 +146,12 @@ def usable_sets(nodes: int, reusable: frozenset[int], used: int) -> tuple[bool, 
     return tuple(number in reusable or (several(number) and not number & used) for number in range(1 << nodes))
 
 
-def without(
+def subtract_container(
     free: Free, place: int, near: Iterable[Amount], memory: Iterable[Amount], anywhere: Iterable[Amount]
 ) -> Free:
     """
-    What is left after a container got all this: what is `near` and its memory from the one NUMA node of the set `place`.
+    What is left after a container got all this: what is `count_by_numa_node` and its memory from the one NUMA node of
+    the set `place`.
 
     `anywhere`: devices of which no NUMA node is known.
     """
@@ -179,11 +182,11 @@ def without(
     )
 
 
-# On which sets of NUMA nodes the kubelet prefers to align a demand: found from the empty machine, once for all machines
-# alike.
+# Finds the sets of NUMA nodes to which the kubelet prefers to align a demand: from the empty machine, once for all
+# equal machines.
 #
-# In mode `kubelet` a hint is preferred if it has as few NUMA nodes as the empty machine could do with, so what is held
-# on a node has no say in it. The merge prefers a set that every hint provider prefers (kubelet v1.36.3,
+# In mode `kubelet` a hint is preferred if it has as few NUMA nodes as the empty machine could do with, so what is
+# held on a node does not matter. The merge prefers a set that every hint provider prefers (kubelet v1.36.3,
 # topologymanager):
 #
 #     2 NUMA nodes with 4 GPUs each: 3 GPUs prefer {0} and {1}; 3 GPUs and 70 of 2 x 64 CPUs prefer no set at all
@@ -216,17 +219,19 @@ def preferred_sets(
     def place(mask: Mask) -> tuple[int, int, int]:
         return (
             mask.bit_count(),  # the fewest nodes,
-            spread(mask, distances) if distances is not None else 0,  # then the closest, if distances count,
+            distance_sum(mask, distances) if distances is not None else 0,  # then the closest, if distances count,
             mask,  # then the lowest
         )
 
     return tuple(space.numbers[mask] for mask in sorted(masks, key=place))
 
 
-def device_sets(space: Subsets, devices: Devices, amount: int) -> frozenset[Mask]:
+def device_sets(space: Subsets, devices: OfferedDevices, amount: int) -> frozenset[Mask]:
     """Those that the device manager prefers for so many devices of a resource."""
     return narrowest_sets(
-        space, mask_of(bearing_nodes(devices.by_nodes, space.nodes)), [(amount, near(devices.everything, space.nodes))]
+        space,
+        node_mask(bearing_nodes(devices.by_nodes, space.nodes)),
+        [(amount, count_by_numa_node(devices.everything, space.nodes))],
     )
 
 
@@ -234,11 +239,11 @@ def cpu_sets(space: Subsets, topology: Topology, rules: AdmissionRules, amount: 
     """Those that the CPU manager prefers for so many CPUs."""
     cpus = topology.cpu_topology
     narrow = narrowest_sets(
-        space, mask_of(cpus.in_node), [(amount, {1 << node: len(inside) for node, inside in cpus.in_node.items()})]
+        space, node_mask(cpus.in_node), [(amount, {1 << node: len(inside) for node, inside in cpus.in_node.items()})]
     )
     if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options:
         return narrow
-    masks = (mask for mask in map(space.masks.__getitem__, space.order) if not mask & ~mask_of(cpus.in_node))
+    masks = (mask for mask in map(space.masks.__getitem__, space.order) if not mask & ~node_mask(cpus.in_node))
     hints = aligned_by_socket(cpus, [TopologyHint(mask, mask in narrow) for mask in masks], amount)
     return frozenset(hint.affinity for hint in hints if hint.preferred and hint.affinity is not None)
 
@@ -258,7 +263,7 @@ def memory_sets(
 def narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict[Mask, int]]]) -> frozenset[Mask]:
     """The sets of these NUMA nodes that meet all needs, as (amount, where there is some), with the fewest nodes."""
     enough = [
-        [total >= amount for total in totals(space.nodes, space.masks, Need(amount, supply))]
+        [total >= amount for total in totals_by_subset(space.nodes, space.masks, ResourceNeed(amount, supply))]
         for amount, supply in needs
     ]
     fitting = [
@@ -270,9 +275,9 @@ def narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict[
     return frozenset(mask for mask in fitting if mask.bit_count() == least)
 
 
-def near(some: DeviceSet, machine: tuple[int, ...]) -> dict[Mask, int]:
+def count_by_numa_node(some: DeviceSet, machine: tuple[int, ...]) -> dict[Mask, int]:
     """How many of some devices are near which of the machine's NUMA nodes."""
-    nodes = mask_of(bearing_nodes(some.devices.by_nodes, machine))
+    nodes = node_mask(bearing_nodes(some.devices.by_nodes, machine))
     counted = Counter[Mask]()
     for listed, there in some.devices.by_nodes.items():
         if amount := len(some & there):

@@ -1,13 +1,13 @@
 """
-Where all pods of a gang go: pods of which none is of use without the others.
+Plans nodes for all pods of a gang, which start together or not at all.
 
-They are planned as a whole, or not at all. GPUs of different nodes reach one another over NVLink within a fabric; so each
-fabric is tried alone, and all nodes together only where no fabric has room.
+They are planned as a whole, or not at all. GPUs of different nodes are connected by NVLink within a fabric. So each
+fabric is tried alone first, and all nodes together only if no fabric has room.
 
 The rule within a group of nodes: node by node, each takes the pods that it would admit one after the other, of those that
-may go to it. For pods that are alike this finds a place for all if there is one. Pods that differ are tried in three orders:
-those that ask for most first, those that may go to the fewest nodes first, those that ask for least first. This may miss a
-place that another order would find: the gang waits, and nothing is reserved.
+may go to it. For equal pods this finds nodes for all if there are any. Pods that differ are tried in three orders:
+those that ask for most first, those that may go to the fewest nodes first, those that ask for least first. This may
+miss a plan that another order would find. Then the gang waits, and nothing is reserved.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -15,23 +15,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.demand.share_annotations import card_rules, said_of_cards
+from topoalign.core.demand.share_annotations import read_gpu_annotations, read_gpu_rules
 from topoalign.core.deviceshare.demand import needs_co_allocated
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import allocations_of, reservation_of
+from topoalign.core.state.node_reservations import reservation_of, reserved_allocations
 
 
-class Member(NamedTuple):
+class GangMember(NamedTuple):
     """A pod of a gang that has no node yet."""
 
     uid: str
@@ -40,7 +40,7 @@ class Member(NamedTuple):
     """The only ones to which it may go; equal ones are one object."""
 
 
-class Candidate(NamedTuple):
+class GangPlacement(NamedTuple):
     """A node for some of the pods."""
 
     state: NodeState
@@ -59,7 +59,9 @@ def fabric_of(hardware: Topology) -> str:
     return f"{one.cluster}/{one.clique}" if one is not None else ""
 
 
-def groups(fabrics: Mapping[NodeName, str], first: NodeName | None = None) -> Iterator[tuple[NodeName, ...]]:
+def group_nodes_by_fabric(
+    fabrics: Mapping[NodeName, str], first: NodeName | None = None
+) -> Iterator[tuple[NodeName, ...]]:
     """
     The groups of nodes to try in turn: each fabric, that of the node `first` before the others, then all nodes. `fabrics`:
     node -> its fabric, in the order in which the nodes are to be filled.
@@ -73,32 +75,32 @@ def groups(fabrics: Mapping[NodeName, str], first: NodeName | None = None) -> It
 
 def plan_gang(
     gang: str,
-    members: Sequence[Member],
+    members: Sequence[GangMember],
     nodes: Sequence[NodeName],
-    candidate: Callable[[NodeName], Candidate | None],
+    candidate: Callable[[NodeName], GangPlacement | None],
     seconds: float,
     fixed: tuple[str, NodeName] | None = None,
 ) -> Generator[None, None, Plan | None]:
     """
-    What to reserve for all members on these nodes, for so many seconds; None: not all have a place. It stops after each
+    Plans what to reserve for all members on these nodes, for so many seconds; None: not all of them fit. It stops after each
     decision, so that a caller can do something else in between. `fixed`: UID of a member, and the node that it goes to.
 
-    Raises InvalidField for a member that cannot be meant.
+    Raises InvalidField for an invalid member.
     """
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
-    for order in orders(members):
+    for order in member_orders(members):
         plan = yield from plan_in_order(gang, order, nodes, candidate, seconds, fixed)
         if plan is not None:
             return plan
     return None
 
 
-def orders(members: Sequence[Member]) -> Iterator[list[Member]]:
+def member_orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
     """The orders in which nodes are offered the members: one for those that are alike, else each that differs."""
-    largest = sorted(members, key=size_of)
+    largest = sorted(members, key=member_size_key)
     scarcest = sorted(largest, key=lambda member: len(member.nodes))
-    smallest = sorted(largest, key=lambda member: tuple(-amount for amount in size_of(member)[:2]))
+    smallest = sorted(largest, key=lambda member: tuple(-amount for amount in member_size_key(member)[:2]))
     yield largest
     if scarcest != largest:
         yield scarcest
@@ -108,9 +110,9 @@ def orders(members: Sequence[Member]) -> Iterator[list[Member]]:
 
 def plan_in_order(
     gang: str,
-    members: Sequence[Member],
+    members: Sequence[GangMember],
     nodes: Sequence[NodeName],
-    candidate: Callable[[NodeName], Candidate | None],
+    candidate: Callable[[NodeName], GangPlacement | None],
     seconds: float,
     fixed: tuple[str, NodeName] | None,
 ) -> Generator[None, None, Plan | None]:
@@ -120,7 +122,7 @@ def plan_in_order(
     for node in nodes:
         here = [member for member in left if node in member.nodes]
         at = candidate(node) if here else None
-        placed = (yield from fill(gang, here, at, seconds)) if at is not None else []
+        placed = (yield from fill_node(gang, here, at, seconds)) if at is not None else []
         if fixed is not None and node == fixed[1] and fixed[0] not in {each.pod_uid for each in placed}:
             return None
         if placed:
@@ -132,42 +134,42 @@ def plan_in_order(
     return plan if not left else None
 
 
-def fill(
-    gang: str, members: Sequence[Member], at: Candidate, seconds: float
+def fill_node(
+    gang: str, members: Sequence[GangMember], at: GangPlacement, seconds: float
 ) -> Generator[None, None, list[Reservation]]:
     """What a node gives those of the members that it would admit one after the other."""
     state = at.state
     refused = set[bytes]()
     placed = list[Reservation]()
     for member in members:
-        alike = key_of(member.request)
+        alike = pod_class_key(member.request)
         if alike in refused:
             continue
         demand = read_pod(member.request, at.rules)
-        decision = decide(as_others(state, demand), demand)
+        decision = decide_demand(as_others(state, demand), demand)
         yield
         if not isinstance(decision, Admission):
             refused.add(alike)
             continue
         reservation = reserved_for(member.uid, member.request, decision.allocations, seconds, gang)
         placed.append(msgspec.structs.replace(reservation, planned=True))
-        for allocation in allocations_of(reservation):
+        for allocation in reserved_allocations(reservation):
             state = state.holding(allocation)
     return placed
 
 
-def key_of(pod: PodRequest) -> bytes:
+def pod_class_key(pod: PodRequest) -> bytes:
     """Equal for pods that ask for the same, whatever their names."""
     return msgspec.json.encode(msgspec.structs.replace(pod, name=PodName("")), order="deterministic")
 
 
-def size_of(member: Member) -> tuple[int, int, bytes, str]:
+def member_size_key(member: GangMember) -> tuple[int, int, bytes, str]:
     """Sorts members, the largest first."""
     pods = [*member.request.init_containers, *member.request.containers]
     return (
         -sum(each.limits.get(GPU, 0) for each in pods),  # GPUs decide where there is room
         -sum(sum(amount for name, amount in each.limits.items() if "/" in name) for each in pods),  # then other devices
-        key_of(member.request),  # alike ones together
+        pod_class_key(member.request),  # alike ones together
         member.uid,  # a total order
     )
 
@@ -203,16 +205,19 @@ def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
 
 def limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
     """
-    Whether a pod limits its GPUs in slots. What pods without slots say about cards is not looked at. HAMi's rules and ours
+    Whether a pod limits its GPUs in slots. What pods without slots say about GPUs is not looked at. HAMi's rules and ours
     read the limits alike, and HAMi's know all policies.
     """
-    return any(each.slots for each in allocations) and card_rules(said_of_cards(pod.annotations), as_hami=True).limits
+    return (
+        any(each.slots for each in allocations)
+        and read_gpu_rules(read_gpu_annotations(pod.annotations), as_hami=True).limits
+    )
 
 
 def is_given_as_reserved(allocation: Allocation) -> bool:
     """
-    Whether a container has parts of several GPUs in units, or whole ones and memory: a reservation alone tells whoever gives
-    them that they are of one container.
+    Whether a container has shares of several GPUs in units, or whole ones and memory: only a reservation shows to the
+    code that gives them that they are of one container.
     """
     amounts = allocation.amounts.values()
     return any(each.memory if each.cores >= CORES else len(amounts) > 1 for each in amounts)

@@ -1,5 +1,6 @@
 """
-The devices of a container that are decided together, and the sets that could have been given instead: for `admission`.
+Chooses the devices of a container that are decided together (GPUs with NICs), and lists the sets that could have been
+given instead.
 
 Where the smallest scope with enough GPUs leaves a choice, the node's device policy makes it; with `compat` Koordinator does.
 """
@@ -11,15 +12,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.deviceshare.candidates import Asked, Candidate, Chooser
-from topoalign.core.deviceshare.inventory import Inventory
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.candidates import Chooser, DeviceCandidate, JointRequest
+from topoalign.core.deviceshare.inventory import NodeInventory
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, refuse_same_pcie
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.node_devices import RESOURCE, ContainerDevices, joint_devices
-from topoalign.core.deviceshare.node_inventory import places_of
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, violation
-from topoalign.core.hints.joint_devices import asked_for, left_to
+from topoalign.core.deviceshare.node_inventory import locate_devices
+from topoalign.core.hints.joint_hints import asked_for, left_to
 from topoalign.core.model.decisions import Considered, PlacementContext
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
@@ -27,11 +28,11 @@ from topoalign.core.model.requests import AdmissionRules, Scope
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.devices import choosing
+from topoalign.core.placement.device_choice import choose_for_container
 from topoalign.core.placement.preference import prefer, prefer_gpus
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
-from topoalign.core.sharing.choosers import gpus_of
+from topoalign.core.sharing.choosers import gpus_given
 from topoalign.core.state.fold import NodeState
 
 CHOSEN = {
@@ -45,21 +46,21 @@ def place_jointly(
     state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
 ) -> ContainerDevices:
     """
-    What a container gets on these NUMA nodes (None: on any).
+    Chooses the devices of a container on these NUMA nodes (None: on any).
 
     A policy that admits without alignment has devices of other nodes, too, where those do not do. Raises DevicesDoNotFit
     and TooMuchWork.
     """
-    asked = asked_for(state, container, None if follows_koordinator(container) else chooser(state, rules))
+    asked = asked_for(state, container, None if follows_koordinator(container) else device_policy_chooser(state, rules))
     return joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
 
 
 def follows_koordinator(container: ContainerDemand) -> bool:
-    """Whether the container gets Koordinator's answers, odd ones included."""
+    """Whether the container gets Koordinator's answers, its known faults included."""
     return container.joint is not None and container.joint.compat
 
 
-def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
+def device_policy_chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
     """
     The device policy; None where GPUs are taken by index. So they are in scope `pod`: its hints stand on what one container
     leaves to the next, and were found that way.
@@ -67,13 +68,13 @@ def chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
     return partial(by_policy, state, rules.placement) if rules.scope is Scope.CONTAINER else None
 
 
-def by_policy(state: NodeState, placement: str, gpus: Sequence[Candidate], count: int) -> list[Candidate]:
+def by_policy(state: NodeState, placement: str, gpus: Sequence[DeviceCandidate], count: int) -> list[DeviceCandidate]:
     """The GPUs that the device policy chooses of these, those that init containers left first."""
     by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
     left = [device for device, gpu in by_id.items() if gpu.device.left]
     if by_id.keys() <= state.hardware.devices.get(GPU, NO_DEVICES).keys():
-        beside = PlacementContext(free=state.ownership.free(GPU))
-        chosen = prefer(state.hardware, GPU, tuple(by_id), left[:count], count, placement, beside=beside)
+        context = PlacementContext(free=state.ownership.free(GPU))
+        chosen = prefer(state.hardware, GPU, tuple(by_id), left[:count], count, placement, context=context)
     else:  # they are offered in units
         unused = tuple(gpu for gpu, units in state.ownership.units_left.items() if units.unused)
         chosen = prefer_gpus(
@@ -90,16 +91,16 @@ def sets_considered(
     for resource, chosen in got.devices.items():
         free = frozenset((*state.ownership.free(resource), *left, *chosen))
         could_have = [device for device in state.hardware.devices[resource] if device in free]
-        near = gpus_of(state.hardware, got.devices) if resource == NIC else ()
-        for each in considered(state.hardware, resource, could_have, None, chosen, near, ""):
+        near = gpus_given(state.hardware, got.devices) if resource == NIC else ()
+        for each in rank_alternatives(state.hardware, resource, could_have, None, chosen, near, ""):
             if each.chosen:
                 why = COMPAT if follows_koordinator(container) else CHOSEN[resource]
             else:
-                why = reason_against(state.hardware, resource, each.devices, chosen, near, affinity)
+                why = explain_rejected_set(state.hardware, resource, each.devices, chosen, near, affinity)
             yield msgspec.structs.replace(each, why=why)
 
 
-def reason_against(
+def explain_rejected_set(
     topology: Topology,
     resource: ResourceName,
     devices: Sequence[DeviceID],
@@ -107,31 +108,31 @@ def reason_against(
     near: Sequence[DeviceID],
     affinity: Mask | None,
 ) -> str:
-    """Why a set was not given, as far as places say."""
+    """Why a set was not given, judged by locations only."""
     nodes = None if affinity is None else {*nodes_of(affinity)}
     where = topology.devices[resource]
     if nodes is not None and any(nodes.isdisjoint(where[device] or nodes) for device in devices):
         return "not all on the NUMA nodes it is aligned to"
     if near:
-        mine = beside(topology, chosen, near)
-        other = beside(topology, devices, near)
-        return (
-            f"beside {other} of the GPUs, not {mine}" if other < mine else "as near; indexes or what was asked decided"
-        )
-    for what, mine, other in zip(SPREAD, spread(topology, chosen), spread(topology, devices), strict=True):
+        mine = count_gpus_with_near_nic(topology, chosen, near)
+        other = count_gpus_with_near_nic(topology, devices, near)
+        return f"near {other} of the GPUs, not {mine}" if other < mine else "as near; indexes or what was asked decided"
+    for what, mine, other in zip(
+        SPREAD, measure_spread(topology, chosen), measure_spread(topology, devices), strict=True
+    ):
         if other != mine:
             return (
                 f"on {other} {what}, not {mine}" if other > mine else "nearer together, but not as the annotations ask"
             )
-    return "as near; NICs beside it, indexes or the device policy decided"
+    return "as near; its NICs, indexes or the device policy decided"
 
 
 SPREAD = ("NUMA nodes", "root complexes", "switches")
 
 
-def spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, int]:
-    """On how many parts of the machine devices are, of those that are known."""
-    places = [place for device in devices if (place := places_of(topology).get(device)) is not None]
+def measure_spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, int]:
+    """Counts the NUMA nodes, root complexes and switches of these devices, as far as they are known."""
+    places = [place for device in devices if (place := locate_devices(topology).get(device)) is not None]
     return (
         len({each.node for each in places}),
         len({each.pcie for each in places}),
@@ -139,9 +140,9 @@ def spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, i
     )
 
 
-def beside(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID]) -> int:
+def count_gpus_with_near_nic(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID]) -> int:
     """How many of the GPUs have one of the NICs below the same switch, or in the same root complex where there is none."""
-    places = places_of(topology)
+    places = locate_devices(topology)
     spots = {places[nic].switch or places[nic].pcie for nic in nics if nic in places} - {""}
     return sum((places[gpu].switch or places[gpu].pcie) in spots for gpu in gpus if gpu in places)
 
@@ -150,8 +151,8 @@ def beside(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID
 #
 # A kubelet aligns each resource by itself, by amounts alone, and then asks the resource's plugin which of several
 # devices to take. So GPUs and NICs are chosen together among those that it would take, and its plugins answer that
-# choice (`placement.reserved`). NICs beyond the limits are companions: they come with the GPUs, from the NUMA nodes of
-# the alignment, and from others only where the policy admits without one.
+# choice (`placement.reserved_choice`). NICs beyond the limits are co-allocated: they come with the GPUs, from the NUMA
+# nodes of the alignment, and from others only where the policy admits without one.
 #
 #     4 GPUs and 1 NIC in the limits, SamePCIe, aligned to NUMA node 0 with four switches, each with 2 GPUs and 2 NICs
 #     the kubelet takes any 4 of 8 GPUs and any 1 of 8 NICs; chosen: GPU-0 to GPU-3, mlx5_0, and with the GPUs mlx5_2
@@ -178,7 +179,7 @@ class Bounds(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether there is no more to it than that all are among the same devices."""
+        """Whether any of the same devices may be taken."""
         return not (self.fixed and self.choice)
 
     @property
@@ -227,20 +228,20 @@ def place_among(
     do. Raises DevicesDoNotFit and TooMuchWork.
     """
     asked = asked_for(state, container, partial(by_policy, state, rules.placement))
-    misfit = violation()
+    misfit = refuse_same_pcie()
     for nodes in affinities:
-        for tried, limits in enumerate(limits_of(state, bounds, rules)):
+        for tried, limits in enumerate(iterate_limits(state, bounds, rules)):
             if tried >= MOST_TRIES:
                 raise TooMuchWork(
                     f"no set of devices as annotations ask was found in {MOST_TRIES} tries",
                     "let init containers ask for as many GPUs as the others, or ease the pod's device annotations",
                 )
             try:
-                found = joint_devices(limited(asked, limits), nodes)
+                found = joint_devices(limit_to_devices(asked, limits), nodes)
             except DevicesDoNotFit as error:
                 misfit = error
                 continue
-            given = divided(state, bounds, found)
+            given = split_co_allocated(state, bounds, found)
             if given is not None:
                 return given
     raise misfit
@@ -250,14 +251,14 @@ def bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceNa
     """Which devices of a resource the kubelet takes. Raises what it refuses the container for."""
     amount = container.devices[resource]
     try:
-        choice = next(choosing(state, container, resource, affinity))
+        choice = next(choose_for_container(state, container, resource, affinity))
     except StopIteration as done:
         return Bounds(amount, done.value, ())
     must = choice.must_include
     return Bounds(amount, must, tuple(device for device in choice.available if device not in must))
 
 
-def limits_of(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
+def iterate_limits(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
     """What to limit the choice to, one after the other: as little as the kubelet does, then set by set."""
     gpus = bounds.get(GPU)
     nics = bounds.get(NIC)
@@ -279,7 +280,7 @@ def sets_of(
         yield from bounds.sets(first or ())
 
 
-def limited(asked: Asked, limits: Limits) -> Asked:
+def limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
     """The same demand where only these devices may be chosen."""
     devices = tuple(
         each
@@ -288,16 +289,16 @@ def limited(asked: Asked, limits: Limits) -> Asked:
         for each in asked.inventory.devices
     )
     had = asked.inventory
-    inventory = Inventory(devices=devices, table=had.table, honored=had.honored, well_planned=had.well_planned)
+    inventory = NodeInventory(devices=devices, table=had.table, honored=had.honored, well_planned=had.well_planned)
     return msgspec.structs.replace(asked, inventory=inventory)
 
 
-def divided(
+def split_co_allocated(
     state: NodeState, bounds: Mapping[ResourceName, Bounds], found: ContainerDevices
 ) -> ContainerDevices | None:
     """
-    What was found, with what comes beyond the limits as companions, the last ones of their resource. None: the kubelet would
-    take other devices.
+    Splits what was found: devices beyond the limits are co-allocated, and are the last ones of their resource. None:
+    the kubelet would take other devices.
     """
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     co_allocated: list[DeviceID] = []
@@ -308,9 +309,9 @@ def divided(
         taken = tuple(listed.some(limit.taken(chosen))) if limit is not None else ()
         if limit is not None and not taken:
             return None
-        beside = tuple(device for device in chosen if device not in taken) if GPU in bounds else ()
-        if taken or beside:
-            devices[resource] = (*taken, *beside)
-        co_allocated += beside
+        added = tuple(device for device in chosen if device not in taken) if GPU in bounds else ()
+        if taken or added:
+            devices[resource] = (*taken, *added)
+        co_allocated += added
     functions = {nic: some for nic, some in found.functions.items() if nic in co_allocated}
     return ContainerDevices(devices, functions, tuple(co_allocated))

@@ -1,8 +1,8 @@
 """
-The devices of a node as its kubelet will have them at its next admission, for predictions.
+Adjusts the devices of a node to what its kubelet will have at its next admission, for predictions.
 
 The record lags behind the kubelet: it keeps what a container had until the container was missing for some seconds. The
-kubelet's checkpoint lags, too, but names pods by their UIDs, and their directories tell which are gone. So
+kubelet's checkpoint lags, too, but names pods by their UIDs, and their directories show which are gone. So
 
 - what is known to have ended is free;
 - what the record has for a container that was seen to run is free if the checkpoint lists it for pods that are gone alone:
@@ -85,7 +85,7 @@ def without_ended(state: NodeState, ended: Collection[AllocationID]) -> tuple[No
     if not names:
         return state, ()
     left = {name: held for name, held in state.allocations.items() if name not in names}
-    whose = [name_of(held) for name, held in state.allocations.items() if name in names]
+    whose = [describe_container(held) for name, held in state.allocations.items() if name in names]
     note = (
         f"the record still has devices of {quoted(whose)}, whose pods have ended: they count as free. Until it has released "
         "them the record lags behind the kubelet, which may take other, equally good devices"
@@ -93,7 +93,7 @@ def without_ended(state: NodeState, ended: Collection[AllocationID]) -> tuple[No
     return msgspec.structs.replace(state, allocations=left), (note,)
 
 
-def name_of(allocation: Allocation) -> str:
+def describe_container(allocation: Allocation) -> str:
     """The container of an allocation for people; its id where that is not known."""
     owner = allocation.owner
     return f"{owner.namespace}/{owner.pod}/{owner.container}" if owner is not None else allocation.id
@@ -106,13 +106,13 @@ def without_dropped(state: NodeState, dropped: Mapping[AllocationID, Devices]) -
     kept = {
         name: left
         for name, held in state.allocations.items()
-        if (left := remaining(held, dropped[name]) if name in dropped else held)
+        if (left := allocation_without_devices(held, dropped[name]) if name in dropped else held)
     }
     return msgspec.structs.replace(state, allocations=kept)
 
 
-def remaining(held: Allocation, dropped: Devices) -> Allocation | None:
-    """An allocation without these devices. None: nothing is left but companions, which end with them."""
+def allocation_without_devices(held: Allocation, dropped: Devices) -> Allocation | None:
+    """An allocation without these devices. None: only co-allocated devices are left, and those end with them."""
     devices = {
         resource: left
         for resource, ids in held.devices.items()
@@ -145,7 +145,7 @@ def dropped_of(
     return {name: devices for name, devices in found.items() if devices}
 
 
-def unrecorded(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:
+def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:
     """
     What the checkpoint lists for a container, the record has for nobody, and no container that has `ended` had. Of devices
     that are offered here only those of a pod that runs for sure; of other plugins' devices all.
@@ -158,17 +158,17 @@ def unrecorded(state: NodeState, entry: CheckpointEntry, ended: Collection[Devic
     }
 
 
-def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
+def describe_unaccounted_grants(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
     """
     A note that names what was granted and the checkpoint lists for no pod that runs: the pod may be refused yet, or was.
     Nothing where the checkpoint cannot be read.
     """
-    told = {device for entry in kubelet.entries for ids in entry.devices.values() for device in ids}
+    in_checkpoint = {device for entry in kubelet.entries for ids in entry.devices.values() for device in ids}
     waiting = sorted(
         device
         for held in state.allocations.values()
         if held.owner is None
-        for device in held.device_ids - told - {*held.co_allocated}
+        for device in held.device_ids - in_checkpoint - {*held.co_allocated}
     )
     if not waiting or kubelet.checkpoint_unknown:
         return ()
@@ -177,7 +177,7 @@ def unaccounted(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
 
 def as_others(state: NodeState, demand: PodDemand) -> NodeState:
     """
-    The state in which what a pod of this name has is somebody else's: the kubelet tells pods apart by their UIDs, and the
+    The state in which another pod owns what a pod of this name has: the kubelet distinguishes pods by their UIDs, and the
     pod that comes next has a new one.
     """
     name = (demand.namespace, demand.pod)
@@ -190,7 +190,7 @@ def as_others(state: NodeState, demand: PodDemand) -> NodeState:
     return msgspec.structs.replace(state, allocations=others)
 
 
-def check_resources(
+def explain_unavailable_resources(
     demand: PodDemand, topology: Topology, registered: Collection[ResourceName] | None, devices_unknown: str = ""
 ) -> tuple[str, ...]:
     """

@@ -1,5 +1,5 @@
 """
-How a pod is decided, container by container.
+Decides about a pod, container by container.
 
 Init containers and then app containers are decided in the order of the pod's spec. In scope `container` each is aligned by
 itself: the providers' hints are merged by the policy, and the pod is refused at the first container that the policy does
@@ -12,21 +12,21 @@ from typing import TypeVar
 
 import msgspec
 
-from topoalign.core.admission.alignment import Aligned, NotAligned, align, goes_on, unaligned
-from topoalign.core.admission.alternatives import considered
+from topoalign.core.admission.alignment import Aligned, NotAligned, align, alignment_without_hints, goes_on
+from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, place_within, sets_considered
 from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
-from topoalign.core.demand.shares import asks_for_both_halves, share_of, slots_asked
+from topoalign.core.demand.shares import asks_for_both_halves, share_from_units, slots_asked
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
-from topoalign.core.hints.devices import DeviceProvider
-from topoalign.core.hints.joint_devices import check_anywhere, nodes_within
-from topoalign.core.hints.memory import MemoryProvider, memory_nodes
+from topoalign.core.hints.device_hints import DeviceProvider
+from topoalign.core.hints.joint_hints import check_anywhere, nodes_within
+from topoalign.core.hints.memory_hints import MemoryProvider, memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_cpus, reusable_devices, reusable_memory
 from topoalign.core.model.decisions import (
@@ -45,15 +45,15 @@ from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.model.topology.device_sets import Devices
-from topoalign.core.numa_sets.search import SearchBudget
-from topoalign.core.placement.cpus import NotWholeCores, allocate_cpus
-from topoalign.core.placement.devices import NoHealthyDevice, NotEnoughDevices, choosing
-from topoalign.core.placement.memory import NotEnoughMemory, holding, memory_for
+from topoalign.core.model.topology.device_sets import OfferedDevices
+from topoalign.core.numa_sets.search import NumaSearchBudget
+from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choose_for_container
+from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
+from topoalign.core.placement.memory_blocks import NotEnoughMemory, hold_allocation, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_of, slots_given, with_peaks
+from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_given, slots_given, with_peaks
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ HALVES_BY_RESERVATION = (
 
 
 class AdmissionRun:
-    """A decision under way: how far it is, what was given so far, and how that came about."""
+    """A decision in progress: the next step, what was given so far, and the explanation."""
 
     def __init__(
         self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class AdmissionRun:
         self.profile = profile_of(rules.mode)
         self.container: ContainerName | None = None
         self.provider: str | None = None
-        self.work = SearchBudget()
+        self.work = NumaSearchBudget()
         self.gave_up = ""
         """Why nothing is aligned any more: the limit on work is one for all containers."""
         self.alignments: list[Alignment] = []
@@ -115,7 +115,7 @@ class AdmissionRun:
         container = demand.container
         asked = HintRequest(self.state, demand, self.rules)
         if not POLICIES[self.rules.policy].asks or self.gave_up:
-            alignment, aligned = unaligned(container, self.gave_up)
+            alignment, aligned = alignment_without_hints(container, self.gave_up)
         else:
             try:
                 reply = yield asked
@@ -125,7 +125,7 @@ class AdmissionRun:
                 if not goes_on(self.rules):
                     raise
                 self.gave_up = f"not aligned: {ended.finding}"
-                alignment, aligned = unaligned(container, self.gave_up)
+                alignment, aligned = alignment_without_hints(container, self.gave_up)
         self.alignments.append(alignment)
         if not alignment.admitted:
             self.provider = DeviceProvider.name
@@ -159,13 +159,13 @@ class AdmissionRun:
             co_allocated=got.co_allocated,
             slots=slots_given(self.state, container, got.devices),
         )
-        after = holding(self.state, allocation, earlier)
-        self.state = after.listed_as(self.state) if self.profile.learns_of_devices_later else after
+        after = hold_allocation(self.state, allocation, earlier)
+        self.state = after.listed_as(self.state) if self.profile.updates_devices_later else after
 
     def devices(self, container: ContainerDemand, aligned: Aligned) -> Steps[ContainerDevices]:
         """
         What is decided together; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A
-        kubelet asks its plugins about one resource at a time, and tells them of no other that the container has.
+        kubelet asks its plugins about one resource at a time, and sends them no other resource of the container.
         """
         joint = ContainerDevices()
         hardware = self.state.hardware
@@ -181,7 +181,7 @@ class AdmissionRun:
         if self.profile.gpus_first:
             apart.sort(key=lambda name: hardware.kind_of(name) != "gpu")
         for resource in apart:
-            chosen = yield from self.devices_of(resource, container, aligned.hint, gpus_of(hardware, given))
+            chosen = yield from self.devices_of(resource, container, aligned.hint, gpus_given(hardware, given))
             given.update({resource: chosen} if chosen else {})
         check_shares(self.state, self.demand, container, given)
         return ContainerDevices(given, joint.functions, joint.co_allocated)
@@ -209,7 +209,7 @@ class AdmissionRun:
                 chooser.check_takeover(reusable, amount)
             elif self.picks_matter(container):
                 picked = self.pick(devices, reusable, amount)
-        choice_of = choosing(self.state, container, resource, hint.affinity, among, picked)
+        choice_of = choose_for_container(self.state, container, resource, hint.affinity, among, picked)
         asking: PreferenceQuestion | None = None
         try:
             choice = next(choice_of)
@@ -220,7 +220,7 @@ class AdmissionRun:
                 size=choice.size,
                 container=container.container,
                 near=near,
-                beside=self.beside(resource, container),
+                context=self.context(resource, container),
             )
             if chooser is None:
                 choice_of.send((yield from self.preferred(asking)))
@@ -231,12 +231,12 @@ class AdmissionRun:
         if self.explain:
             could = reusable.union(self.state.ownership.free(resource))
             could_have = [device for device in devices if device in could]
-            if not self.profile.tells_plugins_context:
+            if not self.profile.gives_plugins_context:
                 asking = asking and asking.without_context()
                 near = ()
             aligned = hint.affinity is not None and not reusable
             placement = self.rules.placement
-            self.considered += considered(
+            self.considered += rank_alternatives(
                 self.state.hardware, resource, could_have, asking, chosen, near, placement, aligned=aligned
             )
         return chosen
@@ -247,14 +247,14 @@ class AdmissionRun:
         is_last = container.container == self.demand.containers[-1].container
         return aligns_each and container.role != "init" and not is_last
 
-    def pick(self, devices: Devices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
+    def pick(self, devices: OfferedDevices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
         """The devices that the kubelet picks of these: those of `taken`, and after its end the first ones."""
         place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
         self.picks.append(picks_of(devices, reusable, amount))
         return self.picks[-1][place].devices
 
-    def beside(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
-        """What else is free, and how many NICs the container wants beside GPUs."""
+    def context(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
+        """What else is free, and how many NICs the container wants in addition to GPUs."""
         nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
         return PlacementContext(
             free=self.state.ownership.free(resource),
@@ -278,7 +278,7 @@ class AdmissionRun:
         return allocate_cpus(
             self.state.hardware.cpu_topology,
             shared_cpus(self.state, self.rules),
-            reserved_cpus(self.state.hardware, self.rules),
+            read_reserved_cpus(self.state.hardware, self.rules),
             reusable_cpus(held_by_pod(self.state, self.demand)),
             container.cpus,
             hint.affinity,
@@ -286,14 +286,14 @@ class AdmissionRun:
         )
 
     def admission(self) -> Admission:
-        """What all containers were given."""
+        """Returns what all containers were given."""
         explanation = self.explanation()
         if self.needs_reservation:
             explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, HALVES_BY_RESERVATION))
         return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=explanation)
 
     def refusal(self, misfit: NoFit) -> Refusal:
-        """Why the pod does not fit, and what the kubelet had given before it found that."""
+        """Returns why the pod does not fit, and what the kubelet had given before it found that."""
         given = self.profile.gives_while_deciding and self.alignments
         return Refusal(
             reason="TopologyAffinityError" if self.is_refused_by_policy else reason_of(misfit),
@@ -307,7 +307,7 @@ class AdmissionRun:
         )
 
     def explanation(self) -> Explanation:
-        """How it came about so far."""
+        """The explanation of the decision so far."""
         return Explanation(
             not_covered=tuple(not_covered(self.demand)),
             alignments=tuple(self.alignments),
@@ -316,26 +316,26 @@ class AdmissionRun:
         )
 
     @property
-    def chooses_cards(self) -> bool:
+    def chooses_gpus(self) -> bool:
         """Whether annotations choose the GPUs of which it asks for slots, or spread its units."""
         hardware = self.state.hardware
         containers = self.demand.containers
-        asking = [each for each in containers if each.about_cards]
+        asking = [each for each in containers if each.gpu_annotations]
         spread = [each for each in containers if each.cards > 1]
         return any(slots_asked(hardware, each.devices) is not None for each in asking) or any(
-            share_of(hardware, each.devices, each.cards) is not None for each in spread
+            share_from_units(hardware, each.devices, each.cards) is not None for each in spread
         )
 
     @property
     def needs_reservation(self) -> bool:
-        """Whether a kubelet asks for what has to be of one GPU, by separate calls that do not say for which container."""
+        """Whether a kubelet asks for what has to be of one GPU, by separate calls that do not name the container."""
         return not self.profile.seeks_units_by_gpu and any(
             asks_for_both_halves(self.state.hardware, each.devices) for each in self.demand.containers
         )
 
     def notes(self) -> Iterator[str]:
-        """What a prediction cannot say for certain, or people would not expect of the kubelet."""
-        if (self.demand.jointly or self.chooses_cards) and not self.profile.aligns_jointly:
+        """Notes on what a prediction cannot determine, and on behaviour of the kubelet that people do not expect."""
+        if (self.demand.jointly or self.chooses_gpus) and not self.profile.aligns_jointly:
             yield BY_RESERVATION
         yield from self.by_chance
         if not self.profile.merges_combinations:
@@ -353,9 +353,9 @@ def reason_of(misfit: NoFit) -> str:
 # What a node has too little of in total for a container, or for a pod that is aligned as a whole.
 #
 # A policy that aligns refuses a pod in the same way whether the node is full or what is free is on the wrong NUMA nodes
-# (kubelet v1.36.3, TopologyAffinityError). The code of our refusal tells these apart: a node with too few free devices,
-# CPUs or bytes in total has too few of them, and `NotAligned` means that it has enough. Devices come first, by name,
-# then CPUs, then memory.
+# (kubelet v1.36.3, TopologyAffinityError). The code of our refusal distinguishes these cases: a node with too few free
+# devices, CPUs or bytes in total has too few of them, and `NotAligned` means that it has enough. Devices come first, by
+# name, then CPUs, then memory.
 #
 #     3 GPUs asked, policy restricted: 2 free: NotEnoughDevices; 4 free, two on each NUMA node: NotAligned
 
@@ -375,7 +375,7 @@ def check_totals(asked: HintRequest) -> None:
         if free < amount:
             raise NotEnoughDevices(resource, amount, free)
     if demand.cpus:
-        allocatable = shared_cpus(state, rules) - reserved_cpus(state.hardware, rules)
+        allocatable = shared_cpus(state, rules) - read_reserved_cpus(state.hardware, rules)
         cpus = len(allocatable | reusable_cpus(held))
         if cpus < demand.cpus:
             raise NotEnoughCpus(demand.cpus, cpus)

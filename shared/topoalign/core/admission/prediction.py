@@ -1,5 +1,5 @@
 """
-What would the kubelet of a node decide about a pod? Answered from the facts of the node alone.
+Predicts what the kubelet of a node would decide about a pod, from the facts of the node alone.
 
     state: TopologyDiscovered, DeviceHealthChanged, Allocation… and UsageObserved, folded
        |  prediction_basis: the kubelet's rules; devices, CPUs and memory as the kubelet will have them; notes
@@ -7,40 +7,40 @@ What would the kubelet of a node decide about a pod? Answered from the facts of 
     decide(basis.state, the pod's demand by basis.rules)
 
 The node's allocator predicts by `predict`, and so may any listener that folds the same events: both get the same answer.
-What could not be read on the node is said in the notes, and its place is taken by what PodResources showed last, or by
-nothing; never by a guess. docs/predictions.md tells what is read, and what each note means.
+What could not be read on the node is reported in the notes. What PodResources reported last replaces it, or nothing
+does; it is never guessed. docs/predictions.md describes what is read, and what each note means.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import (
     as_others,
-    check_resources,
+    describe_unaccounted_grants,
+    explain_unavailable_resources,
+    find_unrecorded_devices,
     shared_ids,
-    unaccounted,
-    unrecorded,
     with_others,
     without_dropped,
     without_ended,
 )
-from topoalign.core.admission.resolvability import explained
+from topoalign.core.admission.resolvability import explain_decision
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import unserved_names
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.hints.memory import memory_node
-from topoalign.core.model.decisions import Decision, noted, with_unserved
+from topoalign.core.hints.memory_hints import memory_node
+from topoalign.core.model.decisions import Decision, with_notes, with_unserved
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, MemoryUse, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, overridden
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import with_reserved
+from topoalign.core.state.node_reservations import with_reserved
 
 PREDICTED = "v1.36."
 """Begins the versions of the kubelet that decisions are held to."""
@@ -88,24 +88,24 @@ def predict(
 ) -> Decision:
     """
     What the node's kubelet would decide about this pod at wall second `now`. `changes`: rules that differ from the
-    kubelet's, by field name; `explain` as `explained` does; `reserved` for other pods counts as held.
+    kubelet's, by field name; `explain` as `explain_decision` does; `reserved` for other pods counts as held.
 
-    Raises KubeletUnknown where the node has not said what its kubelet decides by, or knows neither what its kubelet holds
-    nor what PodResources shows. Raises InvalidField for a pod or rules that cannot be meant, or a resource that the kubelet
+    Raises KubeletUnknown where the node has not published the rules of its kubelet, or knows neither what its kubelet holds
+    nor what PodResources shows. Raises InvalidField for an invalid pod or invalid rules, or a resource that the kubelet
     knows and nothing else does, and InvalidShare for amounts that no GPU in slots has, where the node has no slots.
     """
     pod = validate_pod(pod)
     basis = prediction_basis(state, now)
-    rules = overridden(basis.rules, changes)
+    rules = override_rules(basis.rules, changes)
     demand = pod_demand(pod, rules)
     hardware = basis.state.hardware
-    passed_over = check_resources(demand, hardware, basis.registered, basis.devices_unknown)
+    passed_over = explain_unavailable_resources(demand, hardware, basis.registered, basis.devices_unknown)
     held = with_reserved(basis.state, state, reserved)
     held = as_others(held, demand)
-    decision = explained(held, demand) if explain else decide(held, demand)
+    decision = explain_decision(held, demand) if explain else decide_demand(held, demand)
     if kubelet_of(state).devices is not None:  # else another plugin may serve any name
         decision = with_unserved(decision, unserved_names(demand, hardware, basis.registered or ()))
-    return noted(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
+    return with_notes(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
 
 
 def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
@@ -118,12 +118,12 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
     state, lagging = without_ended(with_others(state, kubelet.devices), kubelet.ended)
     entries, memory, missing = held_by_kubelet(state, kubelet, rules)
     state = without_dropped(state, kubelet.dropped)
-    notes = [*missing, *kubelet.notes, *unaccounted(state, kubelet)]
-    notes += (each for each in (kubelet.memory_doubt, settling(kubelet, now)) if each)
+    notes = [*missing, *kubelet.notes, *describe_unaccounted_grants(state, kubelet)]
+    notes += (each for each in (kubelet.memory_doubt, describe_kubelet_start(kubelet, now)) if each)
     notes = [clean(note, 400) for note in (*notes, *other_version(kubelet))]
     others = [allocation_of(state, each, over) for each in entries]
     merged = {**state.allocations, **{each.id: each for each in others}}
-    doubts = (doubted(kubelet.record_doubt),) if kubelet.record_doubt else ()
+    doubts = (describe_unconfirmed_record(kubelet.record_doubt),) if kubelet.record_doubt else ()
     return PredictionBasis(
         state=msgspec.structs.replace(state, allocations=merged, memory=memory or state.memory),
         rules=rules,
@@ -136,12 +136,12 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
 
 def kubelet_of(state: NodeState) -> KubeletObserved:
     """
-    What the node has said of its kubelet; where nothing of it is known, nothing of its parts is. Raises KubeletUnknown
-    where the node has not said it, or where nothing is known that could count instead.
+    What the node has published of its kubelet. Raises KubeletUnknown where the node has not published it, and where
+    nothing else is known that could replace it.
     """
     usage = state.usage
     if usage is None or usage.kubelet is None:
-        raise KubeletUnknown(state.node, "the node has not said it")
+        raise KubeletUnknown(state.node, "the node has not published it")
     why = usage.kubelet.unknown
     if not why:
         return usage.kubelet
@@ -162,8 +162,8 @@ def admission_rules(rules: KubeletRules, node: NodeName) -> AdmissionRules:
         raise KubeletUnknown(node, clean(str(error), 200)) from error
 
 
-def kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
-    """The same rules as they are said on the bus; `unknown` as in `KubeletRules`."""
+def to_kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
+    """Converts the rules to the message that is published on the bus; `unknown` as in `KubeletRules`."""
     return KubeletRules(
         policy=rules.policy,
         scope=rules.scope,
@@ -186,7 +186,7 @@ def held_by_kubelet(
 ) -> tuple[list[CheckpointEntry], Mapping[int, MemoryUse], list[str]]:
     """
     What containers have beyond the record, the account of the memory, and what of it could not be read, in words. What a
-    checkpoint does not tell is what PodResources showed last.
+    checkpoint does not contain is what PodResources reported last.
     """
     usage = state.usage
     shown = usage.containers if usage is not None and usage.containers_known else None
@@ -197,24 +197,29 @@ def held_by_kubelet(
     missing += [f"{each}{instead}" if each else "" for each in (kubelet.cpus_unknown, kubelet.memory_unknown)]
     missing += [kubelet.checkpoint_unknown if not kubelet.unknown else "", kubelet.pods_unknown]
     if kubelet.cpus_unknown:
-        entries += (entry_of(each, cpus=True) for each in shown or () if each.cpus)
+        entries += (checkpoint_entry_from_usage(each, cpus=True) for each in shown or () if each.cpus)
     if kubelet.memory_unknown and shown is not None:
-        blocks = iter(spread([b for each in shown for b in each.memory], state.hardware, rules.reserved_memory))
+        blocks = iter(
+            spread_memory_blocks([b for each in shown for b in each.memory], state.hardware, rules.reserved_memory)
+        )
         spread_out = [msgspec.structs.replace(each, memory=tuple(next(blocks) for _ in each.memory)) for each in shown]
-        entries += (entry_of(each, memory=True) for each in spread_out if each.memory)
+        entries += (checkpoint_entry_from_usage(each, memory=True) for each in spread_out if each.memory)
         alone = NodeState(node=state.node)
         for each in spread_out:
             alone = alone.holding(Allocation(id=AllocationID(""), memory=each.memory))
         memory = dict(alone.memory)
     if kubelet.checkpoint_unknown:
-        entries += (entry_of(each, devices=True) for each in shown or () if each.devices)
-    return together(entries), memory, [each for each in dict.fromkeys(missing) if each]
+        entries += (checkpoint_entry_from_usage(each, devices=True) for each in shown or () if each.devices)
+    return merge_checkpoint_entries(entries), memory, [each for each in dict.fromkeys(missing) if each]
 
 
-def entry_of(
+def checkpoint_entry_from_usage(
     used: ContainerUsage, *, cpus: bool = False, memory: bool = False, devices: bool = False
 ) -> CheckpointEntry:
-    """A part of what PodResources showed of a container. It knows no UIDs: the name of the pod stands for it."""
+    """
+    Turns what PodResources reported of a container into a checkpoint entry. PodResources has no UIDs, so the name of
+    the pod is used.
+    """
     return CheckpointEntry(
         pod_uid=f"{used.owner.namespace}/{used.owner.pod}",
         container=used.owner.container,
@@ -224,7 +229,7 @@ def entry_of(
     )
 
 
-def together(entries: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
+def merge_checkpoint_entries(entries: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
     """One entry of each container; no two give the same kind of thing."""
     found: dict[tuple[str, ContainerName], CheckpointEntry] = {}
     for each in entries:
@@ -249,18 +254,18 @@ def allocation_of(state: NodeState, entry: CheckpointEntry, ended: frozenset[Dev
     return Allocation(
         id=AllocationID(f"{entry.pod_uid}/{entry.container}"),
         owner=Owner(namespace=Namespace(""), pod=PodName(entry.pod_uid), container=entry.container),
-        devices=dict(unrecorded(state, entry, ended)),
+        devices=dict(find_unrecorded_devices(state, entry, ended)),
         cpus=entry.cpus,
         memory=entry.memory,
     )
 
 
-def spread(
+def spread_memory_blocks(
     blocks: Iterable[MemoryBlock], hardware: Topology, kept: Mapping[int, Mapping[ResourceName, int]] = {}
 ) -> Iterator[MemoryBlock]:
     """
     The same blocks, each on the nodes of its group from the lowest on, as far as those have memory left; which is how the
-    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not tell. `kept` is what the system
+    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not report it. `kept` is what the system
     keeps of each NUMA node, where that is known.
     """
     left = {
@@ -281,14 +286,14 @@ def spread(
         yield msgspec.structs.replace(block, taken=tuple(taken))
 
 
-def settling(kubelet: KubeletObserved, now: float) -> str:
+def describe_kubelet_start(kubelet: KubeletObserved, now: float) -> str:
     """A note on a kubelet that has just started: it drops nothing of pods that are gone. Empty: it has settled."""
     if kubelet.started is None or not 0 <= now - kubelet.started < kubelet.settle_seconds:
         return ""
-    return starting(now - kubelet.started)
+    return describe_starting_kubelet(now - kubelet.started)
 
 
-def starting(age: float) -> str:
+def describe_starting_kubelet(age: float) -> str:
     """The note on a kubelet that started `age` seconds ago and has not settled."""
     return (
         f"the kubelet started {age:.0f} s ago: until it has received all its pods it drops nothing of pods that are gone, "
@@ -296,8 +301,8 @@ def starting(age: float) -> str:
     )
 
 
-def doubted(doubt: str) -> str:
-    """What an answer says while the record is in doubt for this reason."""
+def describe_unconfirmed_record(doubt: str) -> str:
+    """The note of an answer while the allocator's record is unconfirmed for this reason."""
     return f"the journal was damaged ({doubt}): something may be held that is not in the record"
 
 

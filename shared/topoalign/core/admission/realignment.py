@@ -1,5 +1,5 @@
 """
-Whether pods that wait for their kubelet are admitted in every order, whatever ends before they are.
+Checks whether pods that wait for their kubelet are admitted in every order, whatever pods end before.
 
 A kubelet aligns a pod when it admits it, to the first preferred set of NUMA nodes that has room. If another pod ends before,
 an earlier set may have room, and the pod takes what was free there, too, which others were to get:
@@ -9,7 +9,7 @@ an earlier set may have room, and the pod takes what was free there, too, which 
     a pod with 2 CPUs of node 0 ends: A is aligned to node 0 and takes its GPU, and B is refused
 
 So of each pod all preferred sets count up to the first one with room, as `feasibility` finds them. Of an earlier one it
-takes whatever is free there now, up to what it asks for; what has ended besides helps the others, and does not count. A set
+takes whatever is free there now, up to what it asks for; what else has ended helps the others, and does not count. A set
 of several NUMA nodes counts as taken whole: how a pod is spread over it is not known from amounts.
 """
 
@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.feasibility import Need, first_with_room, verdict
-from topoalign.core.admission.free_amounts import Free, free_of, usable_sets
+from topoalign.core.admission.feasibility import PodNeed, first_with_room, judge_amounts
+from topoalign.core.admission.free_amounts import Free, count_free, usable_sets
 from topoalign.core.admission.share_alignment import by_pod, without_all
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import several
-from topoalign.core.numa_sets.subsets import doubled
+from topoalign.core.numa_sets.subsets import sums_by_subset
 from topoalign.core.state.fold import NodeState
 
 MOST_STEPS = 300
@@ -36,31 +36,33 @@ MOST_CONTAINER_STEPS = 2_000
 """Alignments that are tried for the containers of one pod. Eight of them take 250 on two NUMA nodes, four 600 on eight."""
 
 
-class Waiting(NamedTuple):
+class PendingPodAmounts(NamedTuple):
     """A pod that a kubelet will admit or refuse, in amounts."""
 
     key: object
     """Equal for pods that ask for the same."""
     must_fit: bool
-    """Whether all is in vain if it is refused."""
-    takes: Need | None
-    """What it takes where it is aligned. None: that is not known, and it is taken to stay where it was predicted."""
+    """Whether the whole plan fails if this pod is refused."""
+    takes: PodNeed | None
+    """What it takes where it is aligned. None: not known; it is assumed to stay where it was predicted."""
     decides: bool
     """Whether these amounts decide about it."""
 
 
-class Steps:
+class AlignmentBudget:
     """How many alignments may still be tried."""
 
     def __init__(self, most: int = MOST_STEPS) -> None:
         self.left = most
 
 
-def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps, later: Sequence[Waiting] = ()) -> bool:
+def fit_whatever_ends(
+    free: Free, pods: Sequence[PendingPodAmounts], steps: AlignmentBudget, later: Sequence[PendingPodAmounts] = ()
+) -> bool:
     """
     Whether those of the pods that must fit are admitted where at least this is free, in whatever order all of them come and
-    wherever each is aligned; then those that come `later`, one after the other. False also where amounts do not tell, or it
-    takes more steps than are left.
+    wherever each is aligned; then those that come `later`, one after the other. False also where amounts alone do not
+    decide, or it takes more steps than are left.
     """
     tried = set()
     if not pods:
@@ -81,22 +83,22 @@ def fit_whatever_ends(free: Free, pods: Sequence[Waiting], steps: Steps, later: 
     return True
 
 
-def fits_wherever(need: Need, free: Free, steps: Steps) -> bool:
+def fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
     """
     Whether a pod is admitted where at least this is free, wherever its containers are aligned one after the other. False
-    also where amounts do not tell, or it takes more steps than are left.
+    also where amounts alone do not decide, or it takes more steps than are left.
     """
     rest = need.rest
     steps.left -= rest is not None
-    if steps.left < 0 or verdict(need, free) != "":
+    if steps.left < 0 or judge_amounts(need, free) != "":
         return False
     first = msgspec.structs.replace(need, rest=None)
     return rest is None or all(fits_wherever(rest, left, steps) for left in left_after(first, free))
 
 
-def containers_fit(need: Need, free: Free, most: Free, steps: Steps | None = None) -> bool:
+def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget | None = None) -> bool:
     """
-    Whether a pod that is admitted where this is free is admitted whatever ends, as far as amounts tell: once more is free,
+    Whether a pod that is admitted where this is free is admitted whatever ends, judged by amounts only: once more is free,
     its first containers may be aligned to where they take what the others were to get. `most`: what is free when all has
     ended. False also where it takes more than `MOST_CONTAINER_STEPS`. Example under restricted, for a pod with 1 GPU and
     4 CPUs in one container and 2 GPUs in the next:
@@ -106,7 +108,7 @@ def containers_fit(need: Need, free: Free, most: Free, steps: Steps | None = Non
     """
     if need.rest is None:
         return True
-    steps = steps or Steps(MOST_CONTAINER_STEPS)
+    steps = steps or AlignmentBudget(MOST_CONTAINER_STEPS)
     first = msgspec.structs.replace(need, rest=None)
     room = first_with_room(need.preferred, need.near, need.memory, free)
     for number in need.preferred:
@@ -118,11 +120,11 @@ def containers_fit(need: Need, free: Free, most: Free, steps: Steps | None = Non
     return True
 
 
-def realigned(state: NodeState, rules: AdmissionRules, need: Need) -> Iterator[NodeState]:
+def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNeed) -> Iterator[NodeState]:
     """The node after the end of one of its pods, of each that may have another one aligned elsewhere than as it is now."""
 
     def place(now: NodeState) -> int:
-        return first_with_room(need.preferred, need.near, need.memory, free_of(now, rules))
+        return first_with_room(need.preferred, need.near, need.memory, count_free(now, rules))
 
     room = place(state)
     if need.rest is None and room in need.preferred[:1]:
@@ -133,13 +135,13 @@ def realigned(state: NodeState, rules: AdmissionRules, need: Need) -> Iterator[N
             yield left
 
 
-def fit_as_counted(free: Free, pods: Sequence[Waiting]) -> bool:
+def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     """
-    Whether the pods are admitted one after the other where just this is free, as far as amounts tell: each to one NUMA node,
+    Whether the pods are admitted one after the other where just this is free, judged by amounts only: each to one NUMA node,
     of which it is known what is left. False also where they do not.
     """
     for pod in pods:
-        if pod.takes is None or pod.takes.rest is not None or not pod.decides or verdict(pod.takes, free) != "":
+        if pod.takes is None or pod.takes.rest is not None or not pod.decides or judge_amounts(pod.takes, free) != "":
             return False
         room = first_with_room(pod.takes.preferred, pod.takes.near, pod.takes.memory, free)
         if not room or several(room):
@@ -148,13 +150,13 @@ def fit_as_counted(free: Free, pods: Sequence[Waiting]) -> bool:
     return True
 
 
-def have_ample_memory(free: Free, pods: Sequence[Waiting]) -> bool:
+def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     """
     Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them: each asks for what
     one NUMA node has, and every NUMA node has the memory for all of them together and is in no group. Example: 40 GiB are
     free on each of two NUMA nodes, and two pods ask for 1 GPU, 4 CPUs and 20 GiB each.
     """
-    asked = list[Need]()
+    asked = list[PodNeed]()
     total = Counter[ResourceName]()
     for pod in pods:
         need = pod.takes
@@ -174,7 +176,7 @@ def have_ample_memory(free: Free, pods: Sequence[Waiting]) -> bool:
     )
 
 
-def left_by(pod: Waiting, free: Free) -> Iterator[Free]:
+def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
     """What may be left once the pod is admitted or refused, as `left_elsewhere`; all, where it may get nothing of it."""
     if pod.takes is None or not first_with_room(pod.takes.preferred, pod.takes.near, pod.takes.memory, free):
         yield free
@@ -182,7 +184,7 @@ def left_by(pod: Waiting, free: Free) -> Iterator[Free]:
         yield from left_after(pod.takes, free)
 
 
-def left_elsewhere(pod: Waiting, free: Free) -> Iterator[Free]:
+def left_elsewhere(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
     """
     What may be left once the pod is admitted, for each set of NUMA nodes that it may be aligned to instead of the first one
     with room. Where it would take nothing that is free, others have as much as now: that is passed over.
@@ -192,7 +194,7 @@ def left_elsewhere(pod: Waiting, free: Free) -> Iterator[Free]:
         yield from (left for left in moved if left is not free)
 
 
-def left_after(need: Need, free: Free, *, besides: bool = False) -> Iterator[Free]:
+def left_after(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
     """What may be left, by the set that a pod, or the rest of one, is aligned to. `besides`: not for the first with room."""
     room = first_with_room(need.preferred, need.near, need.memory, free)
     for number in need.preferred:
@@ -207,7 +209,7 @@ def left_after(need: Need, free: Free, *, besides: bool = False) -> Iterator[Fre
             return
 
 
-def left_where_taken(need: Need, free: Free, number: int) -> Free:
+def left_where_taken(need: PodNeed, free: Free, number: int) -> Free:
     """What is left at least of what is free once a container is aligned to this set; the same object if that is all."""
     devices = dict(free.devices)
     within = dict(free.within)
@@ -253,5 +255,5 @@ def taken_from(table: tuple[int, ...], number: int, amount: int) -> tuple[tuple[
         return table, 0
     if table[-1] < sum(table[1 << node] for node in nodes):
         return tuple(max(0, had - total) for had in table), min(amount, total)
-    losses = doubled(lost.get(1 << node, 0) for node in nodes)
+    losses = sums_by_subset(lost.get(1 << node, 0) for node in nodes)
     return tuple(map(sub, table, losses)), min(amount, total)

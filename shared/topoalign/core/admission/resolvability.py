@@ -1,5 +1,5 @@
 """
-Whether waiting can help a pod that a node refuses, and what helps it instead.
+Finds whether waiting can help a pod that a node refuses, and what helps it instead.
 
 The rule: the decision is made again as if nobody had anything of the node, with the health of its devices as it is.
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.shortages import format_rule, smaller_requests, sufficient_rules
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.preconditions import (
@@ -30,7 +30,7 @@ from topoalign.core.hints.preconditions import (
 from topoalign.core.model.decisions import Admission, Decision, PreferenceFailed, Refusal, Resolvability
 from topoalign.core.model.errors import InvalidField, TooMuchWork, clean, quoted
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.requests import AdmissionRules, PodRequest, overridden
+from topoalign.core.model.requests import AdmissionRules, PodRequest, override_rules
 from topoalign.core.state.fold import NodeState
 
 UNDECIDED = frozenset(
@@ -55,9 +55,9 @@ ELSEWHERE = (
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
-def explained(state: NodeState, demand: PodDemand) -> Decision:
+def explain_decision(state: NodeState, demand: PodDemand) -> Decision:
     """The decision with `explain`; a refusal with its resolvability, the amounts that decide and changes that help."""
-    decision = decide(state, demand, explain=True)
+    decision = decide_demand(state, demand, explain=True)
     return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
 
@@ -65,7 +65,7 @@ def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) ->
     """The refusal, which the node gave in this state, with its resolvability, and the finding and remedy for that."""
     if refusal.code in UNDECIDED:
         return msgspec.structs.replace(refusal, resolvability=Resolvability.NOT_KNOWN)
-    empty = emptied(state)
+    empty = without_any_allocation(state)
     resolvability, remaining = resolvability_on(empty, demand)
     finding = refusal.finding
     remedy = refusal.remedy
@@ -88,16 +88,16 @@ def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) ->
 
 def resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability, Refusal | None]:
     """
-    The resolvability of a refusal by a node of which this is the `emptied` state, and the refusal that remains: by the empty
-    node, for `never` with all devices healthy; None: it admits the pod.
+    The resolvability of a refusal by a node of which this is the state `without_any_allocation`, and the refusal that
+    remains: by the empty node, for `never` with all devices healthy; None: it admits the pod.
     """
-    decision = decide(empty, demand, explain=True)
+    decision = decide_demand(empty, demand, explain=True)
     if isinstance(decision, Admission):
         return Resolvability.IN_USE, None
-    healthy = restored(empty)
+    healthy = with_healthy_devices(empty)
     if decision.code in UNDECIDED or healthy is empty:
         return Resolvability.NOT_KNOWN if decision.code in UNDECIDED else Resolvability.NEVER, decision
-    on_healthy = decide(healthy, demand, explain=True)
+    on_healthy = decide_demand(healthy, demand, explain=True)
     if isinstance(on_healthy, Admission):
         return Resolvability.UNHEALTHY, decision
     return Resolvability.NOT_KNOWN if on_healthy.code in UNDECIDED else Resolvability.NEVER, on_healthy
@@ -108,21 +108,21 @@ def names_waiting(refusal: Refusal) -> bool:
     return "wait" in refusal.remedy
 
 
-def emptied(state: NodeState) -> NodeState:
+def without_any_allocation(state: NodeState) -> NodeState:
     """The node as if nobody had anything."""
     return msgspec.structs.replace(state, allocations={}, memory={})
 
 
-def restored(state: NodeState) -> NodeState:
+def with_healthy_devices(state: NodeState) -> NodeState:
     """The node with all devices healthy and not cordoned; the same state where they are."""
     if state.health is None:
         return state
     hardware = state.hardware
     known = {
-        *state.told,
+        *state.reported_health,
         *(hardware.card_of(device) for listed in hardware.devices.values() for device in listed.by_base),
     }
-    if all(device in state.told and state.told[device].usable for device in known):
+    if all(device in state.reported_health and state.reported_health[device].usable for device in known):
         return state
     health = msgspec.structs.replace(state.health, devices=dict.fromkeys(sorted(known), HEALTHY))
     return msgspec.structs.replace(state, health=health)
@@ -145,10 +145,10 @@ def sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) ->
 
     def admits(pod: PodRequest, rules: AdmissionRules = rules) -> bool:
         try:
-            return isinstance(decide(state, read_pod(pod, rules)), Admission)
+            return isinstance(decide_demand(state, read_pod(pod, rules)), Admission)
         except InvalidField:
             return False
 
     yield from (each.text for each in smaller_requests(demand.request, admits, refusal.container))
-    for changed in sufficient_rules(rules, lambda changes: admits(demand.request, overridden(rules, changes))):
+    for changed in sufficient_rules(rules, lambda changes: admits(demand.request, override_rules(rules, changes))):
         yield format_rule(changed, rules.mode)

@@ -1,5 +1,6 @@
 """
-Whether a kubelet aligns a pod with parts of GPUs only to where a GPU has enough for it, whatever ends before it is admitted.
+Checks that a kubelet aligns a pod with shares of GPUs only to NUMA nodes where a GPU has enough for it, whatever pods
+end before it is admitted.
 
 A kubelet counts units, slots that have NUMA nodes, CPUs and memory by NUMA node, and not what is left of each GPU. So a
 pod that finds its GPU on node 1 may be aligned to node 0 once another pod has given back CPUs there, and is refused
@@ -8,14 +9,14 @@ pod that finds its GPU on node 1 may be aligned to node 0 once another pod has g
     asked: 60 cores and 4 CPUs; node 0 has free slots, GPUs with 40 cores left, and 2 CPUs; node 1 has enough of all
     now the pod is aligned to node 1; when a pod with 8 CPUs of node 0 ends, to node 0, where no GPU has 60 cores
 
-An earlier preferred set is a danger if no GPUs of it have enough, and the kubelet could come to it although nobody ends
-whose end would change that: what a pod holds of GPUs, of CPUs and of memory becomes free together.
+An earlier preferred set is a danger if no GPU of it has enough, and if the kubelet could align to it without the end
+of a pod that would free enough. What a pod holds of GPUs, CPUs and memory becomes free together.
 
     the 8 CPUs are held by the pod that has 60 cores of a GPU of node 0: when it ends, the cores are free, too: no danger
 
-Pods that come before are rivals: each may take its share of any GPUs. And a pod that limits its GPUs, spreads its units over
-several, or asks for whole GPUs and memory, must have those that are reserved for it: to such a one each other set is a
-danger. Devices that become healthy are not reckoned with.
+Pods that are admitted before are competitors: each may take its share of any GPUs. A pod that limits its GPUs,
+spreads its units over several, or asks for whole GPUs and memory, must have those that are reserved for it. For such
+a pod every other set is a danger. Devices that become healthy are not taken into account.
 """
 
 from collections import Counter, defaultdict
@@ -26,31 +27,31 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.admission.feasibility import are_listed, first_with_room
-from topoalign.core.admission.free_amounts import Amount, Free, free_of, preferred_sets
+from topoalign.core.admission.free_amounts import Amount, Free, count_free, preferred_sets
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import (
     Share,
     SlotShare,
-    has_room,
+    fits_left_units,
     has_slot_for,
     may_be_on,
-    share_of,
+    share_from_units,
     slots_asked,
     unit_of,
 )
-from topoalign.core.hints.devices import real_nodes
+from topoalign.core.hints.device_hints import real_nodes
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import CPU, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Scope
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
 from topoalign.core.numa_sets.subsets import subsets
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, total, units_left
+from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, sum_amounts, units_left
 
 Gpus = Mapping[DeviceID, int]
 """GPU, or MIG instance -> the number of the set of NUMA nodes that it is near."""
@@ -59,15 +60,15 @@ Left = Mapping[DeviceID, SlotsLeft] | Mapping[DeviceID, UnitsLeft]
 
 
 class Sets(NamedTuple):
-    """Sets of NUMA nodes to which a kubelet may align something, and for which amounts it looks."""
+    """Sets of NUMA nodes to which a kubelet may align something, and the amounts that it compares."""
 
     preferred: tuple[int, ...]
     near: tuple[Amount, ...]
     memory: tuple[Amount, ...]
 
 
-class Part(NamedTuple):
-    """A container that asks for parts of GPUs, and by what its kubelet aligns it."""
+class AlignedContainer(NamedTuple):
+    """A container that asks for shares of GPUs, and what its kubelet aligns it by."""
 
     container: ContainerDemand
     share: SlotShare | Share
@@ -81,10 +82,10 @@ class Part(NamedTuple):
     """
 
 
-def parts_of(topology: Topology, demand: PodDemand) -> tuple[Part, ...]:
+def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[AlignedContainer, ...]:
     """
     The containers of a pod that a kubelet may align to GPUs with too little; () where it aligns nothing, or GPUs are not
-    known to be near NUMA nodes. Raises InvalidShare for annotations that cannot be meant.
+    known to be near NUMA nodes. Raises InvalidShare for invalid annotations.
     """
     rules = demand.rules
     policy = POLICIES[rules.policy]
@@ -103,17 +104,19 @@ def parts_of(topology: Topology, demand: PodDemand) -> tuple[Part, ...]:
             single = tuple(1 << node for node in range(len(topology.node_ids)))
             otherwise = tuple(Sets(single, ((name, 1),), ()) for name in names)
         found.append(
-            Part(each, asked[1], near_gpus(topology, asked[0]), sets_for(topology, demand, aligned), otherwise)
+            AlignedContainer(
+                each, asked[1], near_gpus(topology, asked[0]), sets_for(topology, demand, aligned), otherwise
+            )
         )
     return tuple(found)
 
 
 def share_in(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, SlotShare | Share] | None:
     """What a container asks for of parts of GPUs, with a resource that these are listed under. None: nothing."""
-    slots = slots_asked(topology, container.devices, container.about_cards, as_hami=container.as_hami)
+    slots = slots_asked(topology, container.devices, container.gpu_annotations, as_hami=container.as_hami)
     if slots is not None:
         return slots.resource, slots
-    units = share_of(topology, container.devices, container.cards)
+    units = share_from_units(topology, container.devices, container.cards)
     name = next((name for name, amount in container.devices.items() if amount and unit_of(topology, name)), None)
     return (name, units) if units is not None and name is not None else None
 
@@ -131,7 +134,7 @@ def near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
     devices = topology.devices[resource]
     numbers = subsets(topology.node_ids).numbers
     machine = topology.node_ids
-    here = mask_of(machine)
+    here = node_mask(machine)
     return {
         base: numbers[mask]
         for listed, there in devices.by_nodes.items()
@@ -144,38 +147,40 @@ def near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
 def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = ()) -> bool:
     """
     Whether a kubelet that aligns the pod leaves its containers GPUs with enough, whatever ends before, and in whatever order
-    the `others` come. On the node as it is the pod fits alone. Raises as `parts_of` does.
+    the `others` come. On the node as it is the pod fits alone. Raises as `containers_aligned_to_gpus` does.
     """
-    parts = parts_of(state.hardware, pod)
+    parts = containers_aligned_to_gpus(state.hardware, pod)
     if not parts:
         return True
-    free = free_of(state, pod.rules)
-    strangers = [each for other in others for each in other.containers]
+    free = count_free(state, pod.rules)
+    other_containers = [each for other in others for each in other.containers]
     for part in parts:
         besides = [each for each in pod.containers if each is not part.container]
-        rivals = (share_in(state.hardware, each) for each in (*besides, *strangers))
-        search = Search(state, pod.rules, part, [share for _, share in filter(None, rivals)])
+        competitors = (share_in(state.hardware, each) for each in (*besides, *other_containers))
+        search = AlignmentSearch(state, pod.rules, part, [share for _, share in filter(None, competitors)])
         room = first_with_room(part.aligned.preferred, part.aligned.near, part.aligned.memory, free)
-        before = strangers if pod.rules.scope is Scope.POD else (*besides, *strangers)
-        for sets, number in ways(part, free, before):
-            if number == room and not search.rivals:
+        before = other_containers if pod.rules.scope is Scope.POD else (*besides, *other_containers)
+        for sets, number in iterate_possible_alignments(part, free, before):
+            if number == room and not search.competitors:
                 continue
             if not search.suffices(number, is_here=number == room) and search.can_be_reached(sets, number):
                 return False
     return True
 
 
-def ways(part: Part, free: Free, rivals: Sequence[ContainerDemand]) -> Iterator[tuple[Sets, int]]:
+def iterate_possible_alignments(
+    part: AlignedContainer, free: Free, competitors: Sequence[ContainerDemand]
+) -> Iterator[tuple[Sets, int]]:
     """
     The sets to which a container may be aligned once something has ended, up to the first that has room now even after all
     these rivals have taken what they ask for from it.
     """
     taken = Counter[ResourceName]()
-    for each in rivals:
+    for each in competitors:
         taken.update(each.devices)
         taken.update({CPU: each.cpus})
         taken.update(each.memory)
-    by_memory = any(each.memory for each in rivals)  # they may also use it in groups
+    by_memory = any(each.memory for each in competitors)  # they may also use it in groups
     aligned = part.aligned
     near = tuple((name, amount + taken[name]) for name, amount in aligned.near)
     for number in aligned.preferred:
@@ -186,22 +191,22 @@ def ways(part: Part, free: Free, rivals: Sequence[ContainerDemand]) -> Iterator[
     yield from ((sets, number) for sets in part.otherwise for number in sets.preferred)
 
 
-class Search:
-    """Looks whether sets of NUMA nodes have GPUs for one container, and whether a kubelet may come to them."""
+class AlignmentSearch:
+    """Checks whether sets of NUMA nodes have GPUs for one container, and whether a kubelet may align to them."""
 
     def __init__(
-        self, state: NodeState, rules: AdmissionRules, part: Part, rivals: Sequence[SlotShare | Share]
+        self, state: NodeState, rules: AdmissionRules, part: AlignedContainer, competitors: Sequence[SlotShare | Share]
     ) -> None:
         self._state = state
         self._rules = rules
         self._part = part
-        self.rivals = rivals
+        self.competitors = competitors
         self._in_slots = isinstance(part.share, SlotShare)
 
     def suffices(self, number: int, *, is_here: bool = False) -> bool:
         """
-        Whether enough GPUs near this set have room for the container, whatever its rivals take. `is_here`: it is aligned to
-        this set now.
+        Whether enough GPUs near this set have room for the container, whatever its competitors take. `is_here`: it is
+        aligned to this set now.
         """
         return self._suffices(self._left(self._state), number, is_here=is_here)
 
@@ -220,9 +225,11 @@ class Search:
     def _are_enough(self, left: Left, number: int) -> bool:
         hardware = self._state.hardware
         share = self._part.share
-        fit = [gpu for gpu in self._gpus(number) if gpu in left and has_enough(hardware, gpu, left[gpu], share)]
-        kept = [gpu for gpu in fit if has_enough(hardware, gpu, left[gpu], share, self.rivals)]
-        lost = min(len(fit) - len(kept), sum(each.gpus for each in self.rivals))
+        fit = [
+            gpu for gpu in self._gpus(number) if gpu in left and fits_with_competitors(hardware, gpu, left[gpu], share)
+        ]
+        kept = [gpu for gpu in fit if fits_with_competitors(hardware, gpu, left[gpu], share, self.competitors)]
+        lost = min(len(fit) - len(kept), sum(each.gpus for each in self.competitors))
         return len(fit) - lost >= share.gpus
 
     def _gpus(self, number: int) -> list[DeviceID]:
@@ -234,11 +241,11 @@ class Search:
     def can_be_reached(self, sets: Sets, number: int) -> bool:
         """Whether the kubelet may align to this set after the end of pods none of which makes room on its GPUs."""
         card_of = self._state.hardware.card_of
-        cards = {card_of(gpu) for gpu in self._gpus(number)}
+        gpus = {card_of(gpu) for gpu in self._gpus(number)}
         near = list[list[Allocation]]()
         far = list[Allocation]()
         for held in by_pod(self._state.allocations.values()):
-            if cards.isdisjoint(card_of(device) for each in held for device in each.device_ids):
+            if gpus.isdisjoint(card_of(device) for each in held for device in each.device_ids):
                 far += held
             else:
                 near.append(held)
@@ -248,7 +255,7 @@ class Search:
         return bool(idle) and self._has_room((*far, *chain.from_iterable(idle)), sets, number)
 
     def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> Left:
-        """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its cards."""
+        """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its GPUs."""
         hardware = self._state.hardware
         handed_out = self._state.ownership.handed_out
         usable = all(handed_out.health_of(gpu).usable for gpu in self._gpus(number))
@@ -258,33 +265,33 @@ class Search:
         return slots_left(hardware, live, handed_out) if self._in_slots else units_left(hardware, live, handed_out)
 
     def _has_room(self, ended: Iterable[Allocation], sets: Sets, number: int) -> bool:
-        free = free_of(without_all(self._state, ended), self._rules)
+        free = count_free(without_all(self._state, ended), self._rules)
         return first_with_room((number,), sets.near, sets.memory, free) > 0
 
 
-def has_enough(
+def fits_with_competitors(
     topology: Topology,
     gpu: DeviceID,
     left: SlotsLeft | UnitsLeft,
     share: SlotShare | Share,
-    rivals: Sequence[SlotShare | Share] = (),
+    competitors: Sequence[SlotShare | Share] = (),
 ) -> bool:
-    """Whether of a GPU, of which so much is left, there is enough for a share, and for all of these rivals besides."""
+    """Whether a GPU, of which so much is left, has enough for a share and for all of these competing shares."""
     if isinstance(left, SlotsLeft) and isinstance(share, SlotShare):
-        taken = [each.amount_of(left.offered) for each in rivals if isinstance(each, SlotShare)]
+        taken = [each.amount_of(left.offered) for each in competitors if isinstance(each, SlotShare)]
         if taken and left.profiles:  # which places a rival's MIG instance takes is not known
             return False
-        less = msgspec.structs.replace(left, slots=left.slots - len(taken), held=total((left.held, *taken)))
+        less = msgspec.structs.replace(left, slots=left.slots - len(taken), held=sum_amounts((left.held, *taken)))
         return may_be_on(topology, share, gpu) and has_slot_for(less, share)
     if isinstance(left, UnitsLeft) and isinstance(share, Share):
-        others = [each for each in rivals if isinstance(each, Share)]
+        others = [each for each in competitors if isinstance(each, Share)]
         rest = msgspec.structs.replace(
             left,
             cores=left.cores - sum(min(CORES, each.of_each.cores) for each in others),
             blocks=left.blocks - sum(each.of_each.blocks for each in others),
             unused=left.unused and not others,
         )
-        return has_room(rest, share)
+        return fits_left_units(rest, share)
     return False
 
 
@@ -292,11 +299,11 @@ def by_pod(allocations: Iterable[Allocation]) -> Iterable[list[Allocation]]:
     """The allocations by their pods: what a pod has becomes free together. Those of no known pod are each alone."""
     found = defaultdict[object, list[Allocation]](list)
     for each in allocations:
-        found[pod_of(each)].append(each)
+        found[pod_identity(each)].append(each)
     return found.values()
 
 
-def pod_of(allocation: Allocation) -> object:
+def pod_identity(allocation: Allocation) -> object:
     """Equal for the allocations of a pod, the record's and what a prediction adds to it (which is by UIDs)."""
     owner = allocation.owner
     if allocation.pod_uid or owner is None:

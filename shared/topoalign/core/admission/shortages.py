@@ -1,5 +1,6 @@
 """
-Which resource keeps a container, or a pod, off the NUMA nodes that its policy accepts, with the amounts that decide.
+Names the resource that keeps a container or a pod off the NUMA nodes that its policy accepts, with the amounts that
+decide.
 
 Policy single-numa-node accepts one NUMA node, policy restricted the sets of as few as each resource needs. Of each such set
 the first resource is named that does not fit there: devices by name, then CPUs, then memory.
@@ -17,20 +18,20 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.hints.cpu import available_cpus
-from topoalign.core.hints.devices import by_counted_nodes, free_of, real_nodes
-from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.device_hints import by_counted_nodes, devices_free_for, real_nodes
+from topoalign.core.hints.hint_rules import Supply
+from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devices, reusable_memory
-from topoalign.core.hints.rules import Supply
 from topoalign.core.model.errors import TooMuchWork, clean, quoted
-from topoalign.core.model.hints import HintRule, Hints, Need
+from topoalign.core.model.hints import HintRule, Hints, ResourceNeed
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
-from topoalign.core.model.topology.bitmask import Mask, mask_of, nodes_of, union
+from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of, union
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import DeviceSet
-from topoalign.core.numa_sets.search import meets
-from topoalign.core.placement.memory import format_gib
+from topoalign.core.numa_sets.search import mask_meets_needs
+from topoalign.core.placement.memory_blocks import format_gib
 from topoalign.core.policy import POLICIES
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
@@ -42,7 +43,7 @@ MOST_NAMED = 3
 
 
 class Shortage(NamedTuple):
-    """Why a set of NUMA nodes does not do."""
+    """Why a set of NUMA nodes does not suit the demand."""
 
     text: str
     """With `{}` in the place of the NUMA nodes."""
@@ -52,7 +53,7 @@ class Shortage(NamedTuple):
 
 def describe_shortage(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
     """
-    Why no set of NUMA nodes that the policy accepts suits the demand, for people. `hints`: those of each provider. Empty:
+    Describes why no set of NUMA nodes that the policy accepts suits the demand. `hints`: those of each provider. Empty:
     amounts do not decide, or the search takes too much work.
     """
     try:
@@ -76,8 +77,8 @@ def shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[Re
         return ""
     found: dict[Shortage, list[Mask]] = {}
     for nodes in combinations(machine, size):
-        mask = mask_of(nodes)
-        unmet = next((name for name, each in offers.items() if not suits(each, mask)), None)
+        mask = node_mask(nodes)
+        unmet = next((name for name, each in offers.items() if not prefers_node_set(each, mask)), None)
         if unmet is None:  # each resource fits here, and the merge has found no combination
             return ""
         found.setdefault(shortage_of(asked, unmet, mask), []).append(mask)
@@ -95,10 +96,10 @@ def least_size(asked: HintRequest, resource: ResourceName, hints: Hints) -> int 
         return min(preferred)
     memory = asked.demand.memory
     needs = [
-        Need(amount_of(asked, name), {**capacity_of(asked, name)})
+        ResourceNeed(requested_amount(asked, name), {**capacity_of(asked, name)})
         for name in (memory if resource in memory else [resource])
     ]
-    return Supply(mask_of(asked.state.hardware.node_ids), tuple(needs)).least_size()
+    return Supply(node_mask(asked.state.hardware.node_ids), tuple(needs)).least_size()
 
 
 def describe_sizes(asked: HintRequest, sizes: Mapping[ResourceName, int | None]) -> str:
@@ -107,16 +108,16 @@ def describe_sizes(asked: HintRequest, sizes: Mapping[ResourceName, int | None])
     for name, size in sizes.items():
         if size is None:
             total = " ".join(format_units(name, sum(capacity_of(asked, name).values())))
-            return f"all NUMA nodes together have {total}, {format_units(name, amount_of(asked, name))[0]} are needed"
-        by_size.setdefault(size, []).append(" ".join(format_units(name, amount_of(asked, name))))
+            return f"all NUMA nodes together have {total}, {format_units(name, requested_amount(asked, name))[0]} are needed"
+        by_size.setdefault(size, []).append(" ".join(format_units(name, requested_amount(asked, name))))
     texts = [f"{size} for {' and '.join(amounts)}" for size, amounts in sorted(by_size.items(), reverse=True)]
     return f"the numbers of NUMA nodes that are needed at least differ: {', '.join(texts)}"
 
 
-def suits(hints: Hints, mask: Mask) -> bool:
+def prefers_node_set(hints: Hints, mask: Mask) -> bool:
     """Whether a resource prefers this set of NUMA nodes."""
     if isinstance(hints, HintRule):
-        among = mask in hints.besides or (not mask & ~hints.nodes and meets(hints.needs, mask))
+        among = mask in hints.besides or (not mask & ~hints.nodes and mask_meets_needs(hints.needs, mask))
         return among and mask.bit_count() == hints.least
     return any(hint.preferred and hint.affinity in (None, mask) for hint in hints or ())
 
@@ -124,7 +125,7 @@ def suits(hints: Hints, mask: Mask) -> bool:
 def shortage_of(asked: HintRequest, resource: ResourceName, mask: Mask) -> Shortage:
     """Why a resource does not fit on a set of NUMA nodes."""
     has = available_on(asked, resource, mask)
-    amount = amount_of(asked, resource)
+    amount = requested_amount(asked, resource)
     several = "together have" if mask.bit_count() > 1 else ""
     if has < amount:
         number, unit = format_units(resource, has)
@@ -156,7 +157,7 @@ def supply_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
     if resource not in state.hardware.devices:
         return {}
     devices = state.hardware.devices[resource]
-    return devices_by_node(asked, free_of(asked, resource) | devices.some(reusable_devices(held, resource)))
+    return devices_by_node(asked, devices_free_for(asked, resource) | devices.some(reusable_devices(held, resource)))
 
 
 def capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
@@ -174,7 +175,7 @@ def capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int
 
 def devices_by_node(asked: HintRequest, some: DeviceSet) -> Mapping[Mask, int]:
     """NUMA nodes, as a mask -> how many of these devices count near them."""
-    nodes = mask_of(asked.state.hardware.node_ids)
+    nodes = node_mask(asked.state.hardware.node_ids)
     found = Counter[Mask]()
     for known, there in by_counted_nodes(some.devices, asked.rules.mode).items():
         found[real_nodes(known or ()) & nodes] += len(some & there)
@@ -210,7 +211,7 @@ def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask)
     if resource not in hardware.devices:
         return ""
     devices = hardware.devices[resource]
-    nodes = mask_of(hardware.node_ids)
+    nodes = node_mask(hardware.node_ids)
     left = devices.some(reusable_devices(held, resource))
     elsewhere = [
         device
@@ -222,7 +223,7 @@ def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask)
     return f"{names} of the init container {'keeps' if len(elsewhere) == 1 else 'keep'}" if elsewhere else ""
 
 
-def amount_of(asked: HintRequest, resource: ResourceName) -> int:
+def requested_amount(asked: HintRequest, resource: ResourceName) -> int:
     """How much is needed of a resource: CPUs, bytes, devices."""
     demand = asked.demand
     return demand.cpus if resource == CPU else demand.memory.get(resource) or demand.devices.get(resource, 0)
@@ -245,7 +246,7 @@ def format_sets(masks: Sequence[Mask], machine: Sequence[int]) -> str:
     return f"each of {text}" if size == 1 else f"any {size} of {text}"
 
 
-# Which single change of a pod, or of its kubelet's rules, makes it fit: found by making the decision with the change.
+# Finds the single changes of a pod, or of its kubelet's rules, that make it fit, by deciding again with each change.
 #
 # - **less of one resource**: the most that one container can ask for of it: devices, whole CPUs, GiB of memory;
 # - **other rules**: alignment of the pod instead of its containers, or the reverse; the strictest of the other

@@ -1,16 +1,17 @@
 """
-Which CPUs of a set are taken, as the kubelet's CPU manager takes them (kubelet v1.36.3, policy static).
+Takes CPUs from a set as the kubelet's CPU manager does (kubelet v1.36.3, policy static).
 
-The options of the policy choose the way: packed, spread over the cores, within one last-level cache where that fits, or
-distributed evenly over NUMA nodes. The CPUs that are kept for the system are taken in the very same way (`reserved`).
+The options of the policy choose the algorithm: packed, spread over the cores, within one last-level cache where that
+fits, or distributed evenly over NUMA nodes. The CPUs that are kept for the system are taken by the same algorithm
+(`system_cpus`).
 """
 
 from collections.abc import Set
 
-from topoalign.core.cpu_assignment.distributed import distributed
-from topoalign.core.cpu_assignment.packed import packed
+from topoalign.core.cpu_assignment.distributed import take_distributed
+from topoalign.core.cpu_assignment.packed import take_packed
 from topoalign.core.model.requests import CpuOption, Mode
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.profile import profile_of
 
 
@@ -21,8 +22,8 @@ def take(cpus: CpuTopology, available: Set[int], count: int, options: Set[CpuOpt
     by_averages = profile_of(mode).counts_averages
     if CpuOption.DISTRIBUTE_ACROSS_NUMA in options:
         group = cpus.cpus_per_core if CpuOption.FULL_PCPUS_ONLY in options else 1
-        return distributed(cpus, available, count, group, by_averages=by_averages)
-    return packed(
+        return take_distributed(cpus, available, count, group, by_averages=by_averages)
+    return take_packed(
         cpus,
         available,
         count,

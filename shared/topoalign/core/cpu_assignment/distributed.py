@@ -10,7 +10,7 @@ later (kubernetes issue 141237), and where only fragments of groups are left the
 
 NUMA nodes side by side in the order that have equally many free CPUs are interchangeable, and the kubelet keeps the first
 of equals; so only those choices are looked at which take them from the first on. An idle machine then has a handful of
-choices whatever its size. Where most nodes differ, work is limited, and the answer says so.
+choices whatever its size. Where most nodes differ, work is limited, and the answer is marked.
 """
 
 from collections import deque
@@ -19,9 +19,9 @@ from itertools import chain, groupby
 from math import isqrt
 from typing import NamedTuple
 
-from topoalign.core.cpu_assignment.packed import NotEnoughCpus, Taking, packed
+from topoalign.core.cpu_assignment.packed import NotEnoughCpus, Taking, take_packed
 from topoalign.core.model.errors import TooMuchWork
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 
 MOST_STEPS = 2_000_000
 """About half a second for one take, whatever the size of the machine. Eight NUMA nodes never need more than 60,000."""
@@ -38,38 +38,38 @@ class Split(NamedTuple):
     """Those of them that give what is left over, one group at a time, in this order."""
 
 
-def distributed(
+def take_distributed(
     cpus: CpuTopology, available: Set[int], count: int, group: int, *, by_averages: bool = True
 ) -> frozenset[int]:
     """
-    Takes `count` of the available CPUs evenly from NUMA nodes, in groups of `group`; `by_averages` as in `packed`.
+    Takes `count` of the available CPUs evenly from NUMA nodes, in groups of `group`; `by_averages` as in `take_packed`.
 
     Raises NotEnoughCpus, and TooMuchWork after MOST_STEPS.
     """
     if count > len(available):
         raise NotEnoughCpus(count, len(available))
     if count <= 0 or count % group:
-        return packed(cpus, available, count, by_averages=by_averages)
+        return take_packed(cpus, available, count, by_averages=by_averages)
     inside = {node: cpus.in_node[node] & available for node in Taking(cpus, available, count).nodes()}
     split = best_split(cpus, [len(free) for free in inside.values()], count, group)
     if split is None:
-        return packed(cpus, available, count, by_averages=by_averages)
+        return take_packed(cpus, available, count, by_averages=by_averages)
     parts = list(inside.values())
     taken: set[int] = set()
     each = count // len(split.nodes) // group * group
     for node in split.nodes:
-        taken |= packed(cpus, parts[node], each, by_averages=by_averages)
+        taken |= take_packed(cpus, parts[node], each, by_averages=by_averages)
     left = count - each * len(split.nodes)
     giving = deque(split.extra)
     while left > 0 and giving:
         node = giving.popleft()
         here = parts[node] - taken
         if len(here) >= group:
-            taken |= packed(cpus, here, group, by_averages=by_averages)
+            taken |= take_packed(cpus, here, group, by_averages=by_averages)
             left -= group
             giving.append(node)
-    # On uneven machines a part may have lent CPUs to another (`packed`, by averages); what is short is packed.
-    return packed(cpus, available - taken, left, by_averages=by_averages) | taken
+    # On uneven machines a part may have lent CPUs to another (`take_packed`, by averages); what is short is packed.
+    return take_packed(cpus, available - taken, left, by_averages=by_averages) | taken
 
 
 def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -> Split | None:

@@ -1,5 +1,6 @@
 """
-Takes CPUs so that little is broken: packed, or spread over the cores (kubelet v1.36.3, CPU manager, static).
+Takes CPUs so that few cores and sockets are split: packed, or spread over the cores (kubelet v1.36.3, CPU manager,
+static).
 
 The rule: whole NUMA nodes and sockets as long as they fit in what is still needed; on wish, whole last-level caches and then
 the rest from a single one; then whole cores, then single CPUs. Of equals the one with the fewest free CPUs comes first, so
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Set
 from itertools import repeat
 
 from topoalign.core.model.errors import NoFit
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 
 
 class NotEnoughCpus(NoFit):
@@ -27,7 +28,7 @@ class NotEnoughCpus(NoFit):
         )
 
 
-def packed(
+def take_packed(
     cpus: CpuTopology,
     available: Set[int],
     count: int,

@@ -1,9 +1,9 @@
 """
-Which GPUs a container gets by several resources: two MIG profiles, two models, GPUs and shares of others.
+Finds containers that get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs.
 
-The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. Of a variable in two answers the
-kubelet passes on one value, so a list in that variable has to name the GPUs of all resources of the container, or the
-container does not see some of them. Mounts and CDI names add up.
+The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. If a variable is in two
+answers, the kubelet passes on one of its values. So the list in that variable has to name the GPUs of all resources
+of the container; otherwise the container does not see some of them. Mounts and CDI names are merged.
 
 The two resources of units name the same GPUs and count as one.
 
@@ -12,7 +12,7 @@ Source: kubelet v1.36.3, devicemanager, deviceRunContainerOptions; k8s-device-pl
 
 from collections.abc import Iterator
 
-from topoalign.core.demand.quantities import device_limits
+from topoalign.core.demand.resource_quantities import device_limits
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
@@ -20,15 +20,15 @@ from topoalign.core.model.topology.model import Topology
 
 def has_gpus(topology: Topology, resource: ResourceName) -> bool:
     """Whether a resource offers GPUs or parts of them."""
-    return not topology.gpu_by_id.keys().isdisjoint(cards_offered(topology, resource))
+    return not topology.gpu_by_id.keys().isdisjoint(iterate_offered_gpus(topology, resource))
 
 
 def has_nics(topology: Topology, resource: ResourceName) -> bool:
     """Whether a resource offers NICs or virtual functions of them."""
-    return not topology.nic_by_id.keys().isdisjoint(cards_offered(topology, resource))
+    return not topology.nic_by_id.keys().isdisjoint(iterate_offered_gpus(topology, resource))
 
 
-def cards_offered(topology: Topology, resource: ResourceName) -> Iterator[DeviceID]:
+def iterate_offered_gpus(topology: Topology, resource: ResourceName) -> Iterator[DeviceID]:
     """The GPUs and NICs that a resource offers, whole or in parts."""
     return (topology.card_of(base) for offer in topology.offers_of.get(resource, ()) for base in offer.devices)
 
@@ -47,7 +47,10 @@ def lists_asked(topology: Topology, container: ContainerRequest) -> tuple[Resour
 
 
 def list_notes(topology: Topology, pod: PodRequest) -> Iterator[str]:
-    """What a prediction says of containers that ask for several, where NVIDIA_VISIBLE_DEVICES is the only list."""
+    """
+    The note of a prediction for containers that ask for several resources, where NVIDIA_VISIBLE_DEVICES is the only
+    list.
+    """
     for container in (*pod.init_containers, *pod.containers):
         if resources := lists_asked(topology, container):
             yield (

@@ -1,4 +1,4 @@
-"""Paths of fields as the manifest of a pod has them: what a `PodRequest` calls `pod.containers[0].limits`."""
+"""Translates field paths of a `PodRequest` (`pod.containers[0].limits`) to those of the pod's manifest."""
 
 import re
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def in_manifest(error: InvalidField) -> InvalidField:
     return InvalidField(path_in_manifest(error.field), error.finding.removeprefix(f"{error.field}: "), error.remedy)
 
 
-def containers_of(pod: PodRequest) -> Iterator[tuple[str, ContainerRequest]]:
+def containers_with_paths(pod: PodRequest) -> Iterator[tuple[str, ContainerRequest]]:
     """The pod's containers with their paths in its manifest."""
     for group, containers in (("initContainers", pod.init_containers), ("containers", pod.containers)):
         for position, container in enumerate(containers):

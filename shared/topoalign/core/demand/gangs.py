@@ -1,5 +1,5 @@
 """
-Gangs: pods that start together or not at all, by two annotations of each.
+Reads the two annotations that make a pod a member of a gang: pods that start together or not at all.
 
     topoalign.io/gang: llama-70b       a name, of pods in one namespace
     topoalign.io/gang-size: "64"       how many pods the gang has
@@ -26,20 +26,20 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gang_of(pod: PodRequest) -> Gang | None:
-    """The pod's gang; None: it starts alone. Raises InvalidField for annotations that cannot be meant."""
+    """The pod's gang; None: it starts alone. Raises InvalidField for invalid annotations."""
     name = pod.annotations.get(GANG)
     size = pod.annotations.get(GANG_SIZE)
     if name is None and size is None:
         return None
     if name is None or not NAME.fullmatch(name):
         finding = "is missing" if name is None else f"{quoted([name])} is not a name"
-        raise InvalidField(path(GANG), finding, "use lower-case letters, digits, `-` and `.`")
+        raise InvalidField(annotation_path(GANG), finding, "use lower-case letters, digits, `-` and `.`")
     if size is None or not SIZE.fullmatch(size):
         finding = "is missing" if size is None else f"{quoted([size])} is not a number of pods"
-        raise InvalidField(path(GANG_SIZE), finding, "write how many pods the gang has, 1 to 9999")
+        raise InvalidField(annotation_path(GANG_SIZE), finding, "write how many pods the gang has, 1 to 9999")
     return Gang(name=f"{pod.namespace}/{name}", size=int(size))
 
 
-def path(key: str) -> str:
+def annotation_path(key: str) -> str:
     """The path of a pod's annotation, for errors."""
     return f"metadata.annotations[{key}]"

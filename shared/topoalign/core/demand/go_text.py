@@ -1,7 +1,7 @@
 """
-Numbers and words in annotations as Go reads them, and its sentences about those that it cannot read.
+Parses numbers and booleans in annotations as Go does, with Go's messages for texts that it cannot parse.
 
-HAMi's parts are written in Go, and what one of them accepts another must. Source: Go 1.26, package strconv.
+HAMi's components are written in Go, so texts have to be accepted as Go accepts them. Source: Go 1.26, package strconv.
 """
 
 import re
@@ -17,7 +17,7 @@ _ESCAPES = {
 
 
 def parse_int(text: str, bits: int = 32, function: str = "ParseInt") -> int:
-    """Reads a decimal integer of so many bits. Raises ValueError with Go's sentence."""
+    """Reads a decimal integer of so many bits. Raises ValueError with Go's message."""
     if not _INTEGER.fullmatch(text):
         raise ValueError(f"strconv.{function}: parsing {go_quoted(text)}: invalid syntax")
     value = int(text) if len(text) <= 30 else 1 << 100  # int() of thousands of digits would raise
@@ -27,14 +27,14 @@ def parse_int(text: str, bits: int = 32, function: str = "ParseInt") -> int:
 
 
 def parse_bool(text: str) -> bool:
-    """Reads a truth value. Raises ValueError with Go's sentence."""
+    """Reads a truth value. Raises ValueError with Go's message."""
     if text not in _BOOLS:
         raise ValueError(f"strconv.ParseBool: parsing {go_quoted(text)}: invalid syntax")
     return _BOOLS[text]
 
 
 def is_true(text: str | None) -> bool:
-    """Whether a text is there and says yes; one that cannot be read does not."""
+    """Whether a text is present and means true; a text that cannot be parsed counts as false."""
     return text is not None and _BOOLS.get(text, False)
 
 

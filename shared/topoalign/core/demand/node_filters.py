@@ -1,10 +1,11 @@
 """
-Which nodes kube-scheduler's filters leave to a pod, by what the API server shows of both.
+Applies the filters of kube-scheduler that decide by what the API server reports of a pod and its nodes.
 
-A node is for a pod if it has every label of `nodeSelector`; if one term of the required node affinity matches it, where
-there is one; if the pod tolerates each of its taints NoSchedule and NoExecute; and if it is not cordoned, or the pod
-tolerates that. A term matches with all its expressions and fields; one without any matches nothing, and so does one that
-an API server would not take. Pods that other pods draw or keep off, volumes and ports are not looked at.
+A node is eligible for a pod if it has every label of `nodeSelector`, if one term of the required node affinity
+matches it (where there is one), if the pod tolerates each of its taints NoSchedule and NoExecute, and if it is not
+cordoned or the pod tolerates that. A term matches if all its expressions and fields match. A term without any matches
+nothing, and so does one that an API server would not accept. Affinity between pods, volumes and ports are not
+considered.
 
 Source: Kubernetes v1.36, plugins NodeAffinity, TaintToleration and NodeUnschedulable; k8s.io/component-helpers,
 scheduling/corev1 (`nodeaffinity`, `ToleratesTaint`); k8s.io/apimachinery, labels (`Requirement.Matches`).
@@ -76,7 +77,7 @@ class Affinity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Constraints(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a pod says of the nodes that it may go to."""
+    """A pod's rules about the nodes that it may be scheduled to."""
 
     labels: Mapping[str, str] = {}
     """`nodeSelector`."""
@@ -86,7 +87,7 @@ class Constraints(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a Kubernetes node these filters look at."""
+    """The properties of a Kubernetes node that these filters read."""
 
     name: NodeName
     labels: Mapping[str, str] = {}
@@ -101,19 +102,19 @@ class NodeNotAllowed(NoFit):
     code = "NodeNotAllowed"
 
     def __init__(self, exclusions: Sequence[str]) -> None:
-        """`exclusions`: as of the function; empty: Kubernetes has no such node."""
+        """`exclusions`: as of `list_exclusions`; empty: Kubernetes has no such node."""
         super().__init__(
             f"excluded by {', '.join(map(clean, exclusions))}" if exclusions else "Kubernetes has no such node",
             "change the pod's nodeSelector, affinity or tolerations, or uncordon the node",
         )
 
 
-def allows(node: NodeTraits, pod: Constraints) -> bool:
-    """Whether the node is for the pod."""
-    return next(exclusions(node, pod), None) is None
+def is_node_eligible(node: NodeTraits, pod: Constraints) -> bool:
+    """Whether the node is eligible for the pod."""
+    return next(list_exclusions(node, pod), None) is None
 
 
-def exclusions(node: NodeTraits, pod: Constraints) -> Iterator[str]:
+def list_exclusions(node: NodeTraits, pod: Constraints) -> Iterator[str]:
     """
     What excludes the node: `cordon`, `taint gpu=yes:NoSchedule`, `nodeSelector pool=a`, `required node affinity`. Nothing
     where the node is for the pod. A cordoned node has both the field and the taint of that key: it is one exclusion.
@@ -121,12 +122,12 @@ def exclusions(node: NodeTraits, pod: Constraints) -> Iterator[str]:
     taints = [taint for taint in node.taints if taint.effect in REPELLING]
     if node.unschedulable:
         taints.append(Taint(UNSCHEDULABLE, "NoSchedule"))
-    not_tolerated = (taint for taint in taints if not any(tolerates(each, taint) for each in pod.tolerations))
+    not_tolerated = (taint for taint in taints if not any(tolerates_taint(each, taint) for each in pod.tolerations))
     yield from dict.fromkeys(map(format_taint, not_tolerated))
     for key, value in pod.labels.items():
         if node.labels.get(key) != value:
             yield f"nodeSelector {key}={value}"
-    if pod.required is not None and not selects(pod.required, node):
+    if pod.required is not None and not selector_matches_node(pod.required, node):
         yield "required node affinity"
 
 
@@ -138,23 +139,23 @@ def format_taint(taint: Taint) -> str:
     return f"taint {taint.key}{value}:{taint.effect}"
 
 
-def selects(selector: NodeSelector, node: NodeTraits) -> bool:
+def selector_matches_node(selector: NodeSelector, node: NodeTraits) -> bool:
     """Whether one of the terms matches the node."""
-    return any(matches(term, node) for term in selector.node_selector_terms or ())
+    return any(term_matches(term, node) for term in selector.node_selector_terms or ())
 
 
-def matches(term: Term, node: NodeTraits) -> bool:
+def term_matches(term: Term, node: NodeTraits) -> bool:
     """Whether all of the term matches the node; False where there is nothing in it."""
     expressions = term.match_expressions or ()
     fields = term.match_fields or ()
     return (
         bool(expressions or fields)
-        and all(meets(each, node.labels) for each in expressions)
+        and all(labels_meet(each, node.labels) for each in expressions)
         and all(meets_field(each, {"metadata.name": node.name}) for each in fields)
     )
 
 
-def meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+def labels_meet(requirement: Requirement, labels: Mapping[str, str]) -> bool:
     """Whether labels meet an expression. A label that is not there is in no list, and neither above nor below a number."""
     found = labels.get(requirement.key)
     values = requirement.values or []
@@ -168,7 +169,7 @@ def meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
         case "DoesNotExist":
             return found is None and not values
         case "Gt" | "Lt":
-            return found is not None and in_order(requirement.operator, found, values)
+            return found is not None and compare_label_number(requirement.operator, found, values)
     return False
 
 
@@ -179,15 +180,15 @@ def meets_field(requirement: Requirement, fields: Mapping[str, str]) -> bool:
     return (fields.get(requirement.key, "") in (requirement.values or ())) == (requirement.operator == "In")
 
 
-def in_order(operator: str, found: str, values: Sequence[str]) -> bool:
+def compare_label_number(operator: str, found: str, values: Sequence[str]) -> bool:
     """Whether a label is a number above (`Gt`) or below (`Lt`) the only value, which is a number, too."""
-    numbers = [integer(found), *map(integer, values)]
+    numbers = [parse_go_integer(found), *map(parse_go_integer, values)]
     if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
         return False
     return numbers[0] > numbers[1] if operator == "Gt" else numbers[0] < numbers[1]
 
 
-def integer(text: str) -> int | None:
+def parse_go_integer(text: str) -> int | None:
     """The number of 64 bits that Go's ParseInt reads in these digits; None: it is none."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 1000:
@@ -196,7 +197,7 @@ def integer(text: str) -> int | None:
     return number if -LARGEST - 1 <= number <= LARGEST else None
 
 
-def tolerates(toleration: Toleration, taint: Taint) -> bool:
+def tolerates_taint(toleration: Toleration, taint: Taint) -> bool:
     """Whether a toleration is for a taint."""
     if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
         return False

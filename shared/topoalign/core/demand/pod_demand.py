@@ -1,5 +1,5 @@
 """
-What a pod asks of the resource managers under the rules of a node: `read_pod` makes it of a request.
+Reads a pod request into a `PodDemand`: what it asks of the resource managers under the rules of a node.
 
 A container's demand has what it asks of each manager: devices by resource, devices that are decided together, CPUs of its
 own, memory by kind. The demand of the pod has the same for the pod as a whole, and its containers in the order in which they
@@ -8,10 +8,11 @@ are decided: init containers, then app containers.
 
 import msgspec
 
-from topoalign.core.demand.quantities import (
+from topoalign.core.demand.pod_validation import validate_pod
+from topoalign.core.demand.resource_quantities import (
     Quantities,
-    asked,
     device_limits,
+    effective_requests,
     exclusive_cpus,
     may_be_exclusive,
     memory_part,
@@ -19,9 +20,8 @@ from topoalign.core.demand.quantities import (
     pod_memory,
     pod_wide,
 )
-from topoalign.core.demand.share_annotations import Published, said_of_cards
-from topoalign.core.demand.shares import cards_said
-from topoalign.core.demand.validate import validate_pod
+from topoalign.core.demand.share_annotations import Published, read_gpu_annotations
+from topoalign.core.demand.shares import read_gpu_count
 from topoalign.core.deviceshare.demand import (
     RESOURCES,
     JointDemand,
@@ -30,7 +30,7 @@ from topoalign.core.deviceshare.demand import (
     is_joint,
     kubelet_demand,
 )
-from topoalign.core.deviceshare.quantities import FIELD
+from topoalign.core.deviceshare.request_combinations import FIELD
 from topoalign.core.model.allocations import Role
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import (
@@ -62,7 +62,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     container: ContainerName
     role: Role
     asked: Quantities
-    """All that it requests, limits filled in: what a node has to know of at all."""
+    """All that it requests, limits filled in: resources that the node must have."""
     devices: Quantities
     """Devices by resource, in the order of the names, which is the order in which the kubelet asks for hints."""
     together: frozenset[ResourceName] = NO_RESOURCES
@@ -73,8 +73,8 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs of its own; 0: it runs in the shared pool."""
     memory: Quantities = {}
     """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
-    about_cards: Published = ()
-    """What its pod says about GPUs by amounts, unread: about other devices it may say what it likes."""
+    gpu_annotations: Published = ()
+    """The pod's annotations about GPUs in amounts, not yet read: for other devices they have no meaning."""
     as_hami: bool = False
     """Whether HAMi's rules choose its GPUs in slots."""
     cards: int = 1
@@ -82,7 +82,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def containers(self) -> "tuple[ContainerDemand, ...]":
-        """Itself alone, so that a container and a pod are asked alike."""
+        """The container itself, so that a container and a pod have the same attribute."""
         return (self,)
 
 
@@ -144,9 +144,9 @@ Demand = ContainerDemand | PodDemand
 
 def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     """
-    The demand of a pod, validated.
+    Reads and validates the demand of a pod.
 
-    Raises InvalidField for a request or rules that cannot be meant, annotations included where the mode reads them.
+    Raises InvalidField for an invalid request or invalid rules, annotations included where the mode reads them.
     """
     return pod_demand(validate_pod(pod), rules)
 
@@ -155,7 +155,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     """
     The demand of a valid pod whose requests are filled in from limits.
 
-    Raises InvalidField for rules, and then for annotations, that cannot be meant.
+    Raises InvalidField for invalid rules, and then for invalid annotations.
     """
     check_rules(rules)
     profile = profile_of(rules.mode)
@@ -165,7 +165,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
         annotated = annotated or names_koordinators(pod)
     manages_memory = rules.memory_manager == "Static" and may_be_exclusive(pod, profile)
     containers = tuple(
-        container_of(pod, each, rules, profile, annotated, manages_memory)
+        read_container(pod, each, rules, profile, annotated, manages_memory)
         for each in (*pod.init_containers, *pod.containers)
     )
     return PodDemand(
@@ -175,7 +175,7 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
         devices=wanted_devices(pod_wide(pod, device_limits), profile),
         together=NO_RESOURCES.union(*(each.together for each in containers)),
         cpus=pod_cpus(pod, profile) if rules.cpu_manager == "static" else 0,
-        memory=in_order(pod_memory(pod, profile)) if manages_memory else {},
+        memory=sort_by_resource(pod_memory(pod, profile)) if manages_memory else {},
         manages_memory=manages_memory,
         jointly=annotated,
     )
@@ -186,7 +186,7 @@ def names_koordinators(pod: PodRequest) -> bool:
     return any(not KOORDINATORS.isdisjoint(each.requests) for each in (*pod.init_containers, *pod.containers))
 
 
-def container_of(
+def read_container(
     pod: PodRequest,
     container: ContainerRequest,
     rules: AdmissionRules,
@@ -194,7 +194,10 @@ def container_of(
     jointly: bool,
     manages_memory: bool,
 ) -> ContainerDemand:
-    """The demand of a container of this pod. Raises InvalidField for annotations and what it asks beside them."""
+    """
+    The demand of a container of this pod. Raises InvalidField for annotations that do not go with what the container
+    asks for.
+    """
     devices = wanted_devices(device_limits(container), profile)
     together = RESOURCES.intersection(devices) if jointly and profile.aligns_jointly else NO_RESOURCES
     joint = None
@@ -214,15 +217,15 @@ def container_of(
         pod=pod.name,
         container=container.name,
         role="sidecar" if container.sidecar else "init" if init else "app",
-        asked=asked(container),
+        asked=effective_requests(container),
         devices=devices,
         together=together,
         joint=joint,
         cpus=exclusive_cpus(pod, container, profile) if rules.cpu_manager == "static" else 0,
-        memory=in_order(memory_part(container, profile)) if manages_memory else {},
-        about_cards=said_of_cards(pod.annotations),
+        memory=sort_by_resource(memory_part(container, profile)) if manages_memory else {},
+        gpu_annotations=read_gpu_annotations(pod.annotations),
         as_hami=rules.compat == "hami",
-        cards=cards_said(pod.annotations) or 1,
+        cards=read_gpu_count(pod.annotations) or 1,
     )
 
 
@@ -236,18 +239,18 @@ def of_container(error: InvalidField, pod: PodRequest, container: ContainerReque
 
 def wanted_devices(limits: Quantities, profile: Profile) -> dict[ResourceName, int]:
     """The devices that are asked for, in the order of their names."""
-    return in_order({name: n for name, n in limits.items() if n or profile.asks_for_zero_devices})
+    return sort_by_resource({name: n for name, n in limits.items() if n or profile.asks_for_zero_devices})
 
 
-def in_order(amounts: Quantities) -> dict[ResourceName, int]:
+def sort_by_resource(amounts: Quantities) -> dict[ResourceName, int]:
     """The same in the order of the names."""
     return {name: amounts[name] for name in sorted(amounts)}
 
 
-# Which rules of a node can be meant (kubelet v1.36.3): settings with which no kubelet would start are refused.
+# Which rules of a node are valid (kubelet v1.36.3): settings with which no kubelet would start are refused.
 #
-# A decision made with such rules would be one that no kubelet ever makes. Whether a kubelet starts with them on a given
-# machine is asked in `core.hints.preconditions`.
+# No kubelet ever decides by such rules. `core.hints.preconditions` checks whether a kubelet starts with valid rules
+# on a given machine.
 
 
 CONFLICTS = (
@@ -260,7 +263,7 @@ CONFLICTS = (
 
 
 def check_rules(rules: AdmissionRules) -> None:
-    """Raises InvalidField for rules that cannot be meant."""
+    """Raises InvalidField for invalid rules."""
     check_cpu_rules(rules)
     check_memory_rules(rules)
     if rules.max_allowable_numa_nodes < 8:

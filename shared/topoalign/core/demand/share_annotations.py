@@ -1,5 +1,5 @@
 """
-What a pod's annotations say about the shared GPUs that it may get, under HAMi's names.
+Reads the annotations, under HAMi's names, that restrict which shared GPUs a pod may get.
 
     hami.io/gpu-scheduler-policy: spread                    binpack, spread, mutex or topology-aware
     hami.io/device-scoring-weights: slot=1,core=1,memory=3  what makes a GPU full, for these two
@@ -8,13 +8,13 @@ What a pod's annotations say about the shared GPUs that it may get, under HAMi's
     nvidia.com/vgpu-mode: mig                               GPUs whose containers are kept apart so: hami-core, mig, mps
     nvidia.com/numa-bind: "true"                            all GPUs of a container on one NUMA node
 
-`card_rules` is what topoalign reads in them, and refuses what would have no effect or another one than was meant: a word
-that is no policy, a list with nothing in it, a uuid that is none. Where HAMi's rules choose the GPUs, several policies may
-stand with commas in between, `numa` among them. HAMi's own reading passes over these (`read_as_hami`);
-of what is not refused both make the same. They are about GPUs in slots alone, so a pod that asks for none may say there
-what it likes.
+`read_gpu_rules` reads them for topoalign. It refuses values that have no effect, or another one than intended: an
+unknown policy, an empty list, a text that is no uuid. Where HAMi's rules choose the GPUs, several policies may be
+given, separated by commas, `numa` among them. HAMi's own reader ignores such values (`read_as_hami`); both readers
+agree on what is not refused. The annotations are about GPUs in slots only. For a pod that asks for none, their values
+do not matter.
 
-Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies (spec hami.md 2.3 to 2.6).
+Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies.
 """
 
 import re
@@ -25,7 +25,7 @@ from functools import lru_cache
 import msgspec
 
 from topoalign.core.demand.field_paths import in_manifest
-from topoalign.core.demand.gangs import path
+from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.demand.go_text import is_true, parse_bool, parse_int
 from topoalign.core.deviceshare import annotations as joint
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
@@ -35,7 +35,7 @@ from topoalign.core.model.ids import DeviceID
 
 
 VENDOR = "NVIDIA"
-"""The type of a request for NVIDIA's cards, and a part of the type of each such card."""
+"""The type of a request for NVIDIA's GPUs, which is contained in the type of each such GPU."""
 
 USE_TYPE = "nvidia.com/use-gputype"
 NO_USE_TYPE = "nvidia.com/nouse-gputype"
@@ -44,7 +44,7 @@ NO_USE_UUID = "nvidia.com/nouse-gpuuuid"
 VGPU_MODE = "nvidia.com/vgpu-mode"
 MIG = "mig"
 MODES = ("hami-core", MIG, "mps")
-"""What keeps containers on a card apart: HAMi-core, MIG instances that are made for them, NVIDIA's MPS."""
+"""What keeps containers on a GPU apart: HAMi-core, MIG instances that are created for them, NVIDIA's MPS."""
 NUMA_BIND = "nvidia.com/numa-bind"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 NODE_POLICY = "hami.io/node-scheduler-policy"
@@ -60,26 +60,26 @@ OF_PODS = (
     NODE_POLICY,
     SCORING_WEIGHTS,
 )
-"""What the annotations of a pod say of its cards."""
+"""The annotations of a pod about its GPUs."""
 
 CORDON = "hami.io/device-cordon"
 REGISTER = "hami.io/node-nvidia-register"
 HANDSHAKE = "hami.io/node-handshake"
-"""Of a node: cards that are cordoned, the cards, and whether the device plugin is alive."""
+"""Of a node: GPUs that are cordoned, the GPUs, and whether the device plugin is alive."""
 
 DEVICES_ALLOCATED = "hami.io/vgpu-devices-allocated"
-"""Of a pod: its cards."""
+"""Of a pod: its GPUs."""
 
 
-# What limits and orders the choice of a card, whoever decides: lists of models and uuids, and how its parts are
-# weighed.
+# Types for what limits and orders the choice of a GPU: lists of models and uuids, and weights of slots, cores and
+# memory.
 #
-# A model is matched as a part of the product's name, without regard to case: `h100` takes `NVIDIA H100 80GB HBM3`. A
+# A model matches if the product's name contains it, without regard to case: `h100` takes `NVIDIA H100 80GB HBM3`. A
 # uuid is matched exactly.
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """What slots, cores and memory count in a card's score."""
+    """The weights of slots, cores and memory in a GPU's score."""
 
     slot: int = 1
     core: int = 1
@@ -90,17 +90,17 @@ EQUAL_WEIGHTS = Weights()
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """A list of what is wanted and one of what is not. None: no such list."""
+    """A list of what is accepted and a list of what is excluded. None: no such list."""
 
     wanted: tuple[str, ...] | None = None
     unwanted: tuple[str, ...] | None = None
 
     def takes_uuid(self, uuid: str) -> bool:
-        """Whether a card of this uuid is accepted."""
+        """Whether a GPU of this uuid is accepted."""
         return (self.wanted is None or uuid in self.wanted) and (self.unwanted is None or uuid not in self.unwanted)
 
     def takes_type(self, model: str) -> bool:
-        """Whether a card of this model is accepted."""
+        """Whether a GPU of this model is accepted."""
         name = model.upper()
         wanted = self.wanted
         unwanted = self.unwanted
@@ -113,11 +113,11 @@ ANY = Selection()
 """Says nothing."""
 
 
-class CardOrder(StrEnum):
-    """Which of the cards that have enough come first."""
+class GpuOrder(StrEnum):
+    """Which of the GPUs that have enough come first."""
 
     BEST_FIT = "best-fit"
-    """The one that has the least left; several cards by their links, and by what they leave."""
+    """The one that has the least left; several GPUs by their links, and by what they leave."""
     BINPACK = "binpack"
     """The one that is fullest with the share on it."""
     SPREAD = "spread"
@@ -126,43 +126,43 @@ class CardOrder(StrEnum):
     """The best connected ones; a single one whose loss breaks the least of what the unused ones can be split into."""
 
 
-class CardRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container, its node or the configuration say about the cards that it may get."""
+class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of a container, its node and the configuration about the GPUs that it may get."""
 
     types: Selection = Selection()
     """Parts of the names of models."""
     uuids: Selection = Selection()
     cordoned: frozenset[DeviceID] = frozenset()
-    """Cards that nobody is to get."""
+    """GPUs that nobody is to get."""
     mode: str | None = None
-    """Modes that are accepted, of which a card's must be a part; None: all."""
+    """Modes that are accepted, of which a GPU's must be a part; None: all."""
     mutex: bool = False
-    """Only cards of which nobody holds anything."""
+    """Only GPUs of which nobody holds anything."""
     numa_bind: bool = False
-    """All cards of the container on one NUMA node."""
-    order: CardOrder = CardOrder.BEST_FIT
+    """All GPUs of the container on one NUMA node."""
+    order: GpuOrder = GpuOrder.BEST_FIT
     weights: Weights = EQUAL_WEIGHTS
-    """What counts how much where it matters how full a card is: with `binpack` and `spread`."""
+    """The weights for `binpack` and `spread`, where the fullness of a GPU matters."""
     hami: str = ""
     """
-    HAMi's policy, or several with commas in between, where its rules choose the cards instead of `order`; else empty.
+    HAMi's policy, or several with commas in between, where its rules choose the GPUs instead of `order`; else empty.
     """
 
     @property
     def limits(self) -> bool:
-        """Whether some cards would not do, whatever is left of them or wherever the others are."""
+        """Whether the rules exclude some GPUs, whatever is left of them and wherever the others are."""
         return self.types != ANY or self.uuids != ANY or self.mutex or self.numa_bind
 
     def takes_mode(self, mode: str) -> bool:
-        """Whether a card is accepted whose parts are kept apart in this mode; empty: in none that has a name."""
+        """Whether a GPU is accepted whose parts are kept apart in this mode; empty: in none that has a name."""
         return self.mode is None or (mode != "" and mode in self.mode)
 
     def accepts(self, uuid: DeviceID, model: str) -> bool:
-        """Whether the lists accept a card."""
+        """Whether the lists accept a GPU."""
         return self.types.takes_type(model) and self.uuids.takes_uuid(uuid)
 
 
-ANY_CARD = CardRules()
+ANY_GPU = GpuRules()
 """Says nothing."""
 
 
@@ -171,13 +171,13 @@ def _within(name: str, model: str) -> bool:
 
 
 class InvalidShare(NoFit):
-    """Raised for amounts of a GPU that cannot be meant."""
+    """Raised for invalid amounts of a GPU."""
 
     code = "InvalidShare"
 
 
 CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, VGPU_MODE, NUMA_BIND)
-"""The annotations that `card_rules` reads."""
+"""The annotations that `read_gpu_rules` reads."""
 MOST_LISTED = 256
 """Entries of a list, which are compared with each GPU of each node."""
 LONGEST_ENTRY = 100
@@ -185,37 +185,37 @@ UUID = re.compile(r"GPU-[0-9A-Za-z-]+")
 """The form of a GPU's id: as NVIDIA writes them, and `GPU-<index>` of a described machine."""
 MUTEX = "mutex"
 NUMA = "numa"
-ORDERS = (CardOrder.BINPACK, CardOrder.SPREAD)
-"""Those for which it matters how full a card is."""
-POLICIES = (*ORDERS, MUTEX, CardOrder.TOPOLOGY_AWARE)
+ORDERS = (GpuOrder.BINPACK, GpuOrder.SPREAD)
+"""Those for which it matters how full a GPU is."""
+POLICIES = (*ORDERS, MUTEX, GpuOrder.TOPOLOGY_AWARE)
 
 Published = tuple[tuple[str, str], ...]
-"""The annotations of a pod that choose its cards, unread, in the order of `CHOOSING`."""
+"""The annotations of a pod that choose its GPUs, unread, in the order of `CHOOSING`."""
 
 
-def said_of_cards(annotations: Mapping[str, str]) -> Published:
-    """What a pod says about its cards."""
+def read_gpu_annotations(annotations: Mapping[str, str]) -> Published:
+    """Returns those of a pod's annotations that are about GPUs."""
     return tuple((key, annotations[key]) for key in CHOOSING if key in annotations)
 
 
-def lists_said(said: Published, *keys: str) -> str:
+def list_annotation_paths(published: Published, *keys: str) -> str:
     """The paths of those of these annotations that a pod has."""
-    return " and ".join(path(key) for key, _ in said if key in keys)
+    return " and ".join(annotation_path(key) for key, _ in published if key in keys)
 
 
 @lru_cache(maxsize=256)
-def card_rules(said: Published, *, as_hami: bool = False) -> CardRules:
+def read_gpu_rules(published: Published, *, as_hami: bool = False) -> GpuRules:
     """
-    The rules by which a pod gets its cards; without annotations ANY_CARD. `as_hami`: HAMi's rules choose them, which know
-    lists of policies as well, and spread where none is named. Raises InvalidShare for what cannot be meant, with the path of
+    The rules by which a pod gets its GPUs; without annotations ANY_GPU. `as_hami`: HAMi's rules choose them, which know
+    lists of policies as well, and spread where none is named. Raises InvalidShare for what is invalid, with the path of
     the annotation.
     """
-    found = dict(said)
+    found = dict(published)
     policy = found.get(GPU_POLICY)
     several = hami_policies(policy) if as_hami else lone_policy(policy)
-    order = CardOrder.BEST_FIT
+    order = GpuOrder.BEST_FIT
     if policy is not None and policy != MUTEX and not as_hami:
-        order = CardOrder(policy)
+        order = GpuOrder(policy)
     check_lists(found)
     check_mode(found)
     check_numa_bind(found)
@@ -224,18 +224,18 @@ def card_rules(said: Published, *, as_hami: bool = False) -> CardRules:
     return msgspec.structs.replace(rules, order=order, hami=rules.hami if as_hami else "")
 
 
-def read_as_hami(annotations: Mapping[str, str], policy: str = CardOrder.SPREAD.value) -> CardRules:
+def read_as_hami(annotations: Mapping[str, str], policy: str = GpuOrder.SPREAD.value) -> GpuRules:
     """
     The rules in annotations as HAMi reads them, which refuses nothing but weights that are none, by InvalidField. `policy`:
     what counts where they name none.
     """
     policy = annotations.get(GPU_POLICY, policy)
     weights = annotations.get(SCORING_WEIGHTS)
-    return CardRules(
+    return GpuRules(
         types=type_selection(annotations),
         uuids=uuid_selection(annotations),
         mode=annotations.get(VGPU_MODE),
-        mutex=MUTEX in words(policy),
+        mutex=MUTEX in split_list(policy),
         numa_bind=is_true(annotations.get(NUMA_BIND)),
         weights=EQUAL_WEIGHTS if weights is None else read_weights(weights),
         hami=policy,
@@ -245,7 +245,7 @@ def read_as_hami(annotations: Mapping[str, str], policy: str = CardOrder.SPREAD.
 def lone_policy(policy: str | None) -> tuple[str, ...]:
     """The policy that is named, if one is. Raises InvalidShare for a word that is none."""
     if policy is not None and policy not in POLICIES:
-        raise invalid(
+        raise annotation_error(
             GPU_POLICY, f"{quoted([policy])} is no policy", f"write one of {', '.join(POLICIES)}, or leave it out"
         )
     return () if policy is None else (policy,)
@@ -253,15 +253,15 @@ def lone_policy(policy: str | None) -> tuple[str, ...]:
 
 def hami_policies(policy: str | None) -> tuple[str, ...]:
     """The policies that are named with commas in between. Raises InvalidShare for words that HAMi reads as `spread`."""
-    several = () if policy is None else words(policy)
+    several = () if policy is None else split_list(policy)
     if wrong := [each for each in several if each not in (*POLICIES, NUMA)]:
         known = ", ".join((*POLICIES, NUMA))
-        raise invalid(GPU_POLICY, f"{quoted(wrong[:3])}: no policy", f"write some of {known}, or leave it out")
+        raise annotation_error(GPU_POLICY, f"{quoted(wrong[:3])}: no policy", f"write some of {known}, or leave it out")
     return several
 
 
 def is_weighed(policies: tuple[str, ...]) -> bool:
-    """Whether HAMi looks at how full a card is: not where it goes by NUMA nodes, or by what is unused, alone."""
+    """Whether HAMi looks at how full a GPU is: not where it goes by NUMA nodes, or by what is unused, alone."""
     named = {*policies}
     return not named.isdisjoint(ORDERS) or (NUMA not in named and named != {MUTEX})
 
@@ -270,7 +270,9 @@ def check_mode(found: Mapping[str, str]) -> None:
     """Raises InvalidShare for a text that names no mode."""
     text = found.get(VGPU_MODE)
     if text is not None and not any(mode in text for mode in MODES):
-        raise invalid(VGPU_MODE, f"{quoted([text])} is no mode", f"write one of {', '.join(MODES)}, or leave it out")
+        raise annotation_error(
+            VGPU_MODE, f"{quoted([text])} is no mode", f"write one of {', '.join(MODES)}, or leave it out"
+        )
 
 
 def check_numa_bind(found: Mapping[str, str]) -> None:
@@ -280,7 +282,7 @@ def check_numa_bind(found: Mapping[str, str]) -> None:
         try:
             parse_bool(text)
         except ValueError as error:
-            raise invalid(
+            raise annotation_error(
                 NUMA_BIND, f"{quoted([text])} is neither true nor false", 'write "true" or "false"'
             ) from error
 
@@ -291,10 +293,10 @@ def check_weights(found: Mapping[str, str], *, weighs: bool) -> None:
         return
     weights_meant(text)
     if not weighs:
-        raise invalid(
+        raise annotation_error(
             SCORING_WEIGHTS,
             f"has an effect with {' and '.join(ORDERS)} alone",
-            f"add {GPU_POLICY}: {CardOrder.BINPACK}, or leave it out",
+            f"add {GPU_POLICY}: {GpuOrder.BINPACK}, or leave it out",
         )
 
 
@@ -303,8 +305,8 @@ def weights_meant(text: str) -> Weights:
     try:
         return read_weights(text)
     except InvalidField as error:
-        told = in_manifest(error)
-        raise InvalidShare(told.finding, told.remedy) from error
+        named = in_manifest(error)
+        raise InvalidShare(named.finding, named.remedy) from error
 
 
 def check_lists(found: Mapping[str, str]) -> None:
@@ -321,21 +323,21 @@ def check_uuids(found: Mapping[str, str], key: str) -> None:
     """Raises InvalidShare for entries of a list that are no uuids."""
     remedy = "uuids of GPUs as `topoalign gpu list` shows them, with commas in between"
     check_entries(found, key, remedy)
-    if wrong := [each for each in listed(found, key) or () if not UUID.fullmatch(each)]:
-        raise invalid(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
+    if wrong := [each for each in read_list_annotation(found, key) or () if not UUID.fullmatch(each)]:
+        raise annotation_error(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
 
 
 def check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
     """Raises InvalidShare where an entry of a list is empty, or they are too many."""
     if key not in found:
         return
-    several = words(found[key])
+    several = split_list(found[key])
     if not all(several):
         empty = "an empty list" if not any(several) else "an entry of the list is empty"
-        raise invalid(key, empty, f"leave it out, or write {remedy}")
+        raise annotation_error(key, empty, f"leave it out, or write {remedy}")
     if len(several) > MOST_LISTED or max(map(len, several)) > LONGEST_ENTRY:
         limit = f"more than {MOST_LISTED} entries, or one of more than {LONGEST_ENTRY} characters"
-        raise invalid(key, limit, f"write {remedy}")
+        raise annotation_error(key, limit, f"write {remedy}")
 
 
 def check_something_is_left(key: str, selection: Selection, excludes: Callable[[str, str], bool]) -> None:
@@ -344,31 +346,31 @@ def check_something_is_left(key: str, selection: Selection, excludes: Callable[[
     unwanted = selection.unwanted or ()
     if wanted and all(any(excludes(no, yes) for no in unwanted) for yes in wanted):
         opposite = NO_USE_TYPE if key == USE_TYPE else NO_USE_UUID
-        raise invalid(key, f"{opposite} leaves nothing of it", "take what is wanted out of one of the two")
+        raise annotation_error(key, f"{opposite} leaves nothing of it", "take what is wanted out of one of the two")
 
 
-def invalid(key: str, finding: str, remedy: str) -> InvalidShare:
+def annotation_error(key: str, finding: str, remedy: str) -> InvalidShare:
     """The refusal of an annotation."""
-    return InvalidShare(f"{path(key)}: {finding}", remedy)
+    return InvalidShare(f"{annotation_path(key)}: {finding}", remedy)
 
 
 def type_selection(annotations: Mapping[str, str]) -> Selection:
     """Which models a pod accepts, as HAMi reads it."""
-    return Selection(listed(annotations, USE_TYPE), listed(annotations, NO_USE_TYPE))
+    return Selection(read_list_annotation(annotations, USE_TYPE), read_list_annotation(annotations, NO_USE_TYPE))
 
 
 def uuid_selection(annotations: Mapping[str, str]) -> Selection:
     """Which uuids a pod accepts, as HAMi reads it."""
-    return Selection(listed(annotations, USE_UUID), listed(annotations, NO_USE_UUID))
+    return Selection(read_list_annotation(annotations, USE_UUID), read_list_annotation(annotations, NO_USE_UUID))
 
 
-def listed(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
+def read_list_annotation(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
     """A list as HAMi reads it: one that is empty or blank is none, and one that has only commas matches nothing."""
     text = annotations.get(key, "")
-    return tuple(filter(None, words(text))) if text.strip() else None
+    return tuple(filter(None, split_list(text))) if text.strip() else None
 
 
-def words(text: str) -> tuple[str, ...]:
+def split_list(text: str) -> tuple[str, ...]:
     """The entries of a list with commas, without blanks around them."""
     return tuple(each.strip() for each in text.split(","))
 
@@ -381,7 +383,7 @@ def read_weights(text: str) -> Weights:
     Raises InvalidField.
     """
     found: dict[str, int] = {}
-    for part in words(text):
+    for part in split_list(text):
         name, equals, number = (each.strip() for each in part.partition("="))
         if not equals or name not in Weights.__struct_fields__ or name in found:
             raise invalid_weights()
@@ -397,7 +399,7 @@ def read_weights(text: str) -> Weights:
 def invalid_weights() -> InvalidField:
     """The refusal of weights."""
     return InvalidField(
-        joint.path(SCORING_WEIGHTS),
+        joint.device_annotation_path(SCORING_WEIGHTS),
         "not weights of slots, cores and memory",
         "write all three as integers, one of them above 0: slot=1,core=1,memory=3",
     )

@@ -1,20 +1,21 @@
 """
-What a container asks for of GPUs that are offered in slots: so many GPUs, and an amount of cores and memory of each of them.
+Reads what a container asks for of GPUs that are offered in units or slots: a number of GPUs, and cores and memory of
+each.
 
-The kubelet is asked for the slots alone. The amounts are in resources that it never sees (`Slots`), by HAMi's rules
-(`card_requests`): memory in MiB counts before a percentage; with neither it is all of a GPU's, and 0 of either is as if it
-were left out; cores that are not asked for are none. Two rules are stricter. 100 cores are all that is offered of a GPU,
-however it is scaled, and such a GPU is nobody else's. 0 cores are refused, because nothing keeps a container from computing.
-What HAMi would read as something else, or as no request at all, is refused, too (`check_amounts`).
+The kubelet allocates only the slots. The amounts are in resources that it never sees (`SlotResources`), by HAMi's
+rules (below). Memory in MiB counts before a percentage; without both, it is all memory of a GPU, and 0 counts as
+absent. Without a request for cores there are none. Two rules are stricter. 100 cores are all that is offered of a
+GPU, however it is scaled, and nobody else gets such a GPU. 0 cores are refused, because nothing keeps a container
+from computing. Requests that HAMi would misread or ignore are refused, too (`check_amounts`).
 
     nvidia.com/gpu: 1, gpumem: 4000, gpucores: 30     30 cores and 4000 MiB of one GPU
     nvidia.com/gpu: 2, gpumem-percentage: 50          half of the memory of each of two GPUs, without a claim on their cores
     nvidia.com/gpu: 1                                 all memory of one GPU: nobody else gets any of it
     nvidia.com/gpu: 1, gpumem: 16Gi                   refused: these are 17179869184 MiB
 
-Which GPUs would do, and which of them come first, the pod's annotations say (`card_annotations`).
+Which GPUs would do, and which of them come first, follows from the pod's annotations (`share_annotations`).
 
-Source: HAMi 4707fb02, GenerateResourceRequests (spec hami.md 2.2).
+Source: HAMi 4707fb02, GenerateResourceRequests.
 """
 
 import re
@@ -25,31 +26,31 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.demand.gangs import path
-from topoalign.core.demand.quantities import Quantities
+from topoalign.core.demand.gangs import annotation_path
+from topoalign.core.demand.resource_quantities import Quantities
 from topoalign.core.demand.share_annotations import (
-    ANY_CARD,
+    ANY_GPU,
     MIG,
     MODES,
     VENDOR,
-    CardRules,
+    GpuRules,
     InvalidShare,
     Published,
-    card_rules,
+    read_gpu_rules,
 )
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, UnitKind
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS
 from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_offers import CORES, Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, Offer, Slots
-from topoalign.core.model.topology.views import made_once
-from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, offered_in_slots, part_of
+from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, divide_amount, offered_in_slots
 
-# What a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.
+# Reads what a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.
 #
-# A share is of one GPU, so both are; or of several in equal parts, where the pod says so (`spread`). From 100 on
+# A share is of one GPU, so both are; or of several in equal parts, where the pod asks for that (`spread`). From 100 on
 # computing time is that of whole GPUs, and their memory comes with them.
 #
 #     20 of computing time, 16 blocks       a fifth of a GPU, and 4 GiB of it
@@ -65,7 +66,7 @@ from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, offere
 
 
 USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory"))
-"""What units are called where the configuration does not say."""
+"""The names of units where the configuration sets none."""
 Left = Mapping[DeviceID, UnitsLeft]
 """GPU -> what is left of it."""
 
@@ -78,7 +79,7 @@ class Share(NamedTuple):
     blocks: int
     """Of memory, of all GPUs together."""
     cards: int = 1
-    """Over how many GPUs it is spread in equal parts. Whole ones are told by computing time alone."""
+    """Over how many GPUs it is spread in equal parts. Whole GPUs follow from computing time alone."""
 
     @property
     def gpus(self) -> int:
@@ -96,7 +97,7 @@ class Share(NamedTuple):
         return self.cores >= CORES
 
 
-@made_once
+@computed_once
 def resources_in_units(topology: Topology) -> Mapping[ResourceName, UnitKind]:
     """Resource -> what it is units of, for those of GPUs in units."""
     return {offer.resource: offer.unit for offer in topology.offered if offer.unit is not None}
@@ -107,24 +108,24 @@ def unit_of(topology: Topology, resource: ResourceName) -> UnitKind | None:
     return resources_in_units(topology).get(resource)
 
 
-def share_of(topology: Topology, devices: Quantities, cards: int) -> Share | None:
+def share_from_units(topology: Topology, devices: Quantities, gpus: int) -> Share | None:
     """What is asked for in units on this machine, spread over so many GPUs; None: nothing is."""
     in_units = resources_in_units(topology)
     amounts: dict[UnitKind, int] = {}
     for resource, amount in devices.items() if in_units else ():
         if amount and (unit := in_units.get(resource)) is not None:
             amounts[unit] = amounts.get(unit, 0) + amount
-    return Share(amounts.get("cores", 0), amounts.get("memory", 0), cards) if amounts else None
+    return Share(amounts.get("cores", 0), amounts.get("memory", 0), gpus) if amounts else None
 
 
 def asks_for_both_halves(topology: Topology, devices: Quantities) -> bool:
     """Whether computing time and memory are asked for in units on this machine: a kubelet asks for them one by one."""
-    share = share_of(topology, devices, 1)
+    share = share_from_units(topology, devices, 1)
     return share is not None and share.cores > 0 and share.blocks > 0
 
 
 class UnitFields(NamedTuple):
-    """The paths of the fields that ask for units, for people who are told that one of them is wrong."""
+    """The paths of the fields that ask for units, for error messages."""
 
     cores: str = "computing time"
     memory: str = "memory"
@@ -149,7 +150,7 @@ class UnitResources(NamedTuple):
         return UnitFields(cores=named.get("cores", plain.cores), memory=named.get("memory", plain.memory))
 
 
-@made_once
+@computed_once
 def unit_resources(topology: Topology) -> UnitResources | None:
     """What the machine offers in units; None: nothing."""
     in_units = resources_in_units(topology)
@@ -166,13 +167,13 @@ def unit_resources(topology: Topology) -> UnitResources | None:
     return UnitResources(tuple(sorted(in_units.items())), most, len(gpus), ways)
 
 
-def names_of_units(offered: Iterable[UnitResources]) -> set[ResourceName]:
+def unit_resource_names(offered: Iterable[UnitResources]) -> set[ResourceName]:
     """By which names units are asked for: those under which they are `offered`, and the usual ones."""
     return {*USUAL_NAMES, *(name for each in offered for name, _ in each.units)}
 
 
 def check_share(share: Share, fields: UnitFields) -> None:
-    """Raises InvalidShare for amounts that cannot be meant."""
+    """Raises InvalidShare for invalid amounts."""
     if share.cores > CORES and share.cores % CORES:
         raise InvalidShare(
             f"{fields.cores}: {share.cores} units of computing time, of which a GPU has {CORES}",
@@ -185,12 +186,12 @@ def check_share(share: Share, fields: UnitFields) -> None:
         )
     if 0 < share.cores < CORES and not share.blocks:
         raise InvalidShare(
-            f"{fields.memory}: no memory of the GPU beside {share.cores} units of its computing time",
-            "say how many blocks of memory are needed, or ask for the whole GPU",
+            f"{fields.memory}: no memory of the GPU is asked for with {share.cores} units of its computing time",
+            "write how many blocks of memory are needed, or ask for the whole GPU",
         )
 
 
-def has_room(left: UnitsLeft, share: Share) -> bool:
+def fits_left_units(left: UnitsLeft, share: Share) -> bool:
     """
     Whether a GPU has enough left for a share, or for its part of one that is of several GPUs. Where all computing time is
     held, memory alone would take some of it.
@@ -203,99 +204,102 @@ def has_room(left: UnitsLeft, share: Share) -> bool:
 
 def gpus_with_room(left: Left, share: Share) -> tuple[DeviceID, ...]:
     """Those of which a container could get a share, in the hardware's order."""
-    return tuple(gpu for gpu, units in left.items() if has_room(units, share))
+    return tuple(gpu for gpu, units in left.items() if fits_left_units(units, share))
 
 
-# Over how many GPUs the units of a container are spread, by an annotation of its pod.
+# Reads the annotation that sets over how many GPUs the units of a container are spread.
 #
 #     topoalign.io/cards: "2"
 #
 # It holds for every container of the pod that asks for units: 60 of computing time and 40 blocks are then 30 and 20 of
-# each of two GPUs. It is about units alone. How many GPUs a container has slots of, it says by their number, and whole
-# GPUs by 100 of computing time each. Amounts that are no equal parts are refused, and not rounded.
+# each of two GPUs. It is about units alone. How many GPUs a container has slots of follows from the number of slots, and
+# whole GPUs by 100 of computing time each. Amounts that do not divide into equal parts are refused, not rounded.
 
 
 NUMBER = re.compile(r"[1-9][0-9]{0,2}")
 
 
-def cards_said(annotations: Mapping[str, str]) -> int | None:
-    """Over how many GPUs, from 1 on; None: nothing is said. Raises InvalidField for what is no such number."""
+def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
+    """
+    Reads the annotation with the number of GPUs, 1 or more; None if it is absent. Raises InvalidField if it is not such
+    a number.
+    """
     text = annotations.get(CARDS)
     if text is None:
         return None
     if not NUMBER.fullmatch(text):
         raise InvalidField(
-            path(CARDS),
+            annotation_path(CARDS),
             f"{quoted([text])} is not a number of GPUs",
             "write over how many GPUs the units of each container are spread, 1 to 999",
         )
     return int(text)
 
 
-def check_cards(share: Share, fields: UnitFields) -> None:
+def check_equal_parts(share: Share, fields: UnitFields) -> None:
     """
-    Raises InvalidShare for a share that is said to be spread over so many GPUs and cannot be: it is of whole ones, or does
-    not divide evenly.
+    Raises InvalidShare for a share that cannot be spread over the number of GPUs that the pod asks for: it is of whole
+    ones, or does not divide evenly.
     """
     if share.whole:
         raise InvalidShare(
-            f"{path(CARDS)}: beside {fields.cores}: {share.cores}, which says already how many GPUs it is, whole ones",
+            f"{annotation_path(CARDS)} is given with {fields.cores}: {share.cores}, which already means whole GPUs",
             "leave it out, or ask for less than 100 of computing time, which is spread",
         )
     for field, amount in ((fields.cores, share.cores), (fields.memory, share.blocks)):
         if amount % share.cards:
             raise InvalidShare(
-                f"{field}: {amount} units do not divide into {share.cards} equal parts, as {path(CARDS)} says",
+                f"{field}: {amount} units do not divide into {share.cards} equal parts, as {annotation_path(CARDS)} asks",
                 f"ask for a multiple of {share.cards}, or for another number of GPUs",
             )
 
 
-# What a container asks for of cards in slots: how many cards, and memory and cores of each of them.
+# Reads what a container asks for of GPUs in slots, as HAMi does: how many GPUs, and memory and cores of each of them.
 #
 # A limit counts before a request. Memory in MiB wins over a percentage, of which 100 are all; with neither, it is the
-# default amount of memory, or else all of the card's. Cores that are not asked for are the default, which is none.
+# default amount of memory, or else all of the GPU's. Cores that are not asked for are the default, which is none.
 #
-#     nvidia.com/gpu: 2, gpumem: 4000                            4000 MiB of each of two cards
+#     nvidia.com/gpu: 2, gpumem: 4000                            4000 MiB of each of two GPUs
 #     nvidia.com/gpu: 1, gpumem: 4000, gpumem-percentage: 50     4000 MiB
-#     nvidia.com/gpu: 1, gpumem-percentage: 150, gpucores: 30    all memory of a card, and 30 of its cores
-#     nvidia.com/gpu: 1, gpumem-percentage: 0                    all memory of a card
+#     nvidia.com/gpu: 1, gpumem-percentage: 150, gpucores: 30    all memory of a GPU, and 30 of its cores
+#     nvidia.com/gpu: 1, gpumem-percentage: 0                    all memory of a GPU
 #
-# Which amounts cannot be meant is judged elsewhere (`slots.check_amounts`).
+# `check_amounts` refuses invalid amounts.
 #
-# Source: HAMi 4707fb02, GenerateResourceRequests (spec hami.md 2.2).
+# Source: HAMi 4707fb02, GenerateResourceRequests.
 
 
 ALL_MEMORY = 100
-"""Hundredths of a card's."""
+"""Hundredths of a GPU's."""
 UNSET = 101
 """The percentage of a request that has none."""
 NOTHING: Mapping[ResourceName, int] = MappingProxyType({})
 
 
-class CardRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one container asks for. `count` 0: nothing."""
 
     count: int = 0
     vendor: str = ""
     memory: int = 0
-    """MiB of each card. 0: by percentage."""
+    """MiB of each GPU. 0: by percentage."""
     percent: int = 0
-    """Memory as hundredths of each card's. `UNSET`, or 0: none."""
+    """Memory as hundredths of each GPU's. `UNSET`, or 0: none."""
     cores: int = 0
-    """Of each card."""
+    """Of each GPU."""
 
     def memory_of(self, total: int) -> int:
-        """MiB that it gets of a card with `total` MiB."""
+        """MiB that it gets of a GPU with `total` MiB."""
         if self.memory > 0 or self.percent == UNSET:
             return self.memory
         return total * self.percent // ALL_MEMORY
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container gets that does not say."""
+    """What a container gets that asks for no amounts."""
 
     memory: int = 0
-    """MiB. 0: all of the card's."""
+    """MiB. 0: all of the GPU's."""
     cores: int = 0
     memory_factor: int = 1
     """MiB of one unit in which memory is asked for. Below 1 it is 1."""
@@ -304,17 +308,17 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 NO_DEFAULTS = Defaults()
 
 
-def card_request(
+def read_hami_request(
     resource: ResourceName,
     slots: Slots,
     limits: Quantities,
     requests: Quantities = NOTHING,
     defaults: Defaults = NO_DEFAULTS,
-) -> CardRequest:
-    """What a container asks for of cards of which `resource` is a slot; without any nothing, whatever amounts it names."""
+) -> HamiRequest:
+    """What a container asks for of GPUs of which `resource` is a slot; without any nothing, whatever amounts it names."""
     asked = {**requests, **limits} if requests else limits
     if resource not in asked:
-        return CardRequest()
+        return HamiRequest()
     memory = asked.get(slots.memory, 0)
     percent = asked.get(slots.percentage, 0)
     if memory and defaults.memory_factor > 1:
@@ -327,7 +331,7 @@ def card_request(
     else:
         percent = ALL_MEMORY
     cores = asked.get(slots.cores, defaults.cores)
-    return CardRequest(count=asked[resource], vendor=VENDOR, memory=memory, percent=percent, cores=cores)
+    return HamiRequest(count=asked[resource], vendor=VENDOR, memory=memory, percent=percent, cores=cores)
 
 
 LOWEST_PRIORITY = 1
@@ -347,11 +351,11 @@ class SlotShare(NamedTuple):
     memory: int
     """MiB of each; 0: by `percentage`."""
     percentage: int
-    """Memory as hundredths of what is offered of each. 0, or `card_requests.UNSET`: none."""
+    """Memory as hundredths of what is offered of each. 0, or `UNSET`: none."""
     parts: int = 0
     """Above 0 the amounts are not known, and each is one of so many equal parts."""
-    rules: CardRules = ANY_CARD
-    """What the pod says about the GPUs."""
+    rules: GpuRules = ANY_GPU
+    """The pod's annotations about the GPUs."""
 
     @property
     def whole(self) -> bool:
@@ -361,24 +365,24 @@ class SlotShare(NamedTuple):
     def amount_of(self, offered: Amount) -> Amount:
         """What it is of a GPU of which so much is offered: of 81559 MiB 50 per cent are 40779."""
         if self.parts:
-            return part_of(offered, self.parts)
+            return divide_amount(offered, self.parts)
         memory = self.memory or offered.memory // MIB * self.percentage // ALL_MEMORY
         return Amount(cores=offered.cores if self.whole else self.cores, memory=memory * MIB)
 
 
-@made_once
+@computed_once
 def resources_in_slots(topology: Topology) -> Mapping[ResourceName, Slots]:
     """Resource of GPUs in slots -> by what else is asked for them."""
     return {offer.resource: offer.slots for offer in offers_in_slots(topology).values() if offer.slots is not None}
 
 
-@made_once
+@computed_once
 def amount_resources(topology: Topology) -> frozenset[ResourceName]:
     """The resources by which containers say how much of each GPU in slots they ask for; no kubelet sees them."""
     return frozenset(name for slots in resources_in_slots(topology).values() for name in slots.resources)
 
 
-@made_once
+@computed_once
 def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]]:
     """Resource whose slots are listed to the kubelet with NUMA nodes -> NUMA node -> how many GPUs in slots it has."""
     found = {name: Counter[int]() for name, slots in resources_in_slots(topology).items() if slots.numa_topology}
@@ -390,16 +394,16 @@ def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]
 
 
 def slots_asked(
-    topology: Topology, devices: Quantities, said: Published = (), *, as_hami: bool = False
+    topology: Topology, devices: Quantities, published: Published = (), *, as_hami: bool = False
 ) -> SlotShare | None:
     """
     What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose the GPUs. Raises
-    InvalidShare for annotations that cannot be meant.
+    InvalidShare for invalid annotations.
     """
     for resource, slots in resources_in_slots(topology).items():
         if devices.get(resource):
-            asked = card_request(resource, slots, devices)
-            rules = card_rules(said, as_hami=as_hami)
+            asked = read_hami_request(resource, slots, devices)
+            rules = read_gpu_rules(published, as_hami=as_hami)
             return SlotShare(resource, asked.count, asked.cores, asked.memory, asked.percent, rules=rules)
     return None
 
@@ -426,12 +430,12 @@ class SlotResources(NamedTuple):
 
 
 BEYOND_ALL_GPUS = 1 << 22
-"""MiB: 4 TiB. No GPU has as much; whoever writes `16Gi` or `64Mi` asks for more."""
+"""MiB: 4 TiB. No GPU has as much, and `16Gi` or `64Mi` by mistake are more."""
 USUAL_SLOTS = SlotResources(GPU, Slots(), BEYOND_ALL_GPUS)
 """How GPUs in slots are asked for where no node offers any: by the names of HAMi."""
 
 
-@made_once
+@computed_once
 def slot_resources(topology: Topology) -> tuple[SlotResources, ...]:
     """What the machine offers in slots, by resource."""
     found = []
@@ -444,15 +448,15 @@ def slot_resources(topology: Topology) -> tuple[SlotResources, ...]:
 
 def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> None:
     """
-    Raises InvalidShare for amounts that cannot be meant of GPUs that are offered so, by the container at the path `where`:
+    Raises InvalidShare for invalid amounts of GPUs that are offered so, by the container at the path `where`:
     `spec.containers[0]`.
     """
     slots = offered.slots
     if limits.get(slots.cores) == 0:  # no limiter keeps a container from computing at all
         raise InvalidShare(
             f"{where}.resources.limits[{slots.cores}]: 0 cores",
-            f"leave it out beside an amount of memory ({slots.memory}): the container then has no limit of its own, and "
-            "shares computing time",
+            f"leave it out where an amount of memory is given ({slots.memory}): the container then has no "
+            "limit of its own, and shares computing time",
         )
     most = (
         (slots.percentage, ALL_MEMORY, "all of a GPU's memory", "write a number from 1 to 100"),
@@ -535,8 +539,9 @@ def on_one_node(
     topology: Topology, share: SlotShare, gpus: Collection[DeviceID], own: Collection[DeviceID] = ()
 ) -> tuple[DeviceID, ...]:
     """
-    Those of the GPUs that can be on one NUMA node with as many others of them as a share needs beside its `own`; all of them
-    where it need not be on one. Example: of GPUs 0 and 1 on node 0 and GPU 2 on node 1 for two the first two.
+    Those of the GPUs that can be on one NUMA node with as many others of them as a share needs in addition to its `own`;
+    all of them where it need not be on one. Example: of GPUs 0 and 1 on node 0 and GPU 2 on node 1 for two the first
+    two.
     """
     if not share.rules.numa_bind or share.gpus < 2:  # one GPU is on one node
         return tuple(gpus)

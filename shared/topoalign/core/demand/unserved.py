@@ -1,9 +1,10 @@
 """
-Names of devices that a pod asks for and nobody serves: a kubelet passes over them, and the container starts without.
+Finds device resources of a pod that no plugin serves: a kubelet ignores them and starts the container without the
+devices.
 
-The rule of the kubelet (v1.36.3, devicemanager): a resource that no device plugin has registered is not looked at. A
-scheduler does look at it, and leaves the pod pending. Neither is what the pod was written for, so `what-if` ends with this
-finding instead of what else the pod would get.
+The rule of the kubelet (v1.36.3, devicemanager): a resource that no device plugin has registered is ignored. A
+scheduler does not ignore it, and leaves the pod pending. Neither is what the user wants, so `what-if` ends with this
+finding instead of a decision.
 
     limits of the pod          served here      the finding names
     nvidia.com/gpus: 2         nvidia.com/gpu   nvidia.com/gpu, which was probably meant
@@ -16,12 +17,12 @@ have an effect: in containers whose devices are decided together.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from topoalign.core.demand.field_paths import containers_of
+from topoalign.core.demand.field_paths import containers_with_paths
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.quantities import may_be_exclusive
+from topoalign.core.demand.resource_quantities import may_be_exclusive
 from topoalign.core.demand.shares import USUAL_NAMES, USUAL_SLOTS, amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES, is_joint
-from topoalign.core.deviceshare.names import FPGA, GPU_RESOURCES, RDMA
+from topoalign.core.deviceshare.koordinator_names import FPGA, GPU_RESOURCES, RDMA
 from topoalign.core.model.errors import BadRequest, NoFit, clean, quoted
 from topoalign.core.model.ids import CPU, GPU, NIC, ResourceName, is_native
 from topoalign.core.model.requests import ContainerRequest, PodRequest
@@ -40,7 +41,7 @@ class UnservedResource(BadRequest):
     def __init__(self, pod: PodRequest, names: Collection[ResourceName], served: Collection[ResourceName]) -> None:
         """`names`: those of the pod that nobody serves, one at least; `served`: those that are served."""
         first = min(names)
-        paths = (where for where, container in containers_of(pod) if container.limits.get(first))
+        paths = (where for where, container in containers_with_paths(pod) if container.limits.get(first))
         self.field = f"{next(paths, 'spec.containers[0]')}.resources.limits[{clean(first)}]"
         shown = quoted(sorted(names)[:MOST_SHOWN])
         super().__init__(
@@ -94,7 +95,7 @@ def served_by(machines: Iterable[Topology]) -> set[ResourceName]:
     return {name for each in machines for name in (*each.devices, *amount_resources(each))}
 
 
-# Koordinator's names for GPUs, which a kubelet passes over.
+# Refuses pods that ask for GPUs by Koordinator's names where a kubelet decides: it ignores these names.
 #
 # A kubelet gives what its device plugins list, and nobody lists `koordinator.sh/gpu`: a container that asks for GPUs by
 # Koordinator's names alone would start without one. So a pod with Koordinator's annotations is refused that asks so
@@ -117,7 +118,7 @@ class PassedOverByKubelet(NoFit):
 
 def check_not_passed_over(pod: PodRequest) -> None:
     """Raises PassedOverByKubelet for the first of Koordinator's names for GPUs by which a pod with its annotations asks."""
-    for where, container in containers_of(pod) if is_joint(pod.annotations) else ():
+    for where, container in containers_with_paths(pod) if is_joint(pod.annotations) else ():
         for name in map(ResourceName, GPU_RESOURCES):
             if container.limits.get(name) or container.requests.get(name):
                 raise PassedOverByKubelet(f"{where}.resources.limits[{name}]")
@@ -136,9 +137,9 @@ def check_not_passed_over(pod: PodRequest) -> None:
 
 MARKS = str.maketrans("", "", "-_.")
 SAME_DOMAIN = 0.75
-"""How alike domains are at least: twice the characters in common, of those of both."""
+"""The least similarity of domains: twice the characters in common, divided by those of both."""
 SIMILAR = 0.7
-"""The same of the rests of names."""
+"""The least similarity of the rests of names."""
 LONGEST = 100
 """Characters of a name that are compared."""
 
@@ -209,7 +210,7 @@ def likeness(one: str, other: str, least: float) -> float:
     return matcher.ratio() if all(bound() >= least for bound in bounds) and matcher.ratio() >= least else 0.0
 
 
-# What a pod asks for that a decision does not cover, for people.
+# Lists what a pod asks for that a decision does not cover.
 #
 # A decision is about devices of plugins, exclusive CPUs, and memory on NUMA nodes. Devices of resource claims are given
 # by their drivers (dynamic resource allocation); the kubelet's Topology Manager does not align them (kubelet v1.36.3).

@@ -1,3 +1,1 @@
-"""
-Devices of several types for one pod: GPUs with the NICs beside them, by Koordinator's annotations.
-"""
+"""Chooses devices of several types for one pod: GPUs with the NICs near them, by Koordinator's annotations."""

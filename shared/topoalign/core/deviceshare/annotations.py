@@ -1,10 +1,10 @@
 """
-What a pod's annotations say about its devices: hints per device type, joint allocation, and a GPU partition.
+Reads the device annotations of a pod: hints per device type, joint allocation, and a GPU partition.
 
-An annotation is JSON that a person wrote, so every field is checked. Koordinator ignores what it does not know: a
-misspelt field or strategy has no effect, and the pod gets something else than was meant. The default refuses it and
-names its place; with `compat` it is ignored, names of fields may be in any case, and later rules read the strings as
-they are.
+An annotation is JSON written by a person, so every field is checked. Koordinator ignores what it does not know: a
+misspelt field or strategy has no effect, and the pod gets other devices than intended. By default an unknown value is
+refused with its path. With `compat` it is ignored, names of fields may be in any case, and later rules read the
+strings as they are.
 """
 
 import re
@@ -15,8 +15,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from topoalign.core.deviceshare.labels import LabelSelector, fault
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest
+from topoalign.core.deviceshare.koordinator_names import (
     HINT_ANNOTATION,
     JOINT_ANNOTATION,
     PARTITION_ANNOTATION,
@@ -27,7 +27,7 @@ from topoalign.core.deviceshare.names import (
     Strategy,
     TopologyScope,
 )
-from topoalign.core.deviceshare.refusals import InvalidShareRequest
+from topoalign.core.deviceshare.labels import LabelSelector, selector_fault
 from topoalign.core.model.errors import InvalidField, clean, quoted
 
 LONGEST = 256 * 1024
@@ -84,20 +84,20 @@ def read_annotations(annotations: Mapping[str, str], *, compat: bool) -> Annotat
     Reads a pod's annotations. Raises NotMeant for what is not JSON of the right shape; by default also InvalidField for
     unknown values, which `compat` ignores.
     """
-    hints = _read(annotations, HINT_ANNOTATION, "DeviceAllocateHint", dict[str, Hint], compat) or {}
+    hints = _read_json_annotation(annotations, HINT_ANNOTATION, "DeviceAllocateHint", dict[str, Hint], compat) or {}
     for name, hint in hints.items():
         _check_selectors(name, hint, compat)
-    joint = _read(annotations, JOINT_ANNOTATION, "DeviceJointAllocate", Joint, compat)
-    partition = _read(annotations, PARTITION_ANNOTATION, "GPUPartitionSpec", PartitionSpec, compat)
+    joint = _read_json_annotation(annotations, JOINT_ANNOTATION, "DeviceJointAllocate", Joint, compat)
+    partition = _read_json_annotation(annotations, PARTITION_ANNOTATION, "GPUPartitionSpec", PartitionSpec, compat)
     if partition is not None:
         _check_bandwidth(partition)
     if not compat:
-        _check_known(hints, joint, partition)
+        _check_supported_values(hints, joint, partition)
     known = {DeviceType(name): hint for name, hint in hints.items() if name in set(DeviceType)}
     return Annotations(known, joint, partition)
 
 
-def quantity(text: str | int | float) -> Fraction | None:
+def parse_quantity_exactly(text: str | int | float) -> Fraction | None:
     """Parses a quantity as Kubernetes writes it (`200Gi`, `1.5`, `1e3`); None if it is none."""
     found = _QUANTITY.fullmatch(str(text))
     if found is None:
@@ -110,7 +110,7 @@ def quantity(text: str | int | float) -> Fraction | None:
     return Fraction(number) * scale if power >= 0 else Fraction(number) / scale
 
 
-def _read(annotations: Mapping[str, str], key: str, name: str, kind: type[T], compat: bool) -> T | None:
+def _read_json_annotation(annotations: Mapping[str, str], key: str, name: str, kind: type[T], compat: bool) -> T | None:
     text = annotations.get(key)
     if text is None:
         return None
@@ -119,11 +119,13 @@ def _read(annotations: Mapping[str, str], key: str, name: str, kind: type[T], co
             raise ValueError(f"longer than {LONGEST} characters")
         raw = msgspec.json.decode(text)
         if key == HINT_ANNOTATION and isinstance(raw, dict) and None in raw.values():
-            raise ValueError("a hint is null; Koordinator's scheduler dies of that")
+            raise ValueError("a hint is null, which makes Koordinator's scheduler fail")
         return msgspec.convert({} if raw is None else _as_go_reads(raw, kind, compat), kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         reason = f"invalid {name} annotation, err: {clean(str(error), 200)}"
-        raise InvalidShareRequest(path(key), reason, "write the JSON that Koordinator's API documents") from error
+        raise InvalidShareRequest(
+            device_annotation_path(key), reason, "write the JSON that Koordinator's API documents"
+        ) from error
 
 
 def _as_go_reads(raw: Any, kind: Any, compat: bool) -> Any:
@@ -162,27 +164,27 @@ def is_struct(kind: Any) -> bool:
 
 def _check_selectors(device: str, hint: Hint, compat: bool) -> None:
     for field, selector in (("Selector", hint.selector), ("VFSelector", hint.vf_selector)):
-        wrong = fault(selector, compat=compat) if selector is not None else None
+        wrong = selector_fault(selector, compat=compat) if selector is not None else None
         if wrong is not None:
-            where = f"{path(HINT_ANNOTATION)}.{clean(device)}.{field[0].lower()}{field[1:]}"
+            where = f"{device_annotation_path(HINT_ANNOTATION)}.{clean(device)}.{field[0].lower()}{field[1:]}"
             reason = f"invalid {field} of DeviceHint, deviceType: {clean(device)}, err: {wrong}"
             raise InvalidShareRequest(where, reason, "write it as Kubernetes' label selectors are written")
 
 
 def _check_bandwidth(partition: PartitionSpec) -> None:
     asked = partition.ring_bus_bandwidth
-    if asked is not None and quantity(asked) is None:
+    if asked is not None and parse_quantity_exactly(asked) is None:
         reason = f"invalid GPUPartitionSpec annotation, err: {quoted([str(asked)])} is not a quantity"
         raise InvalidShareRequest(
-            f"{path(PARTITION_ANNOTATION)}.ringBusBandwidth", reason, "give a quantity such as 200Gi"
+            f"{device_annotation_path(PARTITION_ANNOTATION)}.ringBusBandwidth", reason, "give a quantity such as 200Gi"
         )
 
 
-def _check_known(hints: Mapping[str, Hint], joint: Joint | None, partition: PartitionSpec | None) -> None:
-    """Every value that would be ignored otherwise."""
-    _known(path(HINT_ANNOTATION), hints, DeviceType)
+def _check_supported_values(hints: Mapping[str, Hint], joint: Joint | None, partition: PartitionSpec | None) -> None:
+    """Raises InvalidField for values that would be ignored otherwise."""
+    _known(device_annotation_path(HINT_ANNOTATION), hints, DeviceType)
     for device, hint in hints.items():
-        where = f"{path(HINT_ANNOTATION)}.{device}"
+        where = f"{device_annotation_path(HINT_ANNOTATION)}.{device}"
         _known(f"{where}.allocateStrategy", [hint.allocate_strategy], Strategy)
         _known(f"{where}.requiredTopologyScope", [hint.required_topology_scope], TopologyScope)
         _known(f"{where}.exclusivePolicy", [hint.exclusive_policy], Exclusive)
@@ -194,13 +196,17 @@ def _check_known(hints: Mapping[str, Hint], joint: Joint | None, partition: Part
                 f"{where}.requiredTopologyScope", hint.required_topology_scope, "leave it out, or set it for gpu"
             )
     if joint is not None:
-        where = f"{path(JOINT_ANNOTATION)}.deviceTypes"
+        where = f"{device_annotation_path(JOINT_ANNOTATION)}.deviceTypes"
         _known(where, joint.device_types, DeviceType)
         if len({*joint.device_types}) < len(joint.device_types):
             raise InvalidField(where, f"{quoted(joint.device_types)}: a type stands twice", "name each type once")
-        _known(f"{path(JOINT_ANNOTATION)}.requiredScope", [joint.required_scope], JointScope)
+        _known(f"{device_annotation_path(JOINT_ANNOTATION)}.requiredScope", [joint.required_scope], JointScope)
     if partition is not None:
-        _known(f"{path(PARTITION_ANNOTATION)}.allocatePolicy", [partition.allocate_policy], PartitionPolicy)
+        _known(
+            f"{device_annotation_path(PARTITION_ANNOTATION)}.allocatePolicy",
+            [partition.allocate_policy],
+            PartitionPolicy,
+        )
 
 
 def _known(where: str, values: Iterable[str], kind: type[StrEnum]) -> None:
@@ -216,6 +222,6 @@ def _no_effect(where: str, value: object, remedy: str) -> None:
         raise InvalidField(where, "has no effect on this type of device", remedy)
 
 
-def path(key: str) -> str:
+def device_annotation_path(key: str) -> str:
     """The path of a pod's annotation, for errors."""
     return f"pod.annotations[{key}]"

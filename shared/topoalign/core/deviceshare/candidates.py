@@ -1,9 +1,11 @@
 """
-Which devices may be considered at all, and how many are wanted of each type (koordinator a7a1b76b, sections on hints).
+Selects the devices that may be considered, and counts how many are wanted of each type (koordinator a7a1b76b, sections
+on hints).
 
 A device may be considered if it is near the NUMA nodes asked for (or of no known node) and its labels match the selector.
-With `exclusivePolicy` the default looks at what others have, too: `DeviceLevel` takes untouched devices only, `PCIeLevel`
-only devices beside which no other of their type is in use. Koordinator works the latter out and throws it away.
+With `exclusivePolicy` the default also considers what other pods have: `DeviceLevel` takes untouched devices only,
+`PCIeLevel` only devices with no other device of their type in use next to them. Koordinator computes the latter and
+discards it.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -13,13 +15,13 @@ import msgspec
 
 from topoalign.core.deviceshare.annotations import Hint
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.inventory import ANYWHERE, Device, Function, Inventory
-from topoalign.core.deviceshare.labels import matches
-from topoalign.core.deviceshare.names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
+from topoalign.core.deviceshare.device_scores import DeviceScorer, score_device
+from topoalign.core.deviceshare.inventory import ANYWHERE, InventoryDevice, InventoryFunction, NodeInventory
+from topoalign.core.deviceshare.joint_refusals import refuse_missing_type
+from topoalign.core.deviceshare.koordinator_names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
+from topoalign.core.deviceshare.labels import selector_matches
 from topoalign.core.deviceshare.node_units import GpuUnits
-from topoalign.core.deviceshare.quantities import Quantities
-from topoalign.core.deviceshare.refusals import missing
-from topoalign.core.deviceshare.scores import Scorer, device_score
+from topoalign.core.deviceshare.request_combinations import Quantities
 from topoalign.core.model.ids import DeviceID
 
 Caps = Mapping[DeviceType, Mapping[int, Quantities]]
@@ -33,10 +35,10 @@ class Wanted(msgspec.Struct, frozen=True):
     each: Quantities
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class DeviceCandidate(msgspec.Struct, frozen=True):
     """A device that may be considered, with what is free of it and its score."""
 
-    device: Device
+    device: InventoryDevice
     free: Quantities
     score: int = 0
 
@@ -51,56 +53,59 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.device.place.pcie if self.device.place is not None else ""
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A device with what a pod gets of it."""
 
-    device: Device
+    device: InventoryDevice
     resources: Quantities
-    functions: tuple[Function, ...] = ()
+    functions: tuple[InventoryFunction, ...] = ()
 
 
-Chooser = Callable[[Sequence[Candidate], int], Sequence[Candidate]]
+Chooser = Callable[[Sequence[DeviceCandidate], int], Sequence[DeviceCandidate]]
 """
 (GPUs by minor, those that were left first; how many of them) -> those to take, as many left ones as there can be among them;
 or none where it has no preference.
 """
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class JointRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The demand of a pod, the devices of a node, and how to choose among them."""
 
     demand: JointDemand
-    inventory: Inventory
+    inventory: NodeInventory
     nodes: frozenset[int] | None = None
     """NUMA nodes to stay on. None: anywhere."""
-    scorer: Scorer | None = None
+    scorer: DeviceScorer | None = None
     chooser: Chooser | None = None
-    """Says which whole GPUs to take of a scope that has more than enough. None: the first ones."""
+    """Chooses the whole GPUs of a scope that has more than enough. None: the first ones."""
     caps: Caps = {}
     units: Mapping[DeviceID, GpuUnits] | None = None
     """GPU -> the units of it that may be given, where GPUs are given in units. None: they are given whole."""
     step: Callable[[], None] | None = None
-    """Told of each step of a search, so that many of them can have one limit: it may raise TooMuchWork."""
+    """Called at each step of a search, so that several searches can share one limit: it may raise TooMuchWork."""
     first_look: bool = False
-    """Whether the node would do, rather than what it gives: secondary devices of a well-planned node are left out."""
+    """
+    Whether only the suitability of the node is asked, not the devices: secondary devices of a well-planned node are
+    left out.
+    """
 
     @property
     def compat(self) -> bool:
-        """Whether Koordinator's answer is wanted, with all that is odd there."""
+        """Whether Koordinator's answer is wanted, with its known faults."""
         return self.demand.compat
 
 
-def considered(asked: Asked, kind: DeviceType) -> tuple[Device, ...]:
+def select_devices(asked: JointRequest, kind: DeviceType) -> tuple[InventoryDevice, ...]:
     """The devices of a type that are in the NUMA nodes and match the selector, healthy or not."""
     selector = asked.demand.hint(kind).selector
     return tuple(
         device
         for device in asked.inventory.by_type[kind]
-        if within(device, asked.nodes, compat=asked.compat) and matches(selector, device.labels)
+        if is_in_numa_nodes(device, asked.nodes, compat=asked.compat) and selector_matches(selector, device.labels)
     )
 
 
-def within(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bool:
+def is_in_numa_nodes(device: InventoryDevice, nodes: Collection[int] | None, *, compat: bool) -> bool:
     """Whether a device is in these NUMA nodes, or in an unknown one. Koordinator leaves out devices without a place."""
     if nodes is None:
         return True
@@ -109,36 +114,38 @@ def within(device: Device, nodes: Collection[int] | None, *, compat: bool) -> bo
     return device.place.node == ANYWHERE or device.place.node in nodes
 
 
-def candidates(asked: Asked, kind: DeviceType, each: Quantities) -> tuple[Candidate, ...]:
+def list_candidates(asked: JointRequest, kind: DeviceType, each: Quantities) -> tuple[DeviceCandidate, ...]:
     """The candidates of a type by minor, with what is free of them and their score for a request of `each`."""
     caps = asked.caps.get(kind)
-    devices = considered(asked, kind)
+    devices = select_devices(asked, kind)
     if not asked.compat:
         devices = not_disturbed(devices, asked.inventory.by_type[kind], asked.demand.hint(kind))
     return tuple(
-        Candidate(device, free, device_score(asked.scorer, device.total, free, each) if asked.scorer else 0)
+        DeviceCandidate(device, free, score_device(asked.scorer, device.total, free, each) if asked.scorer else 0)
         for device in devices
         if caps is None or device.minor in caps
-        for free in [device.free if caps is None else capped(device.free, caps[device.minor])]
+        for free in [device.free if caps is None else cap_free(device.free, caps[device.minor])]
     )
 
 
-def capped(free: Quantities, cap: Quantities) -> dict[str, int]:
+def cap_free(free: Quantities, cap: Quantities) -> dict[str, int]:
     """Limits what is free of a device to what may be taken of it."""
     return {name: min(amount, cap.get(name, 0)) for name, amount in free.items()}
 
 
-def not_disturbed(devices: Sequence[Device], all_of_type: Sequence[Device], hint: Hint) -> tuple[Device, ...]:
-    """The devices that `exclusivePolicy` allows: unused ones, or those beside which none of their type is in use."""
+def not_disturbed(
+    devices: Sequence[InventoryDevice], all_of_type: Sequence[InventoryDevice], hint: Hint
+) -> tuple[InventoryDevice, ...]:
+    """The devices that `exclusivePolicy` allows: unused ones, or those with none of their type in use next to them."""
     if hint.exclusive_policy == Exclusive.DEVICE:
         return tuple(device for device in devices if not device.busy)
     if hint.exclusive_policy == Exclusive.PCIE:
-        taken = {neighbourhood(device) for device in all_of_type if device.busy}
-        return tuple(device for device in devices if neighbourhood(device) not in taken)
+        taken = {pcie_neighbourhood(device) for device in all_of_type if device.busy}
+        return tuple(device for device in devices if pcie_neighbourhood(device) not in taken)
     return tuple(devices)
 
 
-def neighbourhood(device: Device) -> tuple[str, str | int]:
+def pcie_neighbourhood(device: InventoryDevice) -> tuple[str, str | int]:
     """The key of what a device shares with others on PCIe: the switches, else the root complex, else nothing."""
     place = device.place
     if place is not None and (place.switch or place.pcie):
@@ -146,7 +153,7 @@ def neighbourhood(device: Device) -> tuple[str, str | int]:
     return ("device", device.minor)
 
 
-def fits(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
+def has_requested(candidate: DeviceCandidate, each: Quantities, *, compat: bool) -> bool:
     """Whether a device has what is asked. Koordinator ignores a resource that the device does not have at all."""
     free = candidate.free
     if not any(free.values()):
@@ -154,38 +161,38 @@ def fits(candidate: Candidate, each: Quantities, *, compat: bool) -> bool:
     return all(amount <= free.get(name, amount if compat else 0) for name, amount in each.items())
 
 
-def free_function(candidate: Candidate, hint: Hint) -> Function | None:
+def free_function(candidate: DeviceCandidate, hint: Hint) -> InventoryFunction | None:
     """The unused virtual function with the lowest address, one that an init container left first; None: no such."""
     selector = hint.vf_selector
     device = candidate.device
     unused = (
         function
         for group in device.groups
-        if matches(selector, group.labels)
+        if selector_matches(selector, group.labels)
         for function in group.functions
         if function.bus not in device.used_functions
     )
     return min(unused, key=lambda each: (each.bus not in device.left_functions, each.bus), default=None)
 
 
-def wanted(asked: Asked, kind: DeviceType) -> Wanted:
+def count_wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
     """How many devices of a type are wanted, and what of each. Raises DevicesDoNotFit where the node has none."""
     devices = asked.inventory.by_type[kind]
     if not devices:
-        raise missing(kind)
+        raise refuse_missing_type(kind)
     if kind is DeviceType.GPU:
         gpu = asked.demand.gpu
         assert gpu is not None, "only types that are asked for are looked at"
         return Wanted(gpu.count, gpu.each)
     found = wanted_units(asked, kind)
     if not found.count:
-        raise missing(kind)
+        raise refuse_missing_type(kind)
     if asked.demand.hint(kind).vf_selector is not None and not any(device.groups for device in devices):
-        raise missing(kind, "VirtualFunctions")
+        raise refuse_missing_type(kind, "VirtualFunctions")
     return found
 
 
-def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
+def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
     """
     How many devices are wanted of a type that is asked for in units, and what of each: that depends on the hint.
 
@@ -207,42 +214,42 @@ def wanted_units(asked: Asked, kind: DeviceType) -> Wanted:
     return Wanted(1, each)
 
 
-def all_of(asked: Asked, kind: DeviceType) -> list[Device]:
+def all_of(asked: JointRequest, kind: DeviceType) -> list[InventoryDevice]:
     """The devices that `ApplyForAll` means: healthy ones in the NUMA nodes; with Koordinator all of the node."""
     if not asked.compat:
-        return [device for device in considered(asked, kind) if device.healthy]
+        return [device for device in select_devices(asked, kind) if device.healthy]
     selector = asked.demand.hint(kind).selector
-    return [device for device in asked.inventory.by_type[kind] if matches(selector, device.labels)]
+    return [device for device in asked.inventory.by_type[kind] if selector_matches(selector, device.labels)]
 
 
-# Picking devices of a type one by one along an order, with a virtual function of each where wanted.
+# Takes devices of a type one by one in an order, with a virtual function of each where wanted.
 #
 # Koordinator's order for secondary devices (a7a1b76b): devices on the primary ones' PCIe come first, one of each PCIe
 # in turn, then all others.
 
 
-def by_minor(candidates: Iterable[Candidate], preferred: Collection[int] = ()) -> list[Candidate]:
+def by_minor(candidates: Iterable[DeviceCandidate], preferred: Collection[int] = ()) -> list[DeviceCandidate]:
     """Sorts candidates: the preferred minors first, then by rank."""
-    return sorted(candidates, key=lambda each: (each.minor not in preferred, *rank(each)))
+    return sorted(candidates, key=lambda each: (each.minor not in preferred, *candidate_order_key(each)))
 
 
-def by_preferred_pcie(candidates: Iterable[Candidate], preferred: Collection[str]) -> list[Candidate]:
+def by_preferred_pcie(candidates: Iterable[DeviceCandidate], preferred: Collection[str]) -> list[DeviceCandidate]:
     """Sorts candidates: one of each preferred PCIe in turn, then the others by rank."""
-    ranked = sorted(candidates, key=rank)
+    ranked = sorted(candidates, key=candidate_order_key)
     near = [each for each in ranked if each.pcie in preferred]
     return [*in_turn(near, lambda each: each.pcie), *(each for each in ranked if each.pcie not in preferred)]
 
 
-def in_turn(ranked: Sequence[Candidate], group: Callable[[Candidate], Hashable]) -> list[Candidate]:
+def in_turn(ranked: Sequence[DeviceCandidate], group: Callable[[DeviceCandidate], Hashable]) -> list[DeviceCandidate]:
     """Sorts candidates: the best of each group, by rank, then the second of each, and so on."""
-    groups: dict[Hashable, list[Candidate]] = {}
+    groups: dict[Hashable, list[DeviceCandidate]] = {}
     for each in ranked:
         groups.setdefault(group(each), []).append(each)
     rounds = zip_longest(*groups.values())
-    return list(chain.from_iterable(sorted(filter(None, each), key=rank) for each in rounds))
+    return list(chain.from_iterable(sorted(filter(None, each), key=candidate_order_key) for each in rounds))
 
 
-def rank(candidate: Candidate) -> tuple[bool, int, int]:
+def candidate_order_key(candidate: DeviceCandidate) -> tuple[bool, int, int]:
     """The key that sorts candidates of one type, the best first."""
     return (
         not candidate.device.left,  # one that an init container of the pod left,
@@ -251,22 +258,24 @@ def rank(candidate: Candidate) -> tuple[bool, int, int]:
     )
 
 
-def given(candidate: Candidate, wanted: Wanted, hint: Hint, *, compat: bool) -> Given | None:
+def device_share(candidate: DeviceCandidate, wanted: Wanted, hint: Hint, *, compat: bool) -> DeviceGrant | None:
     """What a pod would get of this device; None if the device does not have enough."""
-    if not fits(candidate, wanted.each, compat=compat):
+    if not has_requested(candidate, wanted.each, compat=compat):
         return None
     if hint.vf_selector is None:
-        return Given(device=candidate.device, resources=wanted.each)
+        return DeviceGrant(device=candidate.device, resources=wanted.each)
     function = free_function(candidate, hint)
-    return Given(device=candidate.device, resources=wanted.each, functions=(function,)) if function else None
+    return DeviceGrant(device=candidate.device, resources=wanted.each, functions=(function,)) if function else None
 
 
-def pick(order: Iterable[Candidate], wanted: Wanted, most: int, hint: Hint, *, compat: bool) -> list[Given]:
+def take_first(
+    order: Iterable[DeviceCandidate], wanted: Wanted, most: int, hint: Hint, *, compat: bool
+) -> list[DeviceGrant]:
     """Gives of the first devices of an order that have enough, at most `most`."""
-    picked: list[Given] = []
+    picked: list[DeviceGrant] = []
     for candidate in order:
         if len(picked) >= most:
             break
-        if (found := given(candidate, wanted, hint, compat=compat)) is not None:
+        if (found := device_share(candidate, wanted, hint, compat=compat)) is not None:
             picked.append(found)
     return picked

@@ -1,13 +1,17 @@
-"""
-Everything a pod asks of a node's devices, understood once: quantities, hints, what is decided jointly, and partitions.
-"""
+"""Reads everything that a pod asks of a node's devices: quantities, hints, joint allocation, and partitions."""
 
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from topoalign.core.deviceshare.annotations import NO_HINT, Hint, PartitionSpec, path, read_annotations
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.annotations import (
+    NO_HINT,
+    Hint,
+    PartitionSpec,
+    device_annotation_path,
+    read_annotations,
+)
+from topoalign.core.deviceshare.koordinator_names import (
     ALLOCATED_ANNOTATION,
     ANNOTATIONS,
     DEVICE_PREFIX,
@@ -24,19 +28,19 @@ from topoalign.core.deviceshare.names import (
     PartitionPolicy,
     Strategy,
 )
-from topoalign.core.deviceshare.quantities import FIELD, GpuDemand, Quantities, by_type, gpu_demand
+from topoalign.core.deviceshare.request_combinations import FIELD, GpuDemand, Quantities, by_type, gpu_demand
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, ResourceName
 from topoalign.core.model.requests import CARDS, GANG, GANG_SIZE
 
 RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, NIC}
-"""What a pod with annotations asks for its devices by."""
+"""The resources by which a pod with annotations asks for devices."""
 
 OWN_DOMAIN = "topoalign.io/"
 OF_USERS = (GANG, GANG_SIZE, CARDS)
 """The annotations in our domain that users write."""
 KNOWN = frozenset((*ANNOTATIONS, ALLOCATED_ANNOTATION, *OF_USERS))
-"""The annotations in the domains looked at; a gang is for the scheduler, and cards are for units of GPUs."""
+"""The annotations in the domains looked at; a gang is for the scheduler, and GPUs are for units of GPUs."""
 
 
 class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +56,7 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
     by_whole_name: bool = False
     """Whether GPUs are asked for as `nvidia.com/gpu`: those that are offered whole under this name."""
     compat: bool = False
-    """Whether Koordinator's answers are wanted, traps included."""
+    """Whether Koordinator's answers are wanted, with its known faults."""
 
     @property
     def gpu(self) -> GpuDemand | None:
@@ -62,7 +66,7 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_shared(self) -> bool:
-        """Whether parts of GPUs are asked for, so that others may have the rest."""
+        """Whether shares of GPUs are asked for, so that others may have the rest."""
         return self.gpu is not None and self.gpu.shared
 
     @property
@@ -97,19 +101,19 @@ def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat:
     asked = by_type(requests)
     if not asked:
         return JointDemand(compat=compat)
-    said = read_annotations(annotations, compat=compat)
-    listed = said.joint.device_types if said.joint is not None else ()
+    annotated = read_annotations(annotations, compat=compat)
+    listed = annotated.joint.device_types if annotated.joint is not None else ()
     joint = [
         DeviceType(kind)
         for kind in listed
-        if kind in asked and said.hints.get(DeviceType(kind), NO_HINT).allocate_strategy != Strategy.APPLY_FOR_ALL
+        if kind in asked and annotated.hints.get(DeviceType(kind), NO_HINT).allocate_strategy != Strategy.APPLY_FOR_ALL
     ]
     return JointDemand(
         requests=asked,
-        hints=said.hints,
+        hints=annotated.hints,
         joint=tuple(joint),
-        required_scope=said.joint.required_scope if said.joint is not None else "",
-        partition=said.partition,
+        required_scope=annotated.joint.required_scope if annotated.joint is not None else "",
+        partition=annotated.partition,
         compat=compat,
     )
 
@@ -121,12 +125,12 @@ def is_joint(annotations: Mapping[str, str]) -> bool:
 
 def needs_co_allocated(annotations: Mapping[str, str]) -> bool:
     """Whether the containers of a pod must not start without the devices that go with their GPUs. Raises InvalidField."""
-    said = read_annotations(annotations, compat=False)
-    return said.joint is not None and said.joint.required_scope == JointScope.SAME_PCIE
+    annotated = read_annotations(annotations, compat=False)
+    return annotated.joint is not None and annotated.joint.required_scope == JointScope.SAME_PCIE
 
 
 def check_keys(annotations: Iterable[str]) -> None:
-    """Raises InvalidField for one about devices that nobody knows: it would have no effect, and was meant to have one."""
+    """Raises InvalidField for an unknown annotation about devices: it would have no effect."""
     for key in annotations:
         if key.startswith((DEVICE_PREFIX, OWN_DOMAIN)) and key not in KNOWN:
             usable = OF_USERS if key.startswith(OWN_DOMAIN) else ANNOTATIONS
@@ -139,7 +143,7 @@ def container_demand(
     annotations: Mapping[str, str], requests: Mapping[ResourceName, int], *, compat: bool = False
 ) -> JointDemand:
     """
-    What a container asks for. Raises InvalidField for annotations and requests that cannot be meant.
+    What a container asks for. Raises InvalidField for invalid annotations and requests.
 
     A whole NIC by a virtual function, as `topoalign.io/nic: 2` with a `vfSelector`, is two functions of two NICs.
     """
@@ -165,19 +169,19 @@ def kubelet_demand(annotations: Mapping[str, str], devices: Mapping[ResourceName
     that come with its GPUs. These are `koordinator.sh/rdma`, which the kubelet passes over; or where it asks for no NICs at
     all and `deviceTypes` names them, one. None: neither GPUs nor NICs, or annotations that are about none of them.
 
-    Raises InvalidField for annotations and requests that cannot be meant.
+    Raises InvalidField for invalid annotations and requests.
     """
     asked = {name: devices[name] for name in (GPU, NIC) if devices.get(name)}
     if not asked:
         return None
-    said = read_annotations(annotations, compat=False)
-    if asked.get(NIC) and said.hints.get(DeviceType.RDMA, NO_HINT).vf_selector is not None:
+    annotated = read_annotations(annotations, compat=False)
+    if asked.get(NIC) and annotated.hints.get(DeviceType.RDMA, NO_HINT).vf_selector is not None:
         raise InvalidField(
-            f"{path(HINT_ANNOTATION)}.{DeviceType.RDMA}.vfSelector",
+            f"{device_annotation_path(HINT_ANNOTATION)}.{DeviceType.RDMA}.vfSelector",
             f"has no effect on {NIC}, of which a kubelet gives whole devices",
             f"ask for {RDMA} instead, or leave NICs out of the limits and name them in deviceTypes",
         )
-    types = said.joint.device_types if said.joint is not None else ()
+    types = annotated.joint.device_types if annotated.joint is not None else ()
     units = ResourceName(RDMA)
     if asked.get(GPU) and devices.get(units):
         asked[units] = devices[units]
@@ -191,6 +195,8 @@ def in_units(requests: Mapping[ResourceName, int]) -> dict[str, int]:
     units = {str(name): amount for name, amount in requests.items() if name != NIC}
     if requests.get(NIC):
         if units.get(RDMA):
-            raise InvalidField(f"{FIELD}[{RDMA}]", f"asked for beside {NIC}", "ask for NICs under one of the two names")
+            raise InvalidField(
+                f"{FIELD}[{RDMA}]", f"asked for together with {NIC}", "ask for NICs under one of the two names"
+            )
         units[RDMA] = requests[NIC] * WHOLE
     return units

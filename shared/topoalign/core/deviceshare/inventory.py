@@ -1,8 +1,8 @@
 """
-The devices of a node as joint allocation sees them: where they sit, what they have, and what of it is used.
+Describes the devices of a node for joint allocation: where they are, what they have, and what of it is used.
 
-It is made of a node's state (`node_inventory`). The types are named as the field's words have it; encoded they are named
-as in Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object is decoded as it is.
+It is built from a node's state (`node_inventory`). The types have the usual names of the field; encoded they are
+named as in Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object is decoded as it is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,14 +11,14 @@ from functools import cached_property
 
 import msgspec
 
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 
 ANYWHERE = -1
-"""The NUMA node of a device of which it is not known."""
+"""The NUMA node of a device whose NUMA node is not known."""
 
 
-class Place(msgspec.Struct, frozen=True, rename={"node": "nodeID", "pcie": "pcieID"}):
-    """Where a device sits. Ids are compared, never read; an empty one is not known."""
+class DeviceLocation(msgspec.Struct, frozen=True, rename={"node": "nodeID", "pcie": "pcieID"}):
+    """Where a device is. Ids are compared, never parsed; an empty one is not known."""
 
     node: int = ANYWHERE
     pcie: str = ""
@@ -27,17 +27,17 @@ class Place(msgspec.Struct, frozen=True, rename={"node": "nodeID", "pcie": "pcie
     """The switches below one root port: devices there reach one another without the host bridge (PIX, PXB)."""
 
 
-def switch(place: Place) -> str:
+def pcie_switch_id(place: DeviceLocation) -> str:
     """The switches of a place; empty: unknown."""
     return place.switch
 
 
-def root_complex(place: Place) -> str:
+def root_complex(place: DeviceLocation) -> str:
     """The root complex of a place; empty: unknown."""
     return place.pcie
 
 
-class Function(msgspec.Struct, frozen=True, rename={"bus": "busID"}):
+class InventoryFunction(msgspec.Struct, frozen=True, rename={"bus": "busID"}):
     """An SR-IOV virtual function of a NIC."""
 
     bus: str
@@ -49,10 +49,10 @@ class FunctionGroup(msgspec.Struct, frozen=True, rename={"functions": "vfs"}):
     """Virtual functions of a device that have the same labels."""
 
     labels: dict[str, str] = {}
-    functions: tuple[Function, ...] = ()
+    functions: tuple[InventoryFunction, ...] = ()
 
 
-class Device(
+class InventoryDevice(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -67,7 +67,7 @@ class Device(
     id: str = ""
     healthy: bool = True
     labels: dict[str, str] = {}
-    place: Place | None = None
+    place: DeviceLocation | None = None
     resources: dict[str, int] = {}
     groups: tuple[FunctionGroup, ...] = ()
     used: dict[str, int] = {}
@@ -112,10 +112,10 @@ HOPPER_TABLE: Table = {
 """Koordinator's own for nodes with eight of these, where the Device has none."""
 
 
-class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class NodeInventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All devices of a node, with its partition table and how it is applied."""
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[InventoryDevice, ...] = ()
     table: Table | None = None
     honored: bool = False
     """Whole GPUs are given as partitions of the table or not at all."""
@@ -123,18 +123,18 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The node's secondary devices are enough for every choice of primary ones, so a first look may leave them out."""
 
     @cached_property
-    def by_type(self) -> Mapping[DeviceType, tuple[Device, ...]]:
+    def by_type(self) -> Mapping[DeviceType, tuple[InventoryDevice, ...]]:
         """Type -> its devices, by minor."""
         ordered = sorted(self.devices, key=lambda device: device.minor)
         return {kind: tuple(device for device in ordered if device.kind is kind) for kind in DeviceType}
 
-    def booked(
+    def with_used(
         self,
         kind: DeviceType,
         minor: int,
         resources: Mapping[str, int],
         functions: Iterable[str] = (),
-    ) -> "Inventory":
+    ) -> "NodeInventory":
         """Returns the inventory with this much more of a device in use. Ignores devices that do not exist."""
         devices = tuple(
             msgspec.structs.replace(

@@ -1,5 +1,6 @@
 """
-Label selectors, with which hints choose among devices and among groups of virtual functions (Kubernetes, LabelSelector).
+Evaluates label selectors, with which hints choose among devices and among groups of virtual functions (Kubernetes,
+LabelSelector).
 """
 
 import re
@@ -46,12 +47,12 @@ class LabelSelector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
         )
 
 
-def matches(selector: LabelSelector | None, labels: Labels) -> bool:
+def selector_matches(selector: LabelSelector | None, labels: Labels) -> bool:
     """Whether a selector matches these labels; without a selector everything matches."""
     return selector is None or selector.matches(labels)
 
 
-def fault(selector: LabelSelector, *, compat: bool) -> str | None:
+def selector_fault(selector: LabelSelector, *, compat: bool) -> str | None:
     """Returns what is wrong with a selector, or None. Koordinator ignores `matchLabels` without expressions."""
     if compat and not selector.match_expressions:
         return None

@@ -1,5 +1,5 @@
 """
-Joint allocation on a node that topoalign knows: from a container's requests and its pod's annotations to device ids.
+Allocates devices jointly on a node: from a container's requests and its pod's annotations to device ids.
 
 `nvidia.com/gpu` and `topoalign.io/nic` are whole devices; Koordinator's own resources can be asked for as well. A share of a
 GPU is so many units of a GPU that is offered in units (`node_units`). By Koordinator's names whole GPUs are those that are
@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.allocate import Allocation, allocate
-from topoalign.core.deviceshare.candidates import Asked, Chooser, Given, Wanted, wanted
+from topoalign.core.deviceshare.candidates import Chooser, DeviceGrant, JointRequest, Wanted, count_wanted
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.names import CORE, FUNCTION, RATIO, RDMA, DeviceType, Strategy
-from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, gpus_in_units, ids_of, inventory_of
-from topoalign.core.deviceshare.node_units import GpuUnits, amount_of, names_of_units, units_to_give
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, SharesNeedUnits
-from topoalign.core.deviceshare.scores import Packing, Scorer
+from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer
+from topoalign.core.deviceshare.joint_allocation import Allocation, allocate_all_types
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, SharesNeedUnits
+from topoalign.core.deviceshare.koordinator_names import CORE, FUNCTION, RATIO, RDMA, DeviceType, Strategy
+from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, device_ids, gpus_in_units, inventory_of
+from topoalign.core.deviceshare.node_units import GpuUnits, amount_of_each_gpu, unit_resources_by_gpu, units_to_give
 from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
@@ -29,10 +29,10 @@ from topoalign.core.state.fold import NodeState
 RESOURCE = {DeviceType.GPU: GPU, DeviceType.RDMA: NIC}
 """Under which resource devices of a type are held that are given whole. There are no others on a node of ours."""
 
-LEAST_LEFT = Scorer(Packing.MOST_ALLOCATED, {CORE: 1, RATIO: 1})
-"""A share goes beside other shares."""
-AS_KOORDINATOR = Scorer()
-"""As its scheduler reserves a share where its configuration says nothing else: where the most is left."""
+LEAST_LEFT = DeviceScorer(DevicePacking.MOST_ALLOCATED, {CORE: 1, RATIO: 1})
+"""A share goes to a GPU that has other shares."""
+AS_KOORDINATOR = DeviceScorer()
+"""As its scheduler reserves a share where its configuration sets nothing else: where the most is left."""
 
 
 class ContainerDevices(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class ContainerDevices(msgspec.Struct, frozen=True):
 
 def check_shares_offered(topology: Topology, demand: JointDemand) -> None:
     """Raises SharesNeedUnits where parts of GPUs are asked for and no GPU is offered in units."""
-    if demand.is_shared and not names_of_units(topology):
+    if demand.is_shared and not unit_resources_by_gpu(topology):
         raise SharesNeedUnits
 
 
@@ -56,7 +56,7 @@ def takes_units(topology: Topology, demand: JointDemand) -> bool:
     """Whether the GPUs that are asked for are given in units: parts of them, or whole ones where none are offered so."""
     if demand.gpu is None or demand.is_shared:
         return demand.is_shared
-    if demand.by_whole_name or not names_of_units(topology):
+    if demand.by_whole_name or not unit_resources_by_gpu(topology):
         return False
     return topology.devices.get(GPU, NO_DEVICES).keys().isdisjoint(topology.gpu_by_id)
 
@@ -65,22 +65,26 @@ def resources_given(topology: Topology, demand: JointDemand) -> frozenset[Resour
     """The resources under which a container holds what it is given together."""
     if not takes_units(topology, demand):
         return frozenset(RESOURCE.values())
-    return frozenset(name for names in names_of_units(topology).values() for name in names.values()) | {NIC}
+    return frozenset(name for names in unit_resources_by_gpu(topology).values() for name in names.values()) | {NIC}
 
 
-def asked_of(state: NodeState, demand: JointDemand, left: LeftOver = NOTHING, chooser: Chooser | None = None) -> Asked:
+def put_demand_to_node(
+    state: NodeState, demand: JointDemand, left: LeftOver = NOTHING, chooser: Chooser | None = None
+) -> JointRequest:
     """A demand put to a node, on all of its NUMA nodes. The `chooser` is for whole GPUs."""
     by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
     shared = demand.is_shared
     units = units_to_give(state, left.devices) if takes_units(state.hardware, demand) else None
     gpus = None if units is None else gpus_in_units(state, units, shared=shared)
-    asked = Asked(demand=demand, inventory=inventory_of(state, left, by_function=by_function, gpus=gpus), units=units)
+    asked = JointRequest(
+        demand=demand, inventory=inventory_of(state, left, by_function=by_function, gpus=gpus), units=units
+    )
     if shared:
         return msgspec.structs.replace(asked, scorer=AS_KOORDINATOR if demand.compat else LEAST_LEFT)
     return msgspec.structs.replace(asked, chooser=chooser)
 
 
-def joint_devices(asked: Asked, affinity: Mask | None, *, spill: bool = False) -> ContainerDevices:
+def joint_devices(asked: JointRequest, affinity: Mask | None, *, spill: bool = False) -> ContainerDevices:
     """
     All GPUs and NICs of a container, on the NUMA nodes of `affinity` (None: anywhere).
 
@@ -89,20 +93,20 @@ def joint_devices(asked: Asked, affinity: Mask | None, *, spill: bool = False) -
     """
     nodes = None if affinity is None else frozenset(nodes_of(affinity))
     try:
-        return named(asked, allocate(msgspec.structs.replace(asked, nodes=nodes)))
+        return devices_by_id(asked, allocate_all_types(msgspec.structs.replace(asked, nodes=nodes)))
     except DevicesDoNotFit:
         if affinity is None or not spill:
             raise
-        return named(asked, allocate(msgspec.structs.replace(asked, nodes=None)))
+        return devices_by_id(asked, allocate_all_types(msgspec.structs.replace(asked, nodes=None)))
 
 
-def named(asked: Asked, given: Allocation) -> ContainerDevices:
+def devices_by_id(asked: JointRequest, given: Allocation) -> ContainerDevices:
     """What is given, by ids instead of minors."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     for kind, parts in given.items():
-        ids = ids_of(part.device for part in parts)
+        ids = device_ids(part.device for part in parts)
         if asked.units is not None and kind is DeviceType.GPU:
-            devices |= units_of(asked, asked.units, ids)
+            devices |= units_of_gpus(asked, asked.units, ids)
         else:
             devices[RESOURCE[kind]] = ids
     return ContainerDevices(
@@ -116,8 +120,8 @@ def named(asked: Asked, given: Allocation) -> ContainerDevices:
     )
 
 
-def units_of(
-    asked: Asked, units: Mapping[DeviceID, GpuUnits], gpus: Sequence[DeviceID]
+def units_of_gpus(
+    asked: JointRequest, units: Mapping[DeviceID, GpuUnits], gpus: Sequence[DeviceID]
 ) -> dict[ResourceName, tuple[DeviceID, ...]]:
     """The units that a container gets of these GPUs."""
     assert asked.demand.gpu is not None, "GPUs are given to whoever asks for some"
@@ -128,30 +132,30 @@ def units_of(
     return found
 
 
-def is_function(given: Given | Wanted) -> bool:
+def is_function(given: DeviceGrant | Wanted) -> bool:
     """Whether of the NIC only a function is meant."""
-    units = given.resources if isinstance(given, Given) else given.each
+    units = given.resources if isinstance(given, DeviceGrant) else given.each
     return units.get(RDMA) == FUNCTION
 
 
-def holds(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool:
+def holds_demanded(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool:
     """
     Whether a container that holds this holds what it asks for: exactly as many GPUs, or as much of each of as many, and NICs
     as many or more, because it may have been given one for each place where it has GPUs.
     """
-    asked = asked_of(state, demand)
+    asked = put_demand_to_node(state, demand)
     try:
         return all(holds_of(asked, kind, held) for kind in RESOURCE)
     except DevicesDoNotFit:
         return False  # the node has none of them any more
 
 
-def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
-    """`holds` for the devices of one type. Raises DevicesDoNotFit where the node has none of them."""
+def holds_of(asked: JointRequest, kind: DeviceType, held: ContainerDevices) -> bool:
+    """`holds_demanded` for the devices of one type. Raises DevicesDoNotFit where the node has none of them."""
     devices = held.devices.get(RESOURCE[kind], ())
     if kind not in asked.demand.requests:
         return not devices
-    want = wanted(asked, kind)
+    want = count_wanted(asked, kind)
     hint = asked.demand.hint(kind)
     if kind is DeviceType.GPU:
         return len(devices) == want.count if asked.units is None else holds_units(asked, asked.units, held)
@@ -160,13 +164,16 @@ def holds_of(asked: Asked, kind: DeviceType, held: ContainerDevices) -> bool:
     return len(devices) >= least and functions == {*held.functions}
 
 
-def holds_units(asked: Asked, units: Mapping[DeviceID, GpuUnits], held: ContainerDevices) -> bool:
-    """`holds` for GPUs that are given in units."""
+def holds_units(asked: JointRequest, units: Mapping[DeviceID, GpuUnits], held: ContainerDevices) -> bool:
+    """`holds_demanded` for GPUs that are given in units."""
     gpu = asked.demand.gpu
     amounts = amounts_of(unit for some in held.devices.values() for unit in some)
     return (
         gpu is not None
         and GPU not in held.devices
         and len(amounts) == gpu.count
-        and all(each in units and amount == amount_of(gpu, units[each].all_blocks) for each, amount in amounts.items())
+        and all(
+            each in units and amount == amount_of_each_gpu(gpu, units[each].all_blocks)
+            for each, amount in amounts.items()
+        )
     )

@@ -1,5 +1,5 @@
 """
-The inventory of a node from what topoalign knows of it: its topology, the health of its devices, and what is allocated.
+Builds the inventory of a node from its topology, the health of its devices, and what is allocated.
 
 A device that an allocation holds is used as a whole, unless the allocation holds only virtual functions of it: such a
 NIC has its other functions to give, and is not given as a whole. Of a GPU in units (`node_units`) what is not left is used.
@@ -14,20 +14,20 @@ from topoalign.core.deviceshare.inventory import (
     ANYWHERE,
     HOPPER_TABLE,
     HOPPERS,
-    Device,
-    Function,
+    DeviceLocation,
     FunctionGroup,
-    Inventory,
-    Place,
+    InventoryDevice,
+    InventoryFunction,
+    NodeInventory,
     Table,
 )
-from topoalign.core.deviceshare.names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
-from topoalign.core.deviceshare.node_units import GpuUnits, names_of_units
+from topoalign.core.deviceshare.koordinator_names import CORE, FUNCTION, GPU_BYTES, RATIO, RDMA, WHOLE, DeviceType
+from topoalign.core.deviceshare.node_units import GpuUnits, unit_resources_by_gpu
 from topoalign.core.model.ids import GPU, NIC, DeviceID
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.device_sets import NO_DEVICES
-from topoalign.core.model.topology.links import PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 
 BELOW_A_ROOT_PORT = frozenset({PcieClass.PSB, PcieClass.PIX, PcieClass.PXB})
@@ -49,8 +49,12 @@ NOTHING = LeftOver()
 
 
 def inventory_of(
-    state: NodeState, left: LeftOver = NOTHING, *, by_function: bool = False, gpus: Sequence[Device] | None = None
-) -> Inventory:
+    state: NodeState,
+    left: LeftOver = NOTHING,
+    *,
+    by_function: bool = False,
+    gpus: Sequence[InventoryDevice] | None = None,
+) -> NodeInventory:
     """
     Builds the inventory of a node's GPUs and NICs from its state.
 
@@ -59,20 +63,22 @@ def inventory_of(
     `gpus`: what GPUs there are; None: those that are offered whole.
     """
     topology = state.hardware
-    places = places_of(topology)
+    places = locate_devices(topology)
     held = state.ownership.held_whole.difference(left.devices)
     functions_held = state.ownership.functions_in_use.difference(left.functions)
 
-    def device(found: Gpu | Nic, kind: DeviceType, labels: dict[str, str], resources: dict[str, int]) -> Device:
+    def device(
+        found: Gpu | Nic, kind: DeviceType, labels: dict[str, str], resources: dict[str, int]
+    ) -> InventoryDevice:
         functions = found.virtual_functions if isinstance(found, Nic) else ()
-        group = FunctionGroup(labels, tuple(Function(each.pci, i) for i, each in enumerate(functions)))
+        group = FunctionGroup(labels, tuple(InventoryFunction(each.pci, i) for i, each in enumerate(functions)))
         addresses = frozenset(each.pci for each in functions)
         in_use = addresses & functions_held
         left_here = addresses.intersection(left.functions)
         used = resources if found.id in held or in_use else {}
         if by_function and in_use and found.id not in held:
             used = {RDMA: WHOLE - FUNCTION}
-        return Device(
+        return InventoryDevice(
             kind=kind,
             minor=found.index,
             id=found.id,
@@ -94,14 +100,14 @@ def inventory_of(
     nics = [
         device(nic, DeviceType.RDMA, nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics if nic.id in offered[1]
     ]
-    return Inventory(devices=(*gpus, *nics), table=table_of(topology))
+    return NodeInventory(devices=(*gpus, *nics), table=koordinator_partition_table(topology))
 
 
-def gpus_in_units(state: NodeState, units: Mapping[DeviceID, GpuUnits], *, shared: bool) -> list[Device]:
+def gpus_in_units(state: NodeState, units: Mapping[DeviceID, GpuUnits], *, shared: bool) -> list[InventoryDevice]:
     """The GPUs in units, of which parts are asked for (`shared`), or whole ones. `units`: what may be given of each."""
-    places = places_of(state.hardware)
+    places = locate_devices(state.hardware)
     return [
-        Device(
+        InventoryDevice(
             kind=DeviceType.GPU,
             minor=gpu.index,
             id=gpu.id,
@@ -124,55 +130,55 @@ def gpu_resources(gpu: Gpu) -> dict[str, int]:
 
 def gpu_labels(gpu: Gpu) -> dict[str, str]:
     """The labels of a GPU: `model`, where its name is known."""
-    return {"model": label(gpu.name)} if gpu.name else {}
+    return {"model": to_label_value(gpu.name)} if gpu.name else {}
 
 
 def nic_labels(nic: Nic) -> dict[str, str]:
     """The labels of a NIC: `name`, and `linkLayer` and `state` where known. The state is ACTIVE if one port is."""
-    labels = {"name": label(nic.id)}
+    labels = {"name": to_label_value(nic.id)}
     layers = [port.link_layer for port in nic.ports if port.link_layer]
     states = [port.state for port in nic.ports if port.state]
     if layers:
-        labels["linkLayer"] = label(layers[0])
+        labels["linkLayer"] = to_label_value(layers[0])
     if states:
-        labels["state"] = "ACTIVE" if "ACTIVE" in states else label(states[0])
+        labels["state"] = "ACTIVE" if "ACTIVE" in states else to_label_value(states[0])
     return labels
 
 
-def label(text: str) -> str:
+def to_label_value(text: str) -> str:
     """Turns text into the value of a label: `NVIDIA-H100-80GB-HBM3`."""
     return _NOT_IN_LABELS.sub("-", text)[:63].strip("-_.")
 
 
-def table_of(topology: Topology) -> Table | None:
+def koordinator_partition_table(topology: Topology) -> Table | None:
     """Koordinator's own partition table, if the machine is eight of its GPUs behind NVSwitches; else None."""
     hopper = all(gpu.nvswitch_links and _HOPPER.search(gpu.name) for gpu in topology.gpus)
     return HOPPER_TABLE if hopper and [gpu.index for gpu in topology.gpus] == [*range(8)] else None
 
 
-@made_once
-def places_of(topology: Topology) -> Mapping[DeviceID, Place]:
+@computed_once
+def locate_devices(topology: Topology) -> Mapping[DeviceID, DeviceLocation]:
     """
     GPU or NIC -> where it is, by the bridges above it; by its links to others where the bridges are not known.
 
     A device of which nothing is known is absent.
     """
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
-    switches = connected(topology, BELOW_A_ROOT_PORT)
-    complexes = connected(topology, BELOW_A_ROOT_COMPLEX)
-    places: dict[DeviceID, Place] = {}
+    switches = group_by_links(topology, BELOW_A_ROOT_PORT)
+    complexes = group_by_links(topology, BELOW_A_ROOT_COMPLEX)
+    places: dict[DeviceID, DeviceLocation] = {}
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     for device in devices:
-        chain = above(device.bridge, parents)
+        chain = bridges_above(device.bridge, parents)
         pcie = chain[0] if chain else complexes.get(device.id, "")
         switch = (chain[1] if len(chain) > 1 else "") if chain else switches.get(device.id, "")
-        node = node_of(topology, device)
+        node = listed_numa_node(topology, device)
         if pcie or node != ANYWHERE:
-            places[device.id] = Place(node, pcie, switch)
+            places[device.id] = DeviceLocation(node, pcie, switch)
     return places
 
 
-def above(bridge: str | None, parents: Mapping[str, str | None]) -> list[str]:
+def bridges_above(bridge: str | None, parents: Mapping[str, str | None]) -> list[str]:
     """The bridges above a device, the host bridge first."""
     chain: list[str] = []
     while bridge is not None and bridge not in chain:
@@ -181,7 +187,7 @@ def above(bridge: str | None, parents: Mapping[str, str | None]) -> list[str]:
     return chain[::-1]
 
 
-def connected(topology: Topology, classes: Collection[PcieClass]) -> Mapping[DeviceID, str]:
+def group_by_links(topology: Topology, classes: Collection[PcieClass]) -> Mapping[DeviceID, str]:
     """Device -> a name of the group it is in by links of these classes; devices without a known link are absent."""
     known = [link for link in topology.links if link.pcie is not None]
     groups: dict[DeviceID, set[DeviceID]] = {each: {each} for link in known for each in (link.a, link.b)}
@@ -192,14 +198,14 @@ def connected(topology: Topology, classes: Collection[PcieClass]) -> Mapping[Dev
     return {device: f"with {min(group)}" for device, group in groups.items()}
 
 
-def node_of(topology: Topology, device: Gpu | Nic) -> int:
+def listed_numa_node(topology: Topology, device: Gpu | Nic) -> int:
     """The NUMA node that a device is listed with; ANYWHERE if unknown, or if it is offered neither whole nor in units."""
     listed = topology.devices.get(GPU if isinstance(device, Gpu) else NIC, NO_DEVICES)
-    in_units = device.id in names_of_units(topology)
+    in_units = device.id in unit_resources_by_gpu(topology)
     nodes = topology.listed_nodes(device.numa_affinity) if in_units else listed.get(device.id)
     return nodes[0] if nodes else ANYWHERE
 
 
-def ids_of(devices: Iterable[Device]) -> tuple[DeviceID, ...]:
+def device_ids(devices: Iterable[InventoryDevice]) -> tuple[DeviceID, ...]:
     """The device ids of these devices, in their order."""
     return tuple(DeviceID(device.id) for device in devices)

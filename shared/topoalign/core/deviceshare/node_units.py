@@ -1,5 +1,5 @@
 """
-GPUs in units as joint allocation sees them: a share of a GPU by Koordinator's names is so many of its units.
+Converts shares of GPUs by Koordinator's names to units of the GPUs that a node offers.
 
 Computing time is in hundredths on both sides. Memory is in blocks of 256 MiB: bytes are rounded up to whole blocks, and
 hundredths of the memory down, to one block at least, so that two halves fit on a GPU. Whole GPUs are all units of GPUs of
@@ -9,21 +9,21 @@ which nobody has any. Example, of a GPU with 318 blocks:
     koordinator.sh/gpu-memory: 10Gi    40 blocks
     koordinator.sh/gpu: 100            100 units of computing time, 318 blocks
 
-What is true of units is true of these, too: nothing is left of a GPU of which all computing time is held, and who has all
+The rules of units apply: nothing is left of a GPU of which all computing time is held, and who has all
 of it has the GPU alone.
 """
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from topoalign.core.deviceshare.names import CORE, GPU_BYTES, RATIO, WHOLE
-from topoalign.core.deviceshare.quantities import GpuDemand
+from topoalign.core.deviceshare.koordinator_names import CORE, GPU_BYTES, RATIO, WHOLE
+from topoalign.core.deviceshare.request_combinations import GpuDemand
 from topoalign.core.model.holdings import Amount, UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import units_offered
 
@@ -68,15 +68,15 @@ class GpuUnits(NamedTuple):
 
     def given(self, gpu: GpuDemand) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """The units that a container gets of the GPU, which has enough."""
-        amount = amount_of(gpu, self.all_blocks)
+        amount = amount_of_each_gpu(gpu, self.all_blocks)
         found = {
-            self.names["cores"]: first_of(self.cores, self.left, amount.cores),
-            self.names["memory"]: first_of(self.blocks, self.left, amount.memory // MEMORY_BLOCK),
+            self.names["cores"]: take_first_units(self.cores, self.left, amount.cores),
+            self.names["memory"]: take_first_units(self.blocks, self.left, amount.memory // MEMORY_BLOCK),
         }
         return {name: tuple(units) for name, units in found.items() if units}
 
 
-def amount_of(gpu: GpuDemand, all_blocks: int) -> Amount:
+def amount_of_each_gpu(gpu: GpuDemand, all_blocks: int) -> Amount:
     """What a demand comes to of each GPU, one with so many blocks of memory."""
     if not gpu.shared:
         return Amount(cores=CORES, memory=all_blocks * MEMORY_BLOCK)
@@ -85,14 +85,14 @@ def amount_of(gpu: GpuDemand, all_blocks: int) -> Amount:
     return Amount(cores=gpu.each.get(CORE, 0), memory=max(1, blocks) * MEMORY_BLOCK)
 
 
-def first_of(units: DeviceSet, before: Collection[DeviceID], amount: int) -> DeviceSet:
+def take_first_units(units: DeviceSet, before: Collection[DeviceID], amount: int) -> DeviceSet:
     """So many of the units, in the hardware's order, but those that come before others first."""
     first = (units & units.devices.some(before)).first(amount)
     return first | (units - first).first(amount - len(first))
 
 
-@made_once
-def names_of_units(topology: Topology) -> Mapping[DeviceID, Mapping[UnitKind, ResourceName]]:
+@computed_once
+def unit_resources_by_gpu(topology: Topology) -> Mapping[DeviceID, Mapping[UnitKind, ResourceName]]:
     """GPU in units -> kind -> the resource under which its units are handed out."""
     found: dict[DeviceID, dict[UnitKind, ResourceName]] = {}
     for offer in topology.offered:
@@ -106,7 +106,7 @@ def units_to_give(state: NodeState, left: Collection[DeviceID]) -> Mapping[Devic
     """GPU in units -> the units of it that may be given. `left`: what init containers of the pod left."""
     topology = state.hardware
     ownership = state.ownership
-    by_gpu = names_of_units(topology)
+    by_gpu = unit_resources_by_gpu(topology)
     found = dict[DeviceID, GpuUnits]()
     devices = {name: topology.devices[name] for names in by_gpu.values() for name in names.values()}
     again = {name: each.some(left) & ownership.usable(name) for name, each in devices.items()}

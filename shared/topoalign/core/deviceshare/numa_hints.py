@@ -1,8 +1,8 @@
 """
-On which NUMA nodes a pod's devices could be: hints for all its device types at once, by trying every set of nodes.
+Computes NUMA hints for all device types of a pod at once, by trying every set of NUMA nodes.
 
 Rules of koordinator a7a1b76b (deviceshare, topology hints). A hint is preferred if no narrower one is possible. Its score
-says whether the GPUs are those that would be chosen on the whole machine.
+shows whether the GPUs are those that would be chosen on the whole machine.
 """
 
 from collections import Counter
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.allocate import Allocation, allocate, types_to_give
-from topoalign.core.deviceshare.candidates import Asked, wanted
+from topoalign.core.deviceshare.candidates import JointRequest, count_wanted
 from topoalign.core.deviceshare.inventory import ANYWHERE
-from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, Status
+from topoalign.core.deviceshare.joint_allocation import Allocation, allocate_all_types, types_to_give
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.model.errors import NoFit, TooMuchWork
 from topoalign.core.model.topology.bitmask import masks_by_size, nodes_of
 
@@ -35,7 +35,7 @@ class NumaHint(msgspec.Struct, frozen=True):
     score: int
 
 
-def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
+def numa_hints(asked: JointRequest) -> Mapping[DeviceType, Sequence[NumaHint]]:
     """
     Finds type -> hints, the narrowest first; equal for all types. Empty where no device is on a known NUMA node.
 
@@ -49,9 +49,9 @@ def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
             f"hints over {len(nodes)} NUMA nodes", f"ask on machines with devices on at most {MOST_NODES} NUMA nodes"
         )
     everywhere = msgspec.structs.replace(asked, nodes=frozenset(nodes))
-    if not has_enough(everywhere):
-        raise DevicesDoNotFit("Insufficient NUMA Scoped Devices", Status.UNRESOLVABLE)
-    whole = gpu_minors(allocate(everywhere))
+    if not has_enough_devices(everywhere):
+        raise DevicesDoNotFit("Insufficient NUMA Scoped Devices", FrameworkStatus.UNRESOLVABLE)
+    whole = gpu_minors(allocate_all_types(everywhere))
     found: list[tuple[tuple[int, ...], int]] = []
     for mask in masks_by_size(nodes):
         inside = msgspec.structs.replace(asked, nodes=frozenset(nodes_of(mask)))
@@ -63,13 +63,13 @@ def numa_hints(asked: Asked) -> Mapping[DeviceType, Sequence[NumaHint]]:
     return dict.fromkeys(types_to_give(asked), hints)
 
 
-def has_enough(asked: Asked) -> bool:
+def has_enough_devices(asked: JointRequest) -> bool:
     """
     Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector
-    says. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `wanted`
+    selects. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `count_wanted`
     does.
     """
-    wants = {kind: wanted(asked, kind).count for kind in types_to_give(asked)}
+    wants = {kind: count_wanted(asked, kind).count for kind in types_to_give(asked)}
     totals = Counter(
         device.kind
         for device in asked.inventory.devices
@@ -78,10 +78,10 @@ def has_enough(asked: Asked) -> bool:
     return not any(0 < totals[kind] < count for kind, count in wants.items())
 
 
-def possible_gpus(asked: Asked) -> tuple[int, ...] | None:
+def possible_gpus(asked: JointRequest) -> tuple[int, ...] | None:
     """Minors of the GPUs that would be chosen on these NUMA nodes; None if the pod's devices cannot be had there."""
     try:
-        return gpu_minors(allocate(asked)) if has_enough(asked) else None
+        return gpu_minors(allocate_all_types(asked)) if has_enough_devices(asked) else None
     except TooMuchWork:
         raise
     except NoFit:

@@ -1,7 +1,7 @@
 """
-Why a pod fits on no node of a cluster, and where it would fit: questions about all nodes at once, for people.
+Explains why a pod fits on no node of a cluster, and where it would fit.
 
-`records` has what is known of each node as facts, which can be kept in a file; `nodes` what the kubelet of each would say;
-`diagnosis` the answer: the nodes that would admit the pod, the reasons of the others, and in `changes` what would make it
-fit; `gangs` counts how many pods of a kind fit at once.
+`node_records` has what is known of each node as facts, which can be kept in a file. `node_decisions` decides for each
+node as its kubelet would. `diagnosis` builds the answer: the nodes that would admit the pod, and the reasons of the
+others. `changes` finds what would make the pod fit.
 """

@@ -1,5 +1,5 @@
 """
-What would make a pod fit that no node admits: the changes that suffice by themselves, the cheapest first.
+Lists the single changes that make a pod fit that no node admits, the cheapest first.
 
 - **less**: of each resource that a single container asks for, the most that some node would admit: devices, whole CPUs, GiB
   of memory. It costs the share that is given up: 3 GPUs instead of 4 cost 0.25;
@@ -14,8 +14,8 @@ from itertools import chain
 import msgspec
 
 from topoalign.core.admission.shortages import OTHER_RULES, smaller_requests
-from topoalign.core.diagnosis.answers import Change, Moved
-from topoalign.core.diagnosis.nodes import Node, Question
+from topoalign.core.diagnosis.cluster_answer import EvictionCandidate, SufficientChange
+from topoalign.core.diagnosis.node_decisions import ClusterQuestion, QueriedNode
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest
@@ -24,21 +24,21 @@ MOST_NODES = 32
 """Nodes on which moves are looked for."""
 
 
-def cheapest_changes(question: Question, refusing: Iterable[Node]) -> list[Change]:
+def cheapest_changes(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> list[SufficientChange]:
     """The changes after which a pod fits that none of these nodes admits, the cheapest first."""
-    found = [*less(question), *moves(question, refusing), *other_rules(question)]
+    found = [*list_smaller_requests(question), *find_cheapest_moves(question, refusing), *other_rules(question)]
     return sorted(found, key=lambda change: change.cost)
 
 
-def less(question: Question) -> Iterator[Change]:
+def list_smaller_requests(question: ClusterQuestion) -> Iterator[SufficientChange]:
     """One change for each resource of which less would do on some node."""
 
-    def admitting(pod: PodRequest) -> list[Node]:
+    def admitting(pod: PodRequest) -> list[QueriedNode]:
         return question.changed(pod=pod).admitting()
 
     for found in smaller_requests(question.pod, lambda pod: bool(admitting(pod))):
         nodes = admitting(found.pod)
-        yield Change(
+        yield SufficientChange(
             text=found.text,
             cost=1 - found.amount / found.asked,
             nodes=len(nodes),
@@ -47,7 +47,7 @@ def less(question: Question) -> Iterator[Change]:
         )
 
 
-def other_rules(question: Question) -> Iterator[Change]:
+def other_rules(question: ClusterQuestion) -> Iterator[SufficientChange]:
     """The strictest rules under which a node would admit the pod."""
     for rules in OTHER_RULES:
         ((key, value),) = rules.items()
@@ -55,7 +55,7 @@ def other_rules(question: Question) -> Iterator[Change]:
         had = {node.name: getattr(question.of(node.kind).demand.rules, key) for node in nodes}
         differing = [node for node in nodes if had[node.name] != value]
         if differing:
-            yield Change(
+            yield SufficientChange(
                 text=f"{key} {value} instead of {had[differing[0].name]} in the kubelet's configuration",
                 cost=1.0,
                 nodes=len(differing),
@@ -65,9 +65,9 @@ def other_rules(question: Question) -> Iterator[Change]:
             return
 
 
-def moves(question: Question, refusing: Iterable[Node]) -> Iterator[Change]:
+def find_cheapest_moves(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> Iterator[SufficientChange]:
     """The cheapest move of all that are found, and on how many nodes one was found."""
-    possible = sorted(refusing, key=lambda node: (shortage(question, node), node.name))
+    possible = sorted(refusing, key=lambda node: (measure_shortage(question, node), node.name))
     found = []
     for node in (node for node in possible if not question.code(node.emptied())):
         found.append(cheapest_move(question, node))
@@ -79,7 +79,7 @@ def moves(question: Question, refusing: Iterable[Node]) -> Iterator[Change]:
         yield msgspec.structs.replace(best, nodes=len(known))
 
 
-def shortage(question: Question, node: Node) -> float:
+def measure_shortage(question: ClusterQuestion, node: QueriedNode) -> float:
     """How much is missing on a node, as shares of what is asked for."""
     demand = question.of(node.kind).demand
     free = node.free.devices
@@ -87,16 +87,16 @@ def shortage(question: Question, node: Node) -> float:
     return sum(max(0, amount - has) / amount for amount, has in wanted)
 
 
-def cheapest_move(question: Question, node: Node) -> Change | None:
+def cheapest_move(question: ClusterQuestion, node: QueriedNode) -> SufficientChange | None:
     """
-    Pods that have to leave this node, none of them in vain. None: nothing suffices.
+    Pods that have to leave this node; each of them is needed. None: nothing suffices.
 
     The one pod that holds the fewest devices and suffices alone; else pods go in this order until the pod fits, and then
     each that is not needed stays, the one with the most devices first.
     """
     wanted = {name: amount for name, amount in question.of(node.kind).demand.devices.items() if amount}
     pods = pods_on(node)
-    order = sorted(pods, key=lambda pod: (held(pods[pod], wanted), pod))
+    order = sorted(pods, key=lambda pod: (count_held(pods[pod], wanted), pod))
 
     def suffice(gone: Sequence[str]) -> bool:
         return not question.code(node.without([each.id for pod in gone for each in pods[pod]]))
@@ -110,9 +110,9 @@ def cheapest_move(question: Question, node: Node) -> Change | None:
     if not gone:
         return None
     moved = tuple(moved_pod(pod, pods[pod]) for pod in gone)
-    devices = sum(held(pods[pod], wanted) for pod in gone)
-    return Change(
-        text=f"move {', '.join(map(told, moved))} from {node.name}",
+    devices = sum(count_held(pods[pod], wanted) for pod in gone)
+    return SufficientChange(
+        text=f"move {', '.join(map(describe_moved, moved))} from {node.name}",
         cost=devices / sum(wanted.values()) if wanted else float(len(gone)),
         nodes=1,
         example=node.name,
@@ -120,7 +120,7 @@ def cheapest_move(question: Question, node: Node) -> Change | None:
     )
 
 
-def pods_on(node: Node) -> dict[str, list[Allocation]]:
+def pods_on(node: QueriedNode) -> dict[str, list[Allocation]]:
     """UID, or `namespace/name` where the node does not know it -> what the pod has. Without pods that are still to come."""
     pods: dict[str, list[Allocation]] = {}
     for name, each in node.state.allocations.items():
@@ -137,12 +137,12 @@ def uid_of(allocation: Allocation) -> str:
     return f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod
 
 
-def held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName, int]) -> int:
+def count_held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName, int]) -> int:
     """How many devices of these resources they hold."""
     return sum(len(each.devices.get(name, ())) for each in allocations for name in wanted)
 
 
-def moved_pod(uid: str, allocations: Iterable[Allocation]) -> Moved:
+def moved_pod(uid: str, allocations: Iterable[Allocation]) -> EvictionCandidate:
     """A pod under its name, where the node knows it."""
     names = (each.owner for each in allocations if each.owner is not None and each.owner.namespace)
     owner = next(names, None)
@@ -150,10 +150,10 @@ def moved_pod(uid: str, allocations: Iterable[Allocation]) -> Moved:
     for each in allocations:
         for name, ids in each.devices.items():
             devices[name] = devices.get(name, 0) + len(ids)
-    return Moved(pod=f"{owner.namespace}/{owner.pod}" if owner is not None else uid, devices=devices)
+    return EvictionCandidate(pod=f"{owner.namespace}/{owner.pod}" if owner is not None else uid, devices=devices)
 
 
-def told(moved: Moved) -> str:
+def describe_moved(moved: EvictionCandidate) -> str:
     """`ml/train (2 nvidia.com/gpu)`."""
     devices = ", ".join(f"{amount} {name}" for name, amount in moved.devices.items())
     return f"{moved.pod} ({devices})" if devices else moved.pod

@@ -1,5 +1,5 @@
 """
-The answer of a whole cluster about a pod.
+Decides about a pod on all nodes of a cluster, and explains the result.
 
 Every node is asked that Kubernetes' constraints leave to the pod. Those that refuse are counted by reason, and the reason
 that matters most comes first: those of nodes that would admit the pod if nobody had anything there, then of nodes that would
@@ -8,7 +8,7 @@ Kubernetes' constraints, then of nodes that never would, then of nodes whose GPU
 have what is asked for; among these the one that most nodes give. So a thousand nodes without GPUs are not the reason why a
 GPU pod waits, if ten with GPUs are full.
 
-The first node of each reason is explained in full (`admission.resolvability`): nobody is advised to wait where that does
+The first node of each reason is explained in full (`admission.resolvability`): waiting is never advised where it does
 not help.
 """
 
@@ -20,10 +20,17 @@ import msgspec
 from topoalign.core.admission.resolvability import UNDECIDED
 from topoalign.core.demand.node_filters import NodeNotAllowed
 from topoalign.core.demand.unserved import not_covered
-from topoalign.core.diagnosis.answers import Answer, Ranked, Reason
 from topoalign.core.diagnosis.changes import cheapest_changes
-from topoalign.core.diagnosis.foreign import REASONS
-from topoalign.core.diagnosis.nodes import NO_CHANGES, Changes, ExcludedNode, Node, Nodes, Question
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, Ranked, RefusalReason
+from topoalign.core.diagnosis.hami_nodes import REASONS
+from topoalign.core.diagnosis.node_decisions import (
+    NO_CHANGES,
+    Changes,
+    ClusterQuestion,
+    ExcludedNode,
+    Nodes,
+    QueriedNode,
+)
 from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Resolvability
@@ -31,8 +38,8 @@ from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.seam import Members
-from topoalign.core.placement.preference import positions, set_scorer
-from topoalign.core.scoring.scorers import Scorer
+from topoalign.core.placement.preference import positions_by_gpu, set_scorer
+from topoalign.core.scoring.scorers import NodeScorer
 
 MOST_EXAMPLES = 3
 FULL = "FullWithThese"
@@ -42,22 +49,22 @@ FULL = "FullWithThese"
 def diagnose(
     nodes: Nodes,
     pod: PodRequest,
-    scorer: Scorer[Any, Any],
+    scorer: NodeScorer[Any, Any],
     changes: Changes = NO_CHANGES,
     pods: int = 1,
     seams: int = 0,
-) -> Answer:
+) -> ClusterAnswer:
     """
-    What the cluster says to so many pods like this one. `changes`: rules that are to differ from those of each kubelet.
-    `seams`: for how many of the best nodes the seam is computed, which takes a whole decision each (0.3 ms).
+    Decides where `count` pods like this one fit in the cluster. `changes`: rules that are to differ from those of each
+    kubelet. `seams`: for how many of the best nodes the seam is computed, which takes a whole decision each (0.3 ms).
 
-    Raises InvalidField for a pod or rules that cannot be meant.
+    Raises InvalidField for an invalid pod or invalid rules.
     """
-    question = Question(nodes, pod, changes)
+    question = ClusterQuestion(nodes, pod, changes)
     codes = {node.name: question.code(node) for node in nodes.asked}
-    admitting = ranked(question, [node for node in nodes.asked if not codes[node.name]], scorer)
+    admitting = rank_nodes(question, [node for node in nodes.asked if not codes[node.name]], scorer)
     refusing = [node for node in nodes.asked if codes[node.name]]
-    taken = placed(question, [node for node, _ in admitting], pods)
+    taken = place_pods(question, [node for node, _ in admitting], pods)
     fit = sum(taken.values())
     reasons = sorted(
         (
@@ -74,7 +81,7 @@ def diagnose(
             reason.finding,  # of nodes that Kubernetes keeps the pod off
         ),
     )
-    return Answer(
+    return ClusterAnswer(
         not_covered=tuple(dict.fromkeys(each for demand in question.demands for each in not_covered(demand))),
         pods=pods,
         fit=fit,
@@ -93,7 +100,9 @@ def diagnose(
 ORDER = tuple(Resolvability)
 
 
-def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) -> list[tuple[Node, int]]:
+def rank_nodes(
+    question: ClusterQuestion, admitting: list[QueriedNode], scorer: NodeScorer[Any, Any]
+) -> list[tuple[QueriedNode, int]]:
     """The nodes with their scores, the best first, equals in the order of the scorer, then by name."""
     needs: dict[object, Any] = {}
     known = []
@@ -116,17 +125,19 @@ def ranked(question: Question, admitting: list[Node], scorer: Scorer[Any, Any]) 
     return [(node, score) for score, _, node in found]
 
 
-def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping[NodeName, str]) -> Iterator[Reason]:
+def reasons_of_refusals(
+    question: ClusterQuestion, refusing: list[QueriedNode], codes: Mapping[NodeName, str]
+) -> Iterator[RefusalReason]:
     """One for each code and resolvability; its first node is decided in full, for the words."""
-    groups: dict[tuple[Resolvability, str], list[Node]] = {}
+    groups: dict[tuple[Resolvability, str], list[QueriedNode]] = {}
     for node in refusing:
-        groups.setdefault((resolvability(question, node), codes[node.name]), []).append(node)
+        groups.setdefault((resolvability_of_node(question, node), codes[node.name]), []).append(node)
     for (prospect, code), nodes in groups.items():
         missing = question.of(nodes[0].kind).missing
         refusal = missing if missing is not None else question.explain(nodes[0])
         if isinstance(refusal, Admission):  # its kubelet would admit the pod, and the registry does not bind it
             refusal = GangFirst()
-        yield Reason(
+        yield RefusalReason(
             code=code,
             resolvability=prospect,
             nodes=len(nodes),
@@ -136,16 +147,16 @@ def reasons_of_refusals(question: Question, refusing: list[Node], codes: Mapping
         )
 
 
-def reasons_excluded(question: Question, excluded: Iterable[ExcludedNode]) -> Iterator[Reason]:
+def reasons_excluded(question: ClusterQuestion, excluded: Iterable[ExcludedNode]) -> Iterator[RefusalReason]:
     """One for each resolvability and each finding: what excludes the nodes."""
     groups: dict[tuple[Resolvability, str], list[ExcludedNode]] = {}
     for each in excluded:
-        prospect = Resolvability.EXCLUDED if each.node is None else resolvability(question, each.node)
+        prospect = Resolvability.EXCLUDED if each.node is None else resolvability_of_node(question, each.node)
         if prospect is Resolvability.IN_USE:
             prospect = Resolvability.EXCLUDED
         groups.setdefault((prospect, each.reason.finding), []).append(each)
     for (prospect, finding), nodes in groups.items():
-        yield Reason(
+        yield RefusalReason(
             code=NodeNotAllowed.code,
             resolvability=prospect,
             nodes=len(nodes),
@@ -155,8 +166,8 @@ def reasons_excluded(question: Question, excluded: Iterable[ExcludedNode]) -> It
         )
 
 
-def resolvability(question: Question, node: Node) -> Resolvability:
-    """What can become of a node that refuses the pod."""
+def resolvability_of_node(question: ClusterQuestion, node: QueriedNode) -> Resolvability:
+    """Whether waiting can help on a node that refuses the pod."""
     if question.of(node.kind).missing is not None:
         return Resolvability.MISSING
     empty = node.emptied()
@@ -167,14 +178,14 @@ def resolvability(question: Question, node: Node) -> Resolvability:
     return Resolvability.NEVER if restored is None or question.code(restored) else Resolvability.UNHEALTHY
 
 
-def reasons_unasked(nodes: Nodes) -> Iterator[Reason]:
-    """One for each code of nodes of which nothing can be told."""
+def reasons_unasked(nodes: Nodes) -> Iterator[RefusalReason]:
+    """One for each code of nodes without an answer."""
     codes: dict[str, list[NodeName]] = {}
     for name, error in nodes.unasked.items():
         codes.setdefault(error.code, []).append(name)
     for code, names in codes.items():
         first = nodes.unasked[names[0]]
-        yield Reason(
+        yield RefusalReason(
             code=code,
             resolvability=Resolvability.FOREIGN if code in REASONS else Resolvability.NOT_KNOWN,
             nodes=len(names),
@@ -184,11 +195,11 @@ def reasons_unasked(nodes: Nodes) -> Iterator[Reason]:
         )
 
 
-def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Reason]:
+def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[RefusalReason]:
     """That nodes have no room for more of the pods, where not all of them fit."""
     if not taken or not is_full:
         return
-    yield Reason(
+    yield RefusalReason(
         code=FULL,
         resolvability=Resolvability.IN_USE,
         nodes=len(taken),
@@ -198,38 +209,38 @@ def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Reason
     )
 
 
-# How many of several like pods fit on the nodes of a cluster at once.
+# Counts how many of several equal pods fit on the nodes of a cluster at once.
 #
 # Each node is filled until it refuses one more. Nodes do not depend on one another, so the sum is the most that fits,
 # as their kubelets decide. A pod is decided in full only where the totals leave room for another one after it.
 
 
-def placed(question: Question, admitting: Iterable[Node], pods: int) -> dict[NodeName, int]:
+def place_pods(question: ClusterQuestion, admitting: Iterable[QueriedNode], pods: int) -> dict[NodeName, int]:
     """Node -> how many of so many pods it takes; the nodes, each of which would admit one, are filled in their order."""
     taken: dict[NodeName, int] = {}
     left = pods
     for node in admitting:
         if not left:
             break
-        taken[node.name] = capacity(question, node, left)
+        taken[node.name] = count_fitting_pods(question, node, left)
         left -= taken[node.name]
     return taken
 
 
-def capacity(question: Question, node: Node, most: int) -> int:
+def count_fitting_pods(question: ClusterQuestion, node: QueriedNode, most: int) -> int:
     """How many pods, at most so many, fit on a node that would admit one."""
     for count in range(1, most):
-        if not leaves_room(question, node):
+        if not totals_allow_second_pod(question, node):
             return count
         decision = question.decide(node)
         assert isinstance(decision, Admission), "the node has been asked"
-        node = node.holding(named(decision, count))
+        node = node.holding(allocations_of_replica(decision, count))
         if question.code(node):
             return count
     return most
 
 
-def leaves_room(question: Question, node: Node) -> bool:
+def totals_allow_second_pod(question: ClusterQuestion, node: QueriedNode) -> bool:
     """Whether the totals are enough for two pods: what the first one keeps, and what the second one needs."""
     demand = question.of(node.kind).demand
     free = node.free
@@ -243,33 +254,33 @@ def leaves_room(question: Question, node: Node) -> bool:
     )
 
 
-def named(decision: Admission, count: int) -> Iterator[Allocation]:
+def allocations_of_replica(decision: Admission, count: int) -> Iterator[Allocation]:
     """The allocations of the n-th pod, under ids that those of the others do not have."""
     for each in decision.allocations:
         yield msgspec.structs.replace(each, id=AllocationID(f"pod {count}/{each.id}"))
 
 
-# The weakest seam of the GPUs that a pod would get on a node.
+# Computes the weakest seam of the GPUs that a pod would get on a node.
 #
 # The kubelet's full decision is computed, so these are the GPUs that it would give, whatever ranks the nodes. Of
 # several containers the weakest seam counts. Plain init containers count only where no other container gets GPUs,
 # because the others take their GPUs over. MIG instances have no traffic between GPUs and thus no seam.
 
 
-def seam_on(question: Question, node: Node) -> str:
+def seam_on(question: ClusterQuestion, node: QueriedNode) -> str:
     """For people: `18 NVLinks, 722 GB/s`. Empty: the node refuses the pod, or no container would get several GPUs."""
     decision = question.decide(node)
     if not isinstance(decision, Admission):
         return ""
-    held = [(each.role, members_of(each, node.announced)) for each in decision.allocations]
+    held = [(each.role, gpu_positions_of_allocation(each, node.announced)) for each in decision.allocations]
     lasting = [members for role, members in held if role != "init" and members]
     several = [members for members in lasting or [members for _, members in held] if len(members) > 1]
     scorer = set_scorer(node.announced.shape)
     return scorer.describe(min(several, key=scorer.seam)) if several else ""
 
 
-def members_of(allocation: Allocation, topology: Topology) -> Members:
+def gpu_positions_of_allocation(allocation: Allocation, topology: Topology) -> Members:
     """The positions of the GPUs that a container has, or has a share of, but for those in MIG mode."""
-    position = positions(topology)
-    cards = {topology.card_of(device) for device in allocation.device_ids}
-    return tuple(sorted(position[gpu.id] for gpu in topology.gpus if gpu.id in cards and gpu.mig is None))
+    position = positions_by_gpu(topology)
+    gpus = {topology.card_of(device) for device in allocation.device_ids}
+    return tuple(sorted(position[gpu.id] for gpu in topology.gpus if gpu.id in gpus and gpu.mig is None))

@@ -1,8 +1,8 @@
 """
-Pods of gangs that are planned to a node, and whether they still fit there after another pod.
+Checks whether pods of gangs that are planned to a node still fit there after another pod.
 
 A kubelet knows nothing of what is planned. So a registry lets a pod come only where all that is planned still fits after it,
-one after the other in the order of the reservations; else it says `GangFirst`. Here it is known of these pods what is
+one after the other in the order of the reservations; else the answer is `GangFirst`. Here it is known of these pods what is
 reserved for them, and not what they ask for: they count as asking for just that, without annotations, and by slots for as
 many. Whether the end of others would lead the pod to their place is not looked at.
 """
@@ -10,7 +10,7 @@ many. Whether the end of others would lead the pod to their place is not looked 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission
@@ -20,7 +20,7 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodR
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import allocations_of
+from topoalign.core.state.node_reservations import reserved_allocations
 
 LEAST: dict[ResourceName, int] = {CPU: 1, MEMORY: 1}
 """What a container of a Guaranteed pod asks for at least."""
@@ -38,13 +38,13 @@ class GangFirst(NoFit):
         )
 
 
-def leaves_room(state: NodeState, demand: PodDemand, planned: Sequence[Reservation]) -> bool:
+def fits_planned_pods(state: NodeState, demand: PodDemand, planned: Sequence[Reservation]) -> bool:
     """Whether all that is planned to a node fits after this pod, which it admits. `state`: with what is reserved as held."""
-    for each in (allocation for reserved in planned for allocation in allocations_of(reserved)):
+    for each in (allocation for reserved in planned for allocation in reserved_allocations(reserved)):
         if each.id in state.allocations:
             state = state.without(each.id)
     for pod in (demand, *demands_of(planned, demand.rules)):
-        decision = decide(as_others(state, pod), pod)
+        decision = decide_demand(as_others(state, pod), pod)
         if not isinstance(decision, Admission):
             return False
         for allocation in decision.allocations:
@@ -53,16 +53,16 @@ def leaves_room(state: NodeState, demand: PodDemand, planned: Sequence[Reservati
 
 
 def demands_of(planned: Sequence[Reservation], rules: AdmissionRules) -> Iterator[PodDemand]:
-    """What the pods ask for; without those of a forged message that cannot be meant."""
+    """What the pods ask for; without the invalid ones of a forged message."""
     for each in planned:
         with suppress(InvalidField):
-            yield read_pod(request_of(each), rules)
+            yield read_pod(pod_request_of_reservation(each), rules)
 
 
-def request_of(reserved: Reservation) -> PodRequest:
+def pod_request_of_reservation(reserved: Reservation) -> PodRequest:
     """A pod that asks for what is reserved: Guaranteed, if some of it are CPUs or memory of its own."""
     least = LEAST if any(each.cpus or each.memory for each in reserved.containers) else {}
-    asked = {place: container_of(each, least) for place, each in enumerate(reserved.containers)}
+    asked = {place: container_request_of_reserved(each, least) for place, each in enumerate(reserved.containers)}
     early = [place for place, each in enumerate(reserved.containers) if each.role != "app"]
     return PodRequest(
         namespace=reserved.namespace,
@@ -72,7 +72,7 @@ def request_of(reserved: Reservation) -> PodRequest:
     )
 
 
-def container_of(reserved: ReservedContainer, least: dict[ResourceName, int]) -> ContainerRequest:
+def container_request_of_reserved(reserved: ReservedContainer, least: dict[ResourceName, int]) -> ContainerRequest:
     """The container that asks for what is reserved for it."""
     amounts = {name: len(ids) for name, ids in reserved.devices.items()}
     if reserved.cpus:

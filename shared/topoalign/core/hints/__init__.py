@@ -1,1 +1,1 @@
-"""Hint providers: where, by CPU, memory or devices, a container could be placed. Names as in the kubelet."""
+"""Hint providers: on which NUMA nodes CPUs, memory or devices for a container are available. Names as in the kubelet."""

@@ -1,26 +1,26 @@
 """
-Where CPUs can be had exclusively (kubelet v1.36.3, CPU manager, policy static).
+Finds the NUMA nodes with enough exclusive CPUs (kubelet v1.36.3, CPU manager, policy static).
 
 Subsets are taken of the NUMA nodes that have CPUs. All CPUs of a pod's finished init containers must lie inside a subset
 for it to count, because the next container is to take them over.
 
-Where CPUs are aligned by socket, a subset is preferred, too, that touches no more sockets than the narrowest would need: the
-nodes of a socket are then as good as one (align-by-socket). Mode `best` takes the narrowest nodes in any case.
+Where CPUs are aligned by socket, a subset is preferred, too, that touches no more sockets than the narrowest would need:
+the nodes of a socket then count as one (align-by-socket). Mode `best` takes the narrowest nodes in any case.
 """
 
 from collections import Counter
 from collections.abc import Sequence, Set
 from itertools import chain
 
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.hints.hint_rules import Supply, hints_from, hints_of_rule
 from topoalign.core.hints.provider import HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_cpus
-from topoalign.core.hints.rules import Supply, hints_from, hints_of_rule
-from topoalign.core.model.hints import HintRule, Hints, Need, ProviderHints, TopologyHint
+from topoalign.core.model.hints import HintRule, Hints, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.model.topology.bitmask import Mask, mask_of
-from topoalign.core.model.topology.cpus import CpuTopology
+from topoalign.core.model.topology.bitmask import Mask, node_mask
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
@@ -45,7 +45,7 @@ def cpu_hints(
     if held and len(held) != requested:
         return ()
     left = frozenset() if held else reusable
-    hints = possible(cpus, held or available, left, requested, mode, machine)
+    hints = cpu_hints_of_count(cpus, held or available, left, requested, mode, machine)
     if not by_socket or not profile_of(mode).aligns_by_socket:
         return hints
     return aligned_by_socket(cpus, hints_of_rule(hints) if isinstance(hints, HintRule) else hints, requested)
@@ -74,15 +74,15 @@ def mask_of_hint(hint: TopologyHint) -> Mask:
     return hint.affinity or 0
 
 
-def possible(
+def cpu_hints_of_count(
     cpus: CpuTopology, available: Set[int], reusable: Set[int], requested: int, mode: Mode, machine: int
 ) -> tuple[TopologyHint, ...] | HintRule:
     """The subsets with enough CPUs that hold all reusable ones; `machine` is the number of its NUMA nodes."""
-    nodes = mask_of(cpus.in_node)
+    nodes = node_mask(cpus.in_node)
     free = Counter(map(cpus.node_mask_of.__getitem__, chain(available, reusable)))
     obligatory = sorted({1 << cpus.node_of[cpu] for cpu in reusable})
-    now = (Need(requested, dict(free)), *(Need(1, {node: 1}) for node in obligatory))
-    empty = (Need(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
+    now = (ResourceNeed(requested, dict(free)), *(ResourceNeed(1, {node: 1}) for node in obligatory))
+    empty = (ResourceNeed(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, machine)
 
 
@@ -112,7 +112,7 @@ def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
 
     Raises NotEnoughCpus or TooMuchWork where the CPUs to keep cannot be chosen.
     """
-    return shared_cpus(state, rules) - reserved_cpus(state.hardware, rules)
+    return shared_cpus(state, rules) - read_reserved_cpus(state.hardware, rules)
 
 
 def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
@@ -122,7 +122,7 @@ def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
     Those kept for the system are among them unless strict-cpu-reservation takes them out. Raises as `available_cpus`.
     """
     strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
-    kept = reserved_cpus(state.hardware, rules) if strict else frozenset()
+    kept = read_reserved_cpus(state.hardware, rules) if strict else frozenset()
     return state.hardware.cpu_topology.online - state.ownership.cpus_in_use - kept
 
 

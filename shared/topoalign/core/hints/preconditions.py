@@ -1,8 +1,8 @@
 """
-What must be known of a node before a pod can be decided on it at all.
+Checks what must be known of a node before a pod can be decided on it.
 
 A prediction that cannot be right is worse than none: where the topology lacks what the request needs, or the kubelet
-itself would not run with these rules, the pod is refused and the reason says what is missing.
+itself would not run with these rules, the pod is refused and the reason names what is missing.
 """
 
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from topoalign.core.demand.shares import amount_resources
 from topoalign.core.demand.unserved import check_not_passed_over
 from topoalign.core.deviceshare.demand import RESOURCES
 from topoalign.core.deviceshare.node_devices import check_shares_offered
-from topoalign.core.hints.devices import real_nodes
+from topoalign.core.hints.device_hints import real_nodes
 from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.errors import NoFit, clean, quoted
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
@@ -106,7 +106,7 @@ class NumaIdsSparse(NoFit):
 
 
 def check_decidable(state: NodeState, demand: PodDemand) -> None:
-    """Raises what stands in the way of deciding about this pod on this node, a subclass of NoFit."""
+    """Raises the error that prevents a decision about this pod on this node, a subclass of NoFit."""
     if state.topology is None:
         raise TopologyUnknown(state.node)
     if held_by_pod(state, demand):
@@ -134,7 +134,10 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
 
 
 def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
-    """The kubelet's Topology Manager refuses to start on machines that its masks or its patience do not cover."""
+    """
+    Checks that the kubelet's Topology Manager starts: it refuses machines with more NUMA nodes than its masks or its
+    setting allow.
+    """
     if profile_of(rules.mode).starts_kubelet:
         if len(topology.nodes) > rules.max_allowable_numa_nodes:
             raise TooManyNumaNodes(
@@ -154,7 +157,10 @@ def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
 
 
 def check_memory_manager_answers(topology: Topology) -> None:
-    """Without a Topology Manager nothing keeps the kubelet's memory manager from going through all subsets by itself."""
+    """
+    Checks the number of NUMA nodes where no Topology Manager limits it: the kubelet's memory manager then tries all
+    subsets.
+    """
     if any(node > LARGEST_NODE_ID for node in topology.node_ids):
         raise TooManyNumaNodes(
             f"NUMA node {max(topology.node_ids)} is beyond {LARGEST_NODE_ID}, the last that the kubelet can name",
@@ -223,11 +229,11 @@ def check_memory_known(topology: Topology, container: ContainerDemand) -> None:
         raise MemoryUnknown
 
 
-# On which machines the CPU manager starts (kubelet v1.36.3, CPU manager, policy static).
+# Checks that the CPU manager starts on a machine (kubelet v1.36.3, CPU manager, policy static).
 
 
 class CpuManagerWouldNotStart(NoFit):
-    """The rules are sound, but not on this machine: the kubelet would not start there."""
+    """The rules are valid, but not on this machine: the kubelet would not start there."""
 
     code = "CpuManagerWouldNotStart"
 
@@ -258,7 +264,7 @@ def check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
         )
 
 
-# On which machines the memory manager starts and answers (kubelet v1.36.3, memory manager, policy Static).
+# Checks that the memory manager starts and answers on a machine (kubelet v1.36.3, memory manager, policy Static).
 #
 # The kubelet does not start where memory is kept of a NUMA node that is not there, and it ends in a panic where a pod
 # asks for hugepages of a size that one of its NUMA nodes does not list. No decision comes of either, so none is
@@ -266,7 +272,7 @@ def check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
 
 
 class MemoryManagerWouldNotStart(NoFit):
-    """The rules are sound, but not on this machine: the kubelet would not start there."""
+    """The rules are valid, but not on this machine: the kubelet would not start there."""
 
     code = "MemoryManagerWouldNotStart"
 

@@ -1,5 +1,5 @@
 """
-What a hint provider is: one of the node's resource managers, asked where a container or a pod could be placed.
+Defines a hint provider: one of the node's resource managers, asked where a container or a pod can be placed.
 
 A provider is a module with its class, and a line in PROVIDERS. Code elsewhere asks its attributes and methods, and never
 which provider it is.
@@ -58,10 +58,10 @@ class HintProvider(Protocol):
         """The resources on which it has hints for this request."""
 
     def may_be_silent(self, asked: HintRequest) -> bool:
-        """Whether an answer on none of these resources can be meant."""
+        """Whether an answer on none of these resources is valid."""
 
     def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
-        """Whether None can be meant as the hints of a resource."""
+        """Whether None is a valid answer for a resource."""
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
         """The largest HintRule that it makes for this request."""

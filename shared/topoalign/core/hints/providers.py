@@ -1,27 +1,27 @@
 """
-The hint providers together: what the device, CPU and memory managers of a node say to one container or pod.
+Asks the device, CPU and memory managers of a node for the hints of one container or pod.
 
-In mode `kubelet` they say what the kubelet v1.36.3 says, oddities included. In mode `best`, for decisions that topoalign
-makes itself, they differ in these points; docs/modes.md has an example of each:
+In mode `kubelet` they answer as the kubelet v1.36.3 does, its known faults included. In mode `best`, for decisions that
+topoalign makes itself, they differ in these points; docs/modes.md has an example of each:
 
 1. Only NUMA nodes that have CPUs are offered for CPUs and, if they have memory too, for memory: never a GPU's own memory.
 2. A hint is preferred if nothing narrower fits now. To the kubelet it is preferred only if nothing narrower would fit
    an empty machine.
-3. What fits nowhere is said to fit nowhere: memory, whose key the kubelet leaves out, which counts as no opinion, so that
-   the pod dies after it was admitted; and too few devices of which no NUMA node is known.
+3. What fits nowhere is answered as fitting nowhere: memory, whose key the kubelet leaves out, which counts as no
+  opinion, so that the pod fails after it was admitted; and too few devices of which no NUMA node is known.
 4. CPUs and memory are exclusive to any container whose request is firm (equal to its limit, CPUs whole), whatever the QoS
    class of its pod, and for nobody else. For a pod as a whole, what only init containers and sidecars ask for counts, too.
 5. A resource of which nothing is asked is not asked for: a limit of 0 neither narrows the choice nor fails.
-6. Devices of a pod with Koordinator's annotations are looked for together (`joint_devices`).
-7. Sockets have no say (align-by-socket), because the merge judges by width alone.
+6. Devices of a pod with Koordinator's annotations are searched together (`joint_hints`).
+7. Sockets do not count (align-by-socket), because the merge judges by the number of nodes alone.
 """
 
 from collections.abc import Mapping
 
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints.cpu import CpuProvider
-from topoalign.core.hints.devices import DeviceProvider
-from topoalign.core.hints.memory import MemoryProvider
+from topoalign.core.hints.device_hints import DeviceProvider
+from topoalign.core.hints.memory_hints import MemoryProvider
 from topoalign.core.hints.provider import HintProvider, HintRequest
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
@@ -44,7 +44,7 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the asker")
 
 
-def question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
+def to_hint_question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
     """The same request about a container of this pod for another process, with all that the answer depends on."""
     state = asked.state
     discovered = state.topology
@@ -65,11 +65,11 @@ def question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
     )
 
 
-def request_of(question: HintQuestion, topology: TopologyDiscovered) -> HintRequest:
+def request_of_question(question: HintQuestion, topology: TopologyDiscovered) -> HintRequest:
     """
     What a question from another process asks, on the node's topology and nothing else that is known here.
 
-    Raises InvalidField for a question that cannot be meant.
+    Raises InvalidField for an invalid question.
     """
     listed = (device for devices in topology.topology.devices.values() for device in devices)
     health = {base_of(device): HEALTHY for device in listed} | dict.fromkeys(question.unusable, UNUSABLE)
@@ -83,9 +83,9 @@ def request_of(question: HintQuestion, topology: TopologyDiscovered) -> HintRequ
     return HintRequest(state, read_pod(question.pod, question.rules).of(question.container), question.rules)
 
 
-def answer(asked: HintRequest) -> HintAnswer:
+def answer_hint_request(asked: HintRequest) -> HintAnswer:
     """
-    What each provider says, in the order in which the kubelet asks them.
+    Asks each provider, in the order of the kubelet.
 
     Raises TooMuchWork where the narrowest hints are not found within the limit on work, and InvalidField for a state whose
     CPUs or NUMA nodes are none.

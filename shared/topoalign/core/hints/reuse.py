@@ -1,9 +1,9 @@
 """
-What a container may take over from earlier containers of its own pod.
+Finds what a container may take over from earlier containers of its own pod.
 
 Plain init containers have ended when the next container starts, so what they held is free for it; what a sidecar or an
-app container took is not (kubelet v1.36.3, reuse in a pod). All of it is read off the pod's own allocations in the order
-in which they were decided, so that a question about hints carries it without a word more.
+app container took is not (kubelet v1.36.3, reuse in a pod). All of it follows from the pod's own allocations in the
+order in which they were decided, so a question about hints needs no further field for it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from typing import TypeVar
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand
 from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.topology.bitmask import Mask, mask_of
+from topoalign.core.model.topology.bitmask import Mask, node_mask
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ ReusableMemory = Mapping[tuple[Mask, ResourceName], int]
 """(exact group of NUMA nodes, resource) -> bytes."""
 
 
-def allocations_of(state: NodeState, namespace: Namespace, pod: PodName) -> tuple[Allocation, ...]:
+def live_allocations_of_pod(state: NodeState, namespace: Namespace, pod: PodName) -> tuple[Allocation, ...]:
     """The live allocations of a pod, oldest first."""
     return tuple(
         held
@@ -32,7 +32,7 @@ def allocations_of(state: NodeState, namespace: Namespace, pod: PodName) -> tupl
 
 def held_by_pod(state: NodeState, demand: Demand) -> tuple[Allocation, ...]:
     """What the pod of this demand holds already: what earlier containers got, oldest first."""
-    return allocations_of(state, demand.namespace, demand.pod)
+    return live_allocations_of_pod(state, demand.namespace, demand.pod)
 
 
 def own_part(held: Iterable[Allocation], demand: Demand) -> tuple[Allocation, ...]:
@@ -67,7 +67,7 @@ def reusable_devices(
     Those that were held whole. Whoever takes but a function of a NIC takes the NIC out. With `co_allocated` also what came
     together with others, of which a kubelet knows nothing.
     """
-    return left_over(
+    return remaining_after_steps(
         (plain, (each.whole_ids if plain else each.device_ids) & {*devices.get(resource, ())})
         for each in held
         for devices in [each.devices if co_allocated else each.from_kubelet]
@@ -77,15 +77,15 @@ def reusable_devices(
 
 def reusable_functions(held: Iterable[Allocation]) -> frozenset[str]:
     """PCI addresses of virtual functions."""
-    return left_over((each.role == "init", each.function_addresses) for each in held)
+    return remaining_after_steps((each.role == "init", each.function_addresses) for each in held)
 
 
 def reusable_cpus(held: Iterable[Allocation]) -> frozenset[int]:
     """CPUs that init containers left."""
-    return left_over((each.role == "init", each.cpu_ids) for each in held)
+    return remaining_after_steps((each.role == "init", each.cpu_ids) for each in held)
 
 
-def left_over(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozenset[T]:
+def remaining_after_steps(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozenset[T]:
     """Plain init containers leave what they held, every other container takes its own out."""
     left: frozenset[T] = frozenset()
     for leaves, own in steps:
@@ -97,12 +97,12 @@ def reusable_memory(held: Iterable[Allocation]) -> ReusableMemory:
     """
     What the plain init containers still account for.
 
-    A container that reuses memory takes it into its own blocks and out of theirs (`placement.memory.holding`), so the sum
-    of what is left in theirs is what the kubelet remembers as reusable.
+    A container that reuses memory takes it into its own blocks and out of theirs (`placement.memory_blocks.holding`), so
+    the sum of what is left in theirs is what the kubelet remembers as reusable.
     """
     left: dict[tuple[Mask, ResourceName], int] = {}
     for each in held:
         for block in each.memory if each.role == "init" else ():
-            group = (mask_of(block.nodes), block.resource)
+            group = (node_mask(block.nodes), block.resource)
             left[group] = left.get(group, 0) + block.size
     return left

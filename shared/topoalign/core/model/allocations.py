@@ -1,5 +1,5 @@
 """
-What facts about allocations are made of: who holds what.
+Types of which facts about allocations consist: which container holds what.
 
 Fields are never renamed or re-used, only added, as in `events`.
 """
@@ -14,23 +14,26 @@ import msgspec
 from topoalign.core.model.holdings import (
     SHARE,
     Amount,
-    Function,
+    FunctionHolding,
     Holding,
     holding_of,
     kind_of_share,
 )
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.topology.cpuset import parse_cpuset
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 
 Role = Literal["init", "sidecar", "app"]
-"""What a container is in its pod: a plain init container, one that runs on beside the app containers, or one of these."""
+"""
+What a container is in its pod: a plain init container, a sidecar that runs on together with the app containers, or an
+app container.
+"""
 
 
 class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
     Names the container that holds an allocation. A pod that is deleted and created again has the same names: where it
-    is known, `pod_uid` beside the owner tells the two apart.
+    is known, `pod_uid` next to the owner distinguishes the two.
     """
 
     namespace: Namespace
@@ -77,16 +80,16 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     slots: dict[DeviceID, Amount] = {}
     """Slot of a GPU among them -> what this container holds of that GPU by it; one that is not here: an equal part."""
     instances: dict[DeviceID, DeviceID] = {}
-    """Slot of a GPU among them -> uuid of the MIG instance that was made for this container."""
+    """Slot of a GPU among them -> uuid of the MIG instance that was created for this container."""
 
 
-class Given(msgspec.Struct, frozen=True):
+class ResourceGrant(msgspec.Struct, frozen=True):
     """What was given of one resource."""
 
     unshared: Sequence[Holding]
-    """What is no share, on the cards that the record names (`Ownership` knows the node's as well)."""
+    """What is no share, on the GPUs that the record names (`Ownership` knows the node's as well)."""
     shares: Mapping[DeviceID, Sequence[str]]
-    """Card, MIG instance or virtual function -> the numbers of its shares."""
+    """GPU, MIG instance or virtual function -> the numbers of its shares."""
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
@@ -95,7 +98,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     id: AllocationID
     """Names the allocation for as long as it lives; `AllocationBound` and `AllocationReleased` repeat it."""
     owner: Owner | None = None
-    """None until it is known: the kubelet's Allocate does not say for whom."""
+    """None until it is known: the kubelet's Allocate does not name the container."""
     role: Role = "app"
     """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
@@ -110,7 +113,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     memory: tuple[MemoryBlock, ...] = ()
     """Memory and hugepages that are its own. Empty where the kubelet gives out memory by itself."""
     affinity: tuple[int, ...] | None = None
-    """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not say."""
+    """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not report it."""
     lowest_first: bool = False
     """
     Its memory goes back to the lowest node of a group first, as far as that has any in use, and not to where it was taken
@@ -121,7 +124,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     cards: dict[DeviceID, DeviceID] = {}
     """
     MIG instance or virtual function among the devices -> the GPU or NIC that it was a part of when it was given. The
-    container keeps the card's device node, so this must be known when the part is gone.
+    container keeps the GPU's device node, so this must be known when the part is gone.
     """
     machine: str = ""
     """The described machine it was given on (`TopologyDiscovered.machine`); empty: real hardware, or not known."""
@@ -141,7 +144,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """
 
     instances: dict[DeviceID, DeviceID] = {}
-    """Slot of a GPU among the devices -> uuid of the MIG instance that was made for it."""
+    """Slot of a GPU among the devices -> uuid of the MIG instance that was created for it."""
     reserved_for: tuple[str, ...] = ()
     """
     UIDs of the pods for which as much was reserved as is held by the slots, as long as it is not known that it was reserved
@@ -150,22 +153,22 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """
     denied: str = ""
     """
-    UID of a pod that does not start with these slots: its init container, which had some of them before, was told amounts
+    UID of a pod that does not start with these slots: its init container, which had some of them before, was given amounts
     that were reserved for others, or others were given what was reserved for it. Empty: there is none.
     """
 
     def __post_init__(self) -> None:
         """
-        Raises ValueError for a bad list of CPUs, and for virtual functions, companions, slots and slots with instances that
-        are not among the devices.
+        Raises ValueError for a bad list of CPUs, and for virtual functions, co-allocated devices, slots and slots with
+        instances that are not among the devices.
         """
-        parse_cpuset(self.cpus)  # so that whoever folds a record from outside need not expect worse
+        parse_cpuset(self.cpus)  # so that a reader that folds a record from outside need not check again
         if self.virtual_functions and (
             not self.virtual_functions.keys() <= self.device_ids or not all(self.virtual_functions.values())
         ):
             raise ValueError("virtual functions of a NIC that is not among the devices, or none of one that is")
         if self.co_allocated and not self.device_ids.issuperset(self.co_allocated):
-            raise ValueError("companions that are not among the devices")
+            raise ValueError("co-allocated devices that are not among the devices")
         if self.slots and not self.slots.keys() <= self.device_ids:
             raise ValueError("slots that are not among the devices")
         if self.instances and not self.instances.keys() <= self.device_ids:
@@ -183,7 +186,10 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def from_kubelet(self) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
-        """Resource -> devices without companions: on a node with a kubelet those that it gave, and that it lists."""
+        """
+        Resource -> devices without the co-allocated ones: on a node with a kubelet those that it gave, and that it
+        lists.
+        """
         if not self.co_allocated:
             return self.devices
         rest = {
@@ -193,9 +199,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return {resource: ids for resource, ids in rest.items() if ids}
 
     @cached_property
-    def given(self) -> Mapping[ResourceName, Given]:
+    def given(self) -> Mapping[ResourceName, ResourceGrant]:
         """What was given of each resource, under the ids offered; without NICs of which it has functions only."""
-        found: dict[ResourceName, Given] = {}
+        found: dict[ResourceName, ResourceGrant] = {}
         for resource, devices in self.devices.items():
             unshared: list[Holding] = []
             shares: dict[DeviceID, list[str]] = {}
@@ -207,7 +213,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
                     shares.setdefault(DeviceID(base), []).append(number)
                 else:
                     unshared.append(holding_of(device, self.cards))
-            found[resource] = Given(unshared, shares)
+            found[resource] = ResourceGrant(unshared, shares)
         return found
 
     @cached_property
@@ -229,12 +235,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     def function_addresses(self) -> frozenset[str]:
         """PCI addresses of all virtual functions that the allocation holds."""
         parts = (holding.part for given in self.given.values() for holding in given.unshared)
-        whole = (part.address for part in parts if isinstance(part, Function))
+        whole = (part.address for part in parts if isinstance(part, FunctionHolding))
         return frozenset(whole).union(*self.virtual_functions.values())
 
 
 class MemoryUse(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What the memory manager knows of one NUMA node beyond its size (spec/kubelet.md section 5)."""
+    """What the memory manager knows of one NUMA node beyond its size."""
 
     reserved: dict[ResourceName, int] = {}
     """Bytes held by containers."""
@@ -253,11 +259,11 @@ def amounts_of(devices: Iterable[DeviceID]) -> Mapping[DeviceID, Amount]:
     GPU -> how much of it these ids are units of, for the GPUs of which any is, by uuid. An id counts once; what is offered
     now does not matter.
     """
-    return counted(frozenset(devices))
+    return one_of_each(frozenset(devices))
 
 
 @lru_cache(MOST_COUNTED)
-def counted(devices: frozenset[DeviceID]) -> Mapping[DeviceID, Amount]:
+def one_of_each(devices: frozenset[DeviceID]) -> Mapping[DeviceID, Amount]:
     """The same of a set. While an Allocate is judged and recorded it is asked five times for the same units."""
     found: dict[DeviceID, list[int]] = {}
     for device in devices:

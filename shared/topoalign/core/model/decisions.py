@@ -1,5 +1,5 @@
 """
-What `admit` answers, and what it may ask on the way.
+The answers of `admit`, and the questions that it asks on the way.
 
 An answer contains everything that is needed to act on it and to explain it: the hints each provider gave, what the
 merge made of them, the sets of devices that were considered, and the reason where it is a refusal.
@@ -22,9 +22,9 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     resource: ResourceName
     devices: tuple[DeviceID, ...]
     seam: str = ""
-    """Of GPUs the connection across the weakest division of the set, for people: `4 NVLinks, 80 GB/s`."""
+    """Of GPUs the connection across the weakest split of the set, for people: `4 NVLinks, 80 GB/s`."""
     score: int
-    """The sum of the scores of its links (`topoalign.core.model.topology.queries.pair_score`)."""
+    """The sum of the scores of its links (`topoalign.core.model.topology.queries.connection_score`)."""
     chosen: bool
     why: str
     """Why it won or lost, for people."""
@@ -96,7 +96,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     container: ContainerName | None
     """Where it failed. None: the pod as a whole."""
     provider: str | None
-    """Who failed to allocate: device, cpu or memory. None: the policy refused, or what is asked for cannot be meant."""
+    """Who failed to allocate: device, cpu or memory. None: the policy refused, or the request is invalid."""
     explanation: Explanation
     undone: tuple[Allocation, ...] = ()
     """
@@ -105,13 +105,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     folds to what it then knows. Mode `best` gives nothing before all is decided.
     """
     resolvability: Resolvability | None = None
-    """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: it was not looked for."""
+    """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: not computed."""
 
 
 Decision = Admission | Refusal
 
 
-def noted(decision: Decision, notes: Iterable[str]) -> Decision:
+def with_notes(decision: Decision, notes: Iterable[str]) -> Decision:
     """Returns the same decision with these notes appended to its explanation."""
     explanation = decision.explanation
     explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, *notes))
@@ -125,13 +125,13 @@ def with_unserved(decision: Decision, names: tuple[ResourceName, ...]) -> Decisi
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `explain`: what is held now, and the decision, for as long as the allocator remembers it."""
+    """The answer to `explain`: what is held now, and the decision, as long as the allocator keeps it."""
 
     allocations: tuple[Allocation, ...]
     decision: Decision | None
     """None: it was made by the kubelet, or before the allocator last started."""
     ailing: dict[DeviceID, DeviceHealth] = {}
-    """How those held devices are that would not be handed out now: unhealthy, of unknown health, or cordoned."""
+    """Held devices that would not be handed out now, with their health: unhealthy, of unknown health, or cordoned."""
     notes: tuple[str, ...] = ()
     """Why nothing is held, and how former allocations of this name ended, newest first, as far as that is remembered."""
 
@@ -161,11 +161,11 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     container: ContainerName
     near: tuple[DeviceID, ...] = ()
     """Devices of other resources already decided for the container: NICs are chosen near its GPUs."""
-    beside: PlacementContext = NO_CONTEXT
+    context: PlacementContext = NO_CONTEXT
 
     def without_context(self) -> "PreferenceQuestion":
         """Returns the question as a kubelet asks it: about one resource, without what else the container has."""
-        return msgspec.structs.replace(self, near=(), beside=PlacementContext(free=self.beside.free))
+        return msgspec.structs.replace(self, near=(), context=PlacementContext(free=self.context.free))
 
 
 class PreferenceFailed(NoFit):

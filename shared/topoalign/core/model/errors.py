@@ -1,9 +1,9 @@
 """
-Every error that topoalign raises on purpose.
+Errors that topoalign raises on purpose.
 
-An error takes data and writes its own sentence, and its base class says who can fix it; each front (gRPC, HTTP, command
-line) maps the base classes once. `code` is a stable CamelCase word, `str(error)` is what was found, `remedy` is what to
-do about it.
+An error takes data and writes its own message. Its base class shows who can fix it; each front end (gRPC, HTTP,
+command line) maps the base classes once. `code` is a stable CamelCase word, `str(error)` the finding, `remedy` the
+action to take.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,25 +24,25 @@ class TopoalignError(Exception):
 
 
 class BadRequest(TopoalignError):
-    """Base of errors that the caller can fix: what is asked or configured cannot be meant. Retrying it will fail."""
+    """Base of errors that the caller can fix: the request or the configuration is invalid. A retry fails again."""
 
     code = "BadRequest"
 
 
 class NoFit(TopoalignError):
-    """Base of errors that are nobody's fault: a sound request does not fit a working node as it is now."""
+    """Base of errors without a fault: a valid request does not fit a working node in its present state."""
 
     code = "NoFit"
 
 
 class Unavailable(TopoalignError):
-    """Base of errors of the machine or a neighbour: hardware, driver, disk or bus failed. May pass by itself."""
+    """Base of errors of the machine or of another service: hardware, driver, disk or bus failed. A later try may succeed."""
 
     code = "Unavailable"
 
 
 class TooMuchWork(NoFit):
-    """Raised when a search reaches its limit on work before the exact answer, instead of guessing or never ending."""
+    """Raised when a search reaches its limit on work before it has the exact answer."""
 
     code = "TooMuchWork"
 
@@ -194,7 +194,7 @@ class NobodyAnswers(BusUnavailable):
 
 
 class DeadlinePassed(Unavailable):
-    """Raised for a request that comes after the time up to which its caller waits. Nothing of it was done."""
+    """Raised for a request that arrives after its caller has stopped waiting. It had no effect."""
 
     code = "DeadlinePassed"
 
@@ -247,7 +247,7 @@ class HardwareUnknown(Unavailable):
     def __init__(self, node: str, why: str) -> None:
         super().__init__(
             f"the hardware of node {node} is not known yet: {why}",
-            "ask again in a moment; if it stays so, see whether discovery runs and what its log says",
+            "ask again in a moment; if it stays so, check that discovery runs, and read its log",
         )
 
 
@@ -271,7 +271,7 @@ def clean(text: str, width: int = 80) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-# What another service failed with: how it looks in an answer, and as this side's error.
+# The failure of another service: its form in an answer, and the error that it becomes here.
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
@@ -293,11 +293,11 @@ class RemoteFailure(TopoalignError):
 
 
 class RemoteBadRequest(RemoteFailure, BadRequest):
-    """Raised when the other service found that the request cannot be meant."""
+    """Raised when the other service found that the request is invalid."""
 
 
 class RemoteNoFit(RemoteFailure, NoFit):
-    """Raised when the other service found that the request is sound, and does not fit the node as it is now."""
+    """Raised when the other service found that the request is valid, and does not fit the node as it is now."""
 
 
 class RemoteUnavailable(RemoteFailure, Unavailable):

@@ -1,10 +1,10 @@
 """
-The facts that topoalign announces.
+The facts that topoalign publishes.
 
-A fact is frozen, in the past tense and announced by one writer only: discovery announces what the hardware is, the
-allocator of a node what it gave away; only what is reserved on a node several registries announce. A subscriber may rely
-on it. Facts arrive at least once and, per writer and node, in order; `(node, epoch, seq)` tells a repetition from news.
-Fields are never renamed or re-used, only added.
+A fact is frozen, in the past tense, and published by one writer only: discovery publishes the hardware, the allocator
+of a node what it gave away. Only reservations of a node are published by several registries. A subscriber may rely on
+facts. Facts arrive at least once and, per writer and node, in order; `(node, epoch, seq)` distinguishes a repetition
+from a new fact. Fields are never renamed or re-used, only added.
 """
 
 from enum import StrEnum
@@ -27,7 +27,7 @@ DESCRIBED = "described: "
 """What `TopologyDiscovered.source` of a described machine begins with."""
 
 LARGEST_NUMBER = 2**53
-"""Of an epoch, a revision and a seq: up to here a reader whose numbers are doubles tells each from the next."""
+"""Of an epoch, a revision and a seq: up to here a reader whose numbers are doubles can represent each exactly."""
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 
@@ -84,7 +84,7 @@ class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscov
     """The complete hardware of a node. Announced on start, on every change, and when asked."""
 
     boot_id: str
-    """The kernel's boot id: tells a reboot from a restart of a service."""
+    """The kernel's boot id: distinguishes a reboot from a restart of a service."""
     source: str
     """What it was read by: `nvml`, `sysfs`, or `described: <name>`."""
     topology: Topology
@@ -136,7 +136,7 @@ class MemoryExcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     given: int
     """Bytes that it was given of the device."""
     used: int
-    """Bytes that it used at the third of these measurements. What it uses now is told by `topoalign gpu usage`."""
+    """Bytes that it used at the third of these measurements. `topoalign gpu usage` shows what it uses now."""
 
 
 class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
@@ -246,7 +246,7 @@ class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="Allocation
 class ReservationsChanged(Fact, frozen=True, kw_only=True, tag="ReservationsChanged"):
     """
     All reservations of a node after a change. The newest message is the truth: several registries write, each only if the
-    newest message of the subject is the one that its change stands on. It says nothing of what a node has given away.
+    newest message of the subject is the one that its change stands on. It does not contain what a node has given away.
     """
 
     writer: str

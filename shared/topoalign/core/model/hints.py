@@ -1,12 +1,12 @@
 """
 Hints, and the question that a hint provider answers.
 
-A hint says: on these NUMA nodes the request can be met, and it is or is not as narrow as it could be (`preferred`). A
+A hint names NUMA nodes on which the request can be met, and whether they are as few as possible (`preferred`). A
 provider answers per resource with a list of hints, with an empty list (cannot be met) or with None (no opinion), and
-the three mean different things to the merge (spec/kubelet.md section 1).
+the three mean different things to the merge.
 
-A question carries all that its answer depends on, so that a provider in another process answers from the asker's own
-knowledge and never from the facts that it happens to have received so far.
+A question carries all that its answer depends on, so that a provider in another process answers from what the asker
+knows, and never from the facts that it has received so far.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class TopologyHint(msgspec.Struct, frozen=True, array_like=True):
     preferred: bool
 
 
-class Need(msgspec.Struct, frozen=True):
+class ResourceNeed(msgspec.Struct, frozen=True):
     """An amount that a request needs of something that is spread over the NUMA nodes."""
 
     amount: int
@@ -43,7 +43,7 @@ class HintRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     nodes: Mask
-    needs: tuple[Need, ...]
+    needs: tuple[ResourceNeed, ...]
     least: int
     besides: tuple[Mask, ...] = ()
     """Ascending."""

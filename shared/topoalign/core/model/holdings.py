@@ -1,19 +1,19 @@
 """
-What is held of a device: the whole, or which part of it.
+Describes what is held of a device: the whole, or which part of it.
 
 `Holding` is the only type for this inside the code. Outside, in journals, events and the kubelet's calls, a part is
 known by the id under which it is handed out; `holding_of` reads such an id, and this is the only module that knows how
-one is written. `cards` tells what is a part of what: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
+one is written. `cards` maps each part to its device: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
 
     GPU-x           Holding("GPU-x")
     GPU-x::3        Holding("GPU-x", TimeSlice(replica="3"))
     GPU-x::c7       Holding("GPU-x", Unit(kind="cores", number="7"))
     MIG-y           Holding("GPU-x", Instance(uuid="MIG-y"))
     MIG-y::0        Holding("GPU-x", TimeSlice(replica="0", of=Instance(uuid="MIG-y")))
-    0000:99:00.1    Holding("mlx5_1", Function(address="0000:99:00.1"))
+    0000:99:00.1    Holding("mlx5_1", FunctionHolding(address="0000:99:00.1"))
 
 Two holdings overlap if they are the same, or one is a part of the other: the whole GPU overlaps each of its parts, an
-instance its time slices. Two parts beside each other do not overlap. Nor do amounts: whether they fit is a question of
+instance its time slices. Two parts of one device do not overlap. Nor do amounts: whether they fit is a question of
 their sum.
 """
 
@@ -29,7 +29,7 @@ SHARE = "::"
 """Between a device and the number of its share, as NVIDIA's device plugin writes them (v0.20.0)."""
 
 INSTANCE = "MIG-"
-"""How NVML begins the uuid of a MIG instance. What else is a part of a card is a virtual function."""
+"""How NVML begins the uuid of a MIG instance. What else is a part of a GPU is a virtual function."""
 
 
 class Whole(msgspec.Struct, frozen=True, tag=True):
@@ -43,7 +43,7 @@ class Instance(msgspec.Struct, frozen=True, tag=True):
     """Its own uuid, `MIG-…`."""
 
 
-class Function(msgspec.Struct, frozen=True, tag=True):
+class FunctionHolding(msgspec.Struct, frozen=True, tag=True):
     """One SR-IOV virtual function of a NIC."""
 
     address: str
@@ -54,11 +54,11 @@ WHOLE = Whole()
 
 
 class TimeSlice(msgspec.Struct, frozen=True, tag=True):
-    """One share of a device that is shared in time. All its shares are equal; the number only tells them apart."""
+    """One share of a device that is shared in time. All its shares are equal; the number only distinguishes them."""
 
     replica: str
     """Its number as the id has it: `3`."""
-    of: Whole | Instance | Function = WHOLE
+    of: Whole | Instance | FunctionHolding = WHOLE
     """What is shared."""
 
 
@@ -79,7 +79,7 @@ class Unit(msgspec.Struct, frozen=True, tag=True):
 
     kind: UnitKind
     number: str
-    """It only tells equal units apart."""
+    """It only distinguishes equal units."""
 
     @property
     def label(self) -> str:
@@ -96,7 +96,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     """Bytes."""
 
 
-Part = Whole | Instance | Function | TimeSlice | Unit | Amount
+Part = Whole | Instance | FunctionHolding | TimeSlice | Unit | Amount
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -108,34 +108,34 @@ class Holding(msgspec.Struct, frozen=True):
 
     @property
     def base(self) -> DeviceID:
-        """The id of the card, MIG instance or virtual function that is held or shared."""
+        """The id of the GPU, MIG instance or virtual function that is held or shared."""
         if self.part is WHOLE:
             return self.device
         part = self.part.of if isinstance(self.part, TimeSlice) else self.part
         if isinstance(part, Instance):
             return part.uuid
-        return DeviceID(part.address) if isinstance(part, Function) else self.device
+        return DeviceID(part.address) if isinstance(part, FunctionHolding) else self.device
 
     @property
     def id(self) -> DeviceID:
-        """The id under which the holding is handed out. `holding_of` reads it; an amount has the id of its card."""
+        """The id under which the holding is handed out. `holding_of` reads it; an amount has the id of its GPU."""
         if isinstance(self.part, Unit):
             return DeviceID(f"{self.base}{SHARE}{self.part.label}")
         return DeviceID(f"{self.base}{SHARE}{self.part.replica}") if isinstance(self.part, TimeSlice) else self.base
 
 
-def holding_of(device: DeviceID, cards: Mapping[DeviceID, DeviceID]) -> Holding:
+def holding_of(device: DeviceID, gpus: Mapping[DeviceID, DeviceID]) -> Holding:
     """Reads the id of a device as handed out. `cards`: instance or virtual function -> its GPU or NIC."""
     base, share, replica = device.partition(SHARE)
-    card = cards.get(DeviceID(base)) if cards else None
-    if card is None:
-        return Holding(DeviceID(base), share_of(replica) if share else WHOLE)
-    part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else Function(base)
-    return Holding(card, TimeSlice(replica, part) if share else part)
+    gpu = gpus.get(DeviceID(base)) if gpus else None
+    if gpu is None:
+        return Holding(DeviceID(base), parse_share_label(replica) if share else WHOLE)
+    part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else FunctionHolding(base)
+    return Holding(gpu, TimeSlice(replica, part) if share else part)
 
 
-def share_of(label: str) -> TimeSlice | Unit:
-    """Reads what follows `::` in the id of a share of a card."""
+def parse_share_label(label: str) -> TimeSlice | Unit:
+    """Reads what follows `::` in the id of a share of a GPU."""
     kind = kind_of_share(label)
     return TimeSlice(label) if kind is None else Unit(kind, label[1:])
 
@@ -153,7 +153,7 @@ def unit_kind(device: DeviceID) -> UnitKind | None:
 
 
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
-    """What a holding is a part of, the nearest first: for a slice of an instance, the instance and the card."""
+    """What a holding is a part of, the nearest first: for a slice of an instance, the instance and the GPU."""
     part = holding.part
     if part is WHOLE or isinstance(part, Whole):
         return ()
@@ -175,14 +175,14 @@ def may_have_parts(holding: Holding) -> bool:
     return not isinstance(holding.part, TimeSlice | Unit | Amount)
 
 
-def excluding(holding: Holding) -> tuple[Holding, ...]:
+def excluding_holdings(holding: Holding) -> tuple[Holding, ...]:
     """The holdings that exclude this one: itself and its wholes. The same amount may be held twice."""
     wholes = wholes_of(holding)
     return wholes if isinstance(holding.part, Amount) else (holding, *wholes)
 
 
 class HoldingSet:
-    """A set of holdings that tells whether another holding overlaps any of them."""
+    """A set of holdings that can be asked whether another holding overlaps any of them."""
 
     def __init__(self, holdings: Iterable[Holding] = ()) -> None:
         self._held: set[Holding] = set()
@@ -197,7 +197,7 @@ class HoldingSet:
 
     def overlaps(self, holding: Holding) -> bool:
         """Whether a holding of the set is the same as this one, a part of it, or a whole of it."""
-        return holding in self._wholes or not self._held.isdisjoint(excluding(holding))
+        return holding in self._wholes or not self._held.isdisjoint(excluding_holdings(holding))
 
 
 def base_of(device: DeviceID) -> DeviceID:
@@ -205,7 +205,7 @@ def base_of(device: DeviceID) -> DeviceID:
     return DeviceID(device.partition(SHARE)[0]) if SHARE in device else device
 
 
-def is_share(device: DeviceID) -> bool:
+def is_share_id(device: DeviceID) -> bool:
     """Whether an id is that of a time slice or a unit."""
     return SHARE in device
 

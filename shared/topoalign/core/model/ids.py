@@ -1,9 +1,12 @@
-"""Names of things, in a module of their own so that nothing has to import a larger one for them."""
+"""Types for the names of things. They have a module of their own, so that nothing has to import a larger one for them."""
 
 from typing import NewType
 
 NodeName = NewType("NodeName", str)
-"""Name of a Kubernetes node, or of a host that plays one. May contain dots; `wire.token` makes it one subject token."""
+"""
+Name of a Kubernetes node, or of a host that plays one. May contain dots; `wire.encode_node_token` makes it one subject
+token.
+"""
 
 Namespace = NewType("Namespace", str)
 PodName = NewType("PodName", str)

@@ -1,6 +1,6 @@
 """
-The rules of a node's kubelet and what it has given out, as its allocator reads them: the part of `UsageObserved` that a
-prediction depends on (`core.admission.prediction`).
+The rules of a node's kubelet and what it has allocated, as read by the node's allocator: the fields of `UsageObserved`
+that a prediction depends on (`core.admission.prediction`).
 
 What cannot be read is explained in the field that ends in `unknown`, and is never guessed. Fields are never renamed or
 re-used, only added, as in `events`. Names of policies and options are plain text, so that one of a later kubelet is no

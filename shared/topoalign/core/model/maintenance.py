@@ -1,6 +1,6 @@
 """
-Commands of an operator to a node: to its discovery about devices, to its allocator about the record. And what a service of
-the node reports of devices.
+Commands of an operator to a node: to its discovery about devices, to its allocator about the record; and what a service
+of the node reports of devices.
 """
 
 from typing import Literal
@@ -18,7 +18,8 @@ for a while, because a service of the node saw it fail.
 
 class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Tells discovery to cordon, uncordon or heal devices, or that they fail; answered with the health of each from now on.
+    Asks discovery to cordon, uncordon or heal devices, or reports to it that they fail; answered with the health of each
+    from now on.
 
     A request for several devices holds for all of them or for none. Repeating it changes nothing.
     """
@@ -32,8 +33,8 @@ class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 class TrustRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
-    Tells an allocator whose journal was damaged that what it has recovered is all that is held; answered with the doubt
-    that this ends, or with nothing where there was none.
+    Confirms to an allocator whose journal was damaged that what it has recovered is all that is held; answered with the
+    doubt that this ends, or with nothing where there was none.
     """
 
     node: NodeName

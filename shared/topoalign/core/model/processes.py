@@ -1,7 +1,7 @@
 """
-What GPUs are used for, as measured at one moment: their memory, their time, and the processes that use them.
+Measurements of GPUs at one moment: their memory, their time, and the processes that use them.
 
-A measurement is no fact: nothing stores it, and the next one may say something else.
+A measurement is not a fact: nothing stores it, and the next one may differ.
 """
 
 from typing import Literal
@@ -23,8 +23,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     """Id that the container runtime has given to its container."""
     container: ContainerName = ContainerName("")
     """
-    Name of its container in the pod, as the mounts of the container tell. A container that may mount can change it: good
-    enough to show a person, and to choose between containers of one pod, but no proof.
+    Name of its container in the pod, as read from the mounts of the container. A container that may mount can change it:
+    good enough to show a person, and to choose between containers of one pod, but no proof.
     """
     cgroup: str = ""
     """Path of its control group, where that is none of a pod: `/system.slice/docker-….scope`."""
@@ -40,11 +40,11 @@ class GpuProcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     kinds: tuple[ProcessKind, ...]
     """In the order of `ProcessKind`; one process may be in several lists."""
     memory: int | None = None
-    """Bytes of the GPU's memory. None: the driver does not tell."""
+    """Bytes of the GPU's memory. None: the driver does not report it."""
     utilization: int | None = None
     """
-    Percent of the last second in which its kernels ran, 0 for one without a sample. None: the driver does not tell, as on
-    a GPU with MIG instances.
+    Percent of the last second in which its kernels ran, 0 for one without a sample. None: the driver does not report
+    it, as on a GPU with MIG instances.
     """
     identity: ProcessIdentity | None = None
     """Where it runs. None: it has ended meanwhile, or the processes of the node cannot be seen."""
@@ -55,7 +55,7 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     device: DeviceID
     memory: int | None = None
-    """Bytes in all. None, here and below: the driver does not tell."""
+    """Bytes in all. None, here and below: the driver does not report it."""
     memory_used: int | None = None
     """Bytes in use, what the driver itself needs among them: more than all processes have."""
     utilization: int | None = None
@@ -75,17 +75,17 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     time: float
     """When it was measured: wall seconds."""
     devices: tuple[DeviceUse, ...]
-    """GPUs in the order of the driver, each followed by its MIG instances. One that does not tell its id is missing."""
+    """GPUs in the order of the driver, each followed by its MIG instances. One that does not report its id is missing."""
     finding: str = ""
     """Why it is not known where processes run; empty: it is."""
     left_out: int = 0
     """Processes that are not listed because there are too many: those with the least memory."""
 
 
-# What the library that limits containers (HAMi-core) counts of GPUs, as the files say that it shares between the
-# processes of a container.
+# What the library that limits containers (HAMi-core) counts of GPUs, as read from the files that it shares between
+# the processes of a container.
 #
-# The container writes these files, so they are no authority: it may say what it likes of itself. What the driver
+# The container writes these files, so they are not reliable: it may write anything about itself. What the driver
 # measures is in `model.processes`. Nothing is stored, as of a measurement.
 
 
@@ -97,19 +97,19 @@ class LibraryCount(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     memory: int
     """Bytes in all, by which it limits."""
     context: int | None = None
-    """Bytes of CUDA contexts. None, here and below: the file does not tell, or says more than all."""
+    """Bytes of CUDA contexts. None, here and below: the file does not contain it, or contains more than the total."""
     modules: int | None = None
     """Bytes of loaded programs."""
     buffers: int | None = None
     """Bytes that the programs have allocated."""
     utilization: int | None = None
-    """Percent of the last second in which kernels ran, in all, as the library was told by NVML."""
+    """Percent of the last second in which kernels ran, in all, as NVML reported to the library."""
     last_kernel: int | None = None
     """Wall seconds of the newest kernel on any GPU of the container, or of the start of its newest process."""
 
 
 class LibraryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the file of one container says."""
+    """The contents of the file of one container."""
 
     allocation: AllocationID
     counts: tuple[LibraryCount, ...] = ()

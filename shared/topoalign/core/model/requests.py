@@ -1,8 +1,9 @@
 """
-What is asked of a node, and under which rules it decides.
+The request of a pod, and the rules under which a node decides about it.
 
 Quantities are whole numbers in one unit each: `cpu` in millicores, `memory` and `hugepages-*` in bytes, every other
-resource as a count of devices. Requests come from outside: `checks` looks at every field before anything is decided.
+resource as a count of devices. Requests come from outside: `core.demand.pod_validation` checks every field before
+anything is decided.
 """
 
 from collections.abc import Mapping
@@ -20,21 +21,21 @@ LARGEST_QUANTITY = 2**63 - 1
 """Kubernetes quantities are 64-bit; anything above is a mistake or an attack."""
 
 MOST_CONTAINERS = 100
-"""Init containers included: far above the pods that are run, and a decision looks at each beside all before it."""
+"""Init containers included: far above the pods that are run, and a decision compares each with all before it."""
 
 
 GANG = "topoalign.io/gang"
 GANG_SIZE = "topoalign.io/gang-size"
 """Annotations of pods that start together or not at all: the name of their gang, and how many pods it has."""
 CARDS = "topoalign.io/cards"
-"""The annotation that says over how many GPUs the units of a container are spread (`core.demand.shares`)."""
+"""The annotation with the number of GPUs over which the units of a container are spread (`core.demand.shares`)."""
 
 
 class Mode(StrEnum):
     """Whether a decision predicts the kubelet's or is topoalign's own."""
 
     KUBELET = "kubelet"
-    """Exactly as the kubelet decides, including what is odd there: for predictions."""
+    """Exactly as the kubelet decides, its known faults included: for predictions."""
     BEST = "best"
     """Ours, for admissions that topoalign decides itself: judged by what is free now, and never by CPU-less nodes."""
 
@@ -54,7 +55,7 @@ class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     requests: dict[ResourceName, int] = {}
     limits: dict[ResourceName, int] = {}
     sidecar: bool = False
-    """An init container with restart policy Always: it runs on beside the app containers."""
+    """An init container with restart policy Always: it runs on together with the app containers."""
 
 
 class PodLevelResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -155,7 +156,7 @@ class CpuOption(StrEnum):
 
 
 Compat = Literal["", "koordinator", "gaia", "hami"]
-"""Whose answers pods get: topoalign's own, or those of another scheduler, with all that is odd there."""
+"""Whose answers pods get: topoalign's own, or those of another scheduler, with its known faults."""
 
 
 class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -169,8 +170,9 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Device policy: which GPUs, once the NUMA affinity is known."""
     compat: Compat = ""
     """
-    Whose answers pods get, with all that is odd there. Empty: ours; `koordinator`: its scheduler's, to its annotations;
-    `gaia`: gpu-manager's, to requests for units of GPUs; `hami`: its scheduler's, to requests for slots of GPUs.
+    Whose answers pods get, with the known faults of that system. Empty: topoalign's; `koordinator`: its scheduler's, to
+    its annotations; `gaia`: gpu-manager's, to requests for units of GPUs; `hami`: its scheduler's, to requests for slots
+    of GPUs.
     """
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
@@ -186,7 +188,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """NUMA node id -> resource -> bytes kept for the system."""
 
 
-def overridden(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -> AdmissionRules:
+def override_rules(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -> AdmissionRules:
     """Returns the rules with these changes, by field name. Raises InvalidField, which names the wrong rule."""
     try:
         return msgspec.convert({**msgspec.to_builtins(rules), **changes}, AdmissionRules, strict=False)
@@ -224,7 +226,7 @@ class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Asks the allocator of a node to admit a pod (`allocate`) or to say whether it would (`what-if`).
+    Asks the allocator of a node to admit a pod (`allocate`) or to decide whether it would (`what-if`).
 
     Asking again for a pod that already holds what it asks for gets the same answer, so it is safe to repeat: also after a
     restart of the allocator, whose journal has what was granted. It is the same request if it has the pod's name and asks,

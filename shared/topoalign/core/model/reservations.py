@@ -1,8 +1,8 @@
 """
 What of a node is reserved for a pod that its kubelet has not admitted yet.
 
-A registry reserves what a node's decision will give the pod, before it binds the pod to the node. `ReservationsChanged`
-(`events`) says all reservations of a node at once.
+A registry reserves what a node's decision will give the pod, before it binds the pod to the node.
+`ReservationsChanged` (`events`) contains all reservations of a node.
 
 Fields are never renamed or re-used, only added, as in `events`.
 """
@@ -34,7 +34,7 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     co_allocated: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """Resource -> devices that the container gets together with its GPUs, without asking the kubelet for them."""
     needs_co_allocated: bool = False
-    """Whether the container must not start without its companions."""
+    """Whether the container must not start without its co-allocated devices."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
     """NIC among the devices -> PCI addresses of its SR-IOV virtual functions, where not the whole NIC is reserved."""
     cpus: str = ""

@@ -1,5 +1,5 @@
 """
-Sets of NUMA nodes that meet several needs at once, found without listing all sets.
+Finds sets of NUMA nodes that meet several needs at once, without listing all sets.
 
 A search decides node by node, the highest first, and leaves a node out before it takes it in; so what it finds comes in
 ascending order of the masks. It gives up a branch as soon as the best of the nodes below cannot meet some need, and where
@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from topoalign.core.model.errors import TooMuchWork
-from topoalign.core.model.hints import Need
+from topoalign.core.model.hints import ResourceNeed
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 
 MOST_STEPS = 100_000
@@ -21,7 +21,7 @@ HEAVY = 20
 """Steps that a look at the distances between up to 64 nodes counts for; more nodes, in proportion to their pairs."""
 
 
-class SearchBudget:
+class NumaSearchBudget:
     """Counts the steps of one decision against a limit. All searches of the decision share it and end together."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
@@ -42,7 +42,7 @@ class SearchBudget:
             )
 
 
-def meets(needs: Sequence[Need], mask: Mask) -> bool:
+def mask_meets_needs(needs: Sequence[ResourceNeed], mask: Mask) -> bool:
     """Whether these NUMA nodes meet all needs. Supply that is near several of them counts once."""
     return all(sum(amount for near, amount in need.supply.items() if near & mask) >= need.amount for need in needs)
 
@@ -75,7 +75,7 @@ class Tried(NamedTuple):
 class Choosing:
     """Searches the sets of nodes that hold all of `fixed`, otherwise only some of `nodes`, and meet the needs."""
 
-    def __init__(self, nodes: Mask, needs: Sequence[Need], work: SearchBudget, fixed: Mask = 0) -> None:
+    def __init__(self, nodes: Mask, needs: Sequence[ResourceNeed], work: NumaSearchBudget, fixed: Mask = 0) -> None:
         self.nodes = nodes_of(nodes & ~fixed)
         self.fixed = fixed
         self.work = work
@@ -139,7 +139,7 @@ class Choosing:
         return 1 << self.nodes[node]
 
 
-def gains(needs: Sequence[Need], nodes: Sequence[int]) -> list[list[list[tuple[Mask, int]]]]:
+def gains(needs: Sequence[ResourceNeed], nodes: Sequence[int]) -> list[list[list[tuple[Mask, int]]]]:
     """For each node and each need, the parts of the need's supply that are near the node."""
     position = {node: i for i, node in enumerate(nodes)}
     near_node: list[list[list[tuple[Mask, int]]]] = [[[] for _ in needs] for _ in nodes]

@@ -1,5 +1,5 @@
 """
-Every subset of a few NUMA nodes, in the kubelet's order: by size, then by the positions of the nodes.
+Lists every subset of a few NUMA nodes, in the kubelet's order: by size, then by the positions of the nodes.
 
 Subsets are numbered: bit i of a number is the i-th node. Whatever adds up over nodes is then computed for all subsets by
 doubling a list once per node, which keeps 2^8 subsets at microseconds; more than 12 nodes are refused.
@@ -44,11 +44,11 @@ def subsets(nodes: tuple[int, ...]) -> Subsets:
         )
     bits = [1 << position for position in range(len(nodes))]
     order = tuple(sum(chosen) for size in range(1, len(bits) + 1) for chosen in combinations(bits, size))
-    masks = tuple(doubled(1 << node for node in nodes))
+    masks = tuple(sums_by_subset(1 << node for node in nodes))
     return Subsets(nodes, masks, order, {mask: number for number, mask in enumerate(masks)})
 
 
-def doubled(amounts: Iterable[int]) -> list[int]:
+def sums_by_subset(amounts: Iterable[int]) -> list[int]:
     """The sum over each subset, computed from the amounts of the nodes: [a, b] gives [0, a, b, a + b]."""
     sums = [0]
     for amount in amounts:

@@ -1,5 +1,5 @@
 """
-Which devices a container gets, once its NUMA affinity is known.
+Chooses the devices of a container, once its NUMA affinity is known.
 
 `prefer` is the answer to the kubelet's GetPreferredAllocation and to `admit`'s own question alike.
 """
@@ -10,10 +10,10 @@ from itertools import islice
 from topoalign.core.model.decisions import NO_CONTEXT, PlacementContext
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import pair_score
-from topoalign.core.model.topology.views import made_once
+from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.placement.gpus.device_policy import (
     DGX1_PASCAL,
     DGX1_VOLTA,
@@ -24,7 +24,7 @@ from topoalign.core.placement.gpus.device_policy import (
     Simple,
     StaticSets,
 )
-from topoalign.core.placement.gpus.nics import NO_NICS, NicLocality, Nics, locality
+from topoalign.core.placement.gpus.nics import NO_NICS, NicLocality, Nics, nic_locality
 from topoalign.core.placement.gpus.seam import Members, gpu_links, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import ByTopology
@@ -41,14 +41,14 @@ PLACEMENTS: Mapping[str, DevicePolicy] = {
 """Device policies for GPUs by name."""
 
 
-def choose(policy: DevicePolicy, asked: GpuChoice) -> Members:
+def choose_gpu_set(policy: DevicePolicy, asked: GpuChoice) -> Members:
     """
-    The set of GPUs that the policy prefers, ascending; () where there is no preference to give (`can_be_met`).
+    The set of GPUs that the policy prefers, ascending; () where there is no preference to give (`has_possible_set`).
     """
-    return policy.choose(asked) if can_be_met(asked) else ()
+    return policy.choose(asked) if has_possible_set(asked) else ()
 
 
-def can_be_met(asked: GpuChoice) -> bool:
+def has_possible_set(asked: GpuChoice) -> bool:
     """
     Whether there is a set to choose: the size is at least 1 and at most what is available, positions are of the machine and
     not repeated, required ones are available and no more than the size.
@@ -69,15 +69,15 @@ def prefer(
     size: int,
     placement: str,
     near: Sequence[DeviceID] = (),
-    beside: PlacementContext = NO_CONTEXT,
+    context: PlacementContext = NO_CONTEXT,
 ) -> tuple[DeviceID, ...]:
     """
-    The `size` devices of a resource that are best, in the hardware's order; the order of the input has no say.
+    The `size` devices of a resource that are best, in the hardware's order; the order of the input does not matter.
 
     GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; shares, MIG instances and virtual
-    functions by how much of their cards is held (`prefer_parts`); others in the hardware's order.
-    `beside` is what else is free, for policy `topology`. () where there is no preference to give (`can_be_met`), and for
-    devices that the node does not have.
+    functions by how much of their GPUs is held (`prefer_parts`); others in the hardware's order.
+    `context` is what else is free, for policy `topology`. () where there is no preference to give (`has_possible_set`),
+    and for devices that the node does not have.
     """
     kind = topology.kind_of(resource)
     if kind == "part":
@@ -89,10 +89,10 @@ def prefer(
     if not free <= listed.keys() or len(free) < len(available) or not free.issuperset(must_include):
         return ()
     if kind == "gpu":
-        picked = {*prefer_gpus(topology, available, must_include, size, placement, beside)}
+        picked = {*prefer_gpus(topology, available, must_include, size, placement, context)}
     else:
         ranked = sorted(listed, key=lambda nic: nearness(topology, nic, near)) if kind == "nic" else [*listed]
-        picked = first_of(ranked, free, must_include, size)
+        picked = first_ranked(ranked, free, must_include, size)
     return tuple(device for device in listed if device in picked)
 
 
@@ -102,15 +102,15 @@ def prefer_gpus(
     must_include: Sequence[DeviceID],
     size: int,
     placement: str,
-    beside: PlacementContext,
+    context: PlacementContext,
 ) -> tuple[DeviceID, ...]:
     """`prefer` for whole GPUs of the machine, however they are offered; in the hardware's order."""
-    chosen = choose(PLACEMENTS[placement], gpu_choice(topology, available, must_include, size, beside))
+    chosen = choose_gpu_set(PLACEMENTS[placement], build_gpu_choice(topology, available, must_include, size, context))
     gpus = tuple(topology.gpu_by_id)
     return tuple(gpus[i] for i in chosen)
 
 
-def first_of(
+def first_ranked(
     ranked: Sequence[DeviceID], free: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
 ) -> set[DeviceID]:
     """The devices that must be in the set, and the first others; nothing where there is no preference to give."""
@@ -121,35 +121,35 @@ def first_of(
     return {*required, *islice(others, size - len(required))}
 
 
-def gpu_choice(
+def build_gpu_choice(
     topology: Topology,
     available: Collection[DeviceID],
     must_include: Sequence[DeviceID],
     size: int,
-    beside: PlacementContext,
+    context: PlacementContext,
 ) -> GpuChoice:
     """What a device policy is asked. Raises KeyError for GPUs that the machine does not have."""
-    position = positions(topology)
+    position = positions_by_gpu(topology)
     near = nic_localities(topology)
     return GpuChoice(
         scorer=set_scorer(topology),
         available=[position[device] for device in available],
         required=[position[device] for device in must_include],
         size=size,
-        free=frozenset(position[gpu] for gpu in beside.free if gpu in position),
-        nics=Nics(beside.nics_wanted, [near[nic] for nic in beside.nics if nic in near])
-        if beside.nics_wanted
+        free=frozenset(position[gpu] for gpu in context.free if gpu in position),
+        nics=Nics(context.nics_wanted, [near[nic] for nic in context.nics if nic in near])
+        if context.nics_wanted
         else NO_NICS,
     )
 
 
-@made_once
-def positions(topology: Topology) -> Mapping[DeviceID, int]:
+@computed_once
+def positions_by_gpu(topology: Topology) -> Mapping[DeviceID, int]:
     """GPU -> its position on the machine."""
     return {gpu: position for position, gpu in enumerate(topology.gpu_by_id)}
 
 
-@made_once
+@computed_once
 def set_scorer(topology: Topology) -> SetScorer:
     """The scorer of the sets of all GPUs."""
     return SetScorer(gpu_scores(topology), gpu_links(topology))
@@ -157,14 +157,14 @@ def set_scorer(topology: Topology) -> SetScorer:
 
 def seam_of(topology: Topology, gpus: Collection[DeviceID]) -> str:
     """The weakest seam of a set of the machine's GPUs, for people: `4 NVLinks, 80 GB/s`."""
-    position = positions(topology)
+    position = positions_by_gpu(topology)
     return set_scorer(topology).describe(tuple(sorted(position[gpu] for gpu in gpus)))
 
 
-@made_once
+@computed_once
 def nic_localities(topology: Topology) -> Mapping[DeviceID, NicLocality]:
     """NIC -> the GPUs that it is local to, and near."""
-    return {nic: locality(topology, nic) for nic in topology.nic_by_id}
+    return {nic: nic_locality(topology, nic) for nic in topology.nic_by_id}
 
 
 def nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> tuple[bool, int]:
@@ -173,5 +173,5 @@ def nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> 
     down = nic is not None and bool(nic.ports) and not any(port.state in ("", "ACTIVE") for port in nic.ports)
     return (
         down,  # one that has a link,
-        -sum(pair_score(topology, device, other) for other in near),  # then the nearest to all of these devices
+        -sum(connection_score(topology, device, other) for other in near),  # then the nearest to all of these devices
     )

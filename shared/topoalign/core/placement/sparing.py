@@ -1,5 +1,5 @@
 """
-Preferences that spare what is held.
+Chooses devices that the record has as free before those that it has as held.
 
 The kubelet names the devices that it takes to be free. Where the record has some of them as held, these are left out as long
 as there are enough others, and used after all others where there are not.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from topoalign.core.model.decisions import PlacementContext
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.device_sets import NO_DEVICES, Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet, OfferedDevices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import prefer
 from topoalign.core.state.ownership import Ownership
@@ -33,7 +33,9 @@ def prefer_sparing(
     if all(map(offered.__contains__, must_include)) and len(must_include) <= size <= len(available):
         spare: Collection[DeviceID]
         if isinstance(offered, DeviceSet):
-            others = held_among(ownership, resource, offered.devices) | overlapping(ownership, offered.devices, kept)
+            others = held_among(ownership, resource, offered.devices) | overlapping_devices(
+                ownership, offered.devices, kept
+            )
             among = offered
             spare = offered - others | offered.devices.some(must_include)
         else:  # some are named twice, or not listed, as those of a former offer
@@ -43,10 +45,10 @@ def prefer_sparing(
         if len(spare) < len(available):
             among, required = (spare, must_include) if len(spare) >= size else (among, tuple(spare))
     free = ownership.free(resource) if topology.kind_of(resource) == "gpu" else ()
-    return prefer(topology, resource, among, required, size, placement, beside=PlacementContext(free=free))
+    return prefer(topology, resource, among, required, size, placement, context=PlacementContext(free=free))
 
 
-def held_among(ownership: Ownership, resource: ResourceName, devices: Devices) -> DeviceSet:
+def held_among(ownership: Ownership, resource: ResourceName, devices: OfferedDevices) -> DeviceSet:
     """Those of all devices of a resource that are held (`Ownership.is_held`)."""
     if not ownership.holds_anything:
         return devices.nothing
@@ -69,7 +71,7 @@ def is_any_held(topology: Topology, ownership: Ownership, resource: ResourceName
     return any(ownership.is_held(some.lowest) for alike in devices.alike if (some := named & alike))
 
 
-def overlapping(ownership: Ownership, devices: Devices, others: Collection[DeviceID]) -> DeviceSet:
+def overlapping_devices(ownership: Ownership, devices: OfferedDevices, others: Collection[DeviceID]) -> DeviceSet:
     """Those of the devices that overlap what any of these ids stands for."""
     if not others:
         return devices.nothing
@@ -77,9 +79,9 @@ def overlapping(ownership: Ownership, devices: Devices, others: Collection[Devic
     return with_parts(devices.some(others), devices, lambda device: taken.overlaps(ownership.holding(device)))
 
 
-def with_parts(named: DeviceSet, devices: Devices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
+def with_parts(named: DeviceSet, devices: OfferedDevices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
     """
-    Those of the devices that are taken: the `named` ones and those beside them. Of the shares of a device that are not
+    Those of the devices that are taken: the `named` ones and their neighbours. Of the shares of a device that are not
     named one is asked about, because all of them are taken with the device or none is.
     """
     found = named.bits

@@ -1,5 +1,5 @@
 """
-Topology policies: how hints are merged, and whether the merged hint is good enough. Names as in the kubelet.
+Topology policies: they merge hints, and decide whether the merged hint is good enough. Names as in the kubelet.
 
 A policy is a module with its class, a line in POLICIES and its name in `Policy`. Code elsewhere asks its attributes,
 and never which policy it is.
@@ -11,7 +11,7 @@ from typing import Protocol
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode, Policy
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.policy.best_effort import BestEffortPolicy
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.hint_combinations import Offer
@@ -41,7 +41,7 @@ class TopologyPolicy(Protocol):
         machine: Mask,
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
-        work: SearchBudget | None = None,
+        work: NumaSearchBudget | None = None,
         order: MaskOrder | None = None,
     ) -> TopologyHint:
         """

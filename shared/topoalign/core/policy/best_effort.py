@@ -1,11 +1,11 @@
-"""best-effort: align as well as the hints allow, and admit every container."""
+"""Policy `best-effort`: aligns as well as the hints allow, and admits every container."""
 
 from collections.abc import Sequence
 
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import merge
@@ -26,7 +26,7 @@ class BestEffortPolicy:
         machine: Mask,
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
-        work: SearchBudget | None = None,
+        work: NumaSearchBudget | None = None,
         order: MaskOrder | None = None,
     ) -> TopologyHint:
         """Returns the best hint that the offers have in common, as `TopologyPolicy.merge`. Raises TooMuchWork."""

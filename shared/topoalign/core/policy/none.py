@@ -1,11 +1,11 @@
-"""none: nothing is aligned. The hint providers are not asked, and every container is admitted."""
+"""Policy `none`: aligns nothing. The hint providers are not asked, and every container is admitted."""
 
 from collections.abc import Sequence
 
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
@@ -24,7 +24,7 @@ class NonePolicy:
         machine: Mask,
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
-        work: SearchBudget | None = None,
+        work: NumaSearchBudget | None = None,
         order: MaskOrder | None = None,
     ) -> TopologyHint:
         """Returns the hint for any node, whatever the offers."""

@@ -1,4 +1,4 @@
-"""restricted: align as best-effort does, and admit only what is aligned as well as it can be."""
+"""Policy `restricted`: aligns as `best-effort` does, and admits only what is aligned as well as possible."""
 
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.policy.best_effort import BestEffortPolicy

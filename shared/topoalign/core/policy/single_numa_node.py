@@ -1,8 +1,8 @@
 """
-single-numa-node: admit a container only if all it asks for fits on one NUMA node.
+Policy `single-numa-node`: admits a container only if everything it asks for fits on one NUMA node.
 
 The rule (kubelet v1.36.3): of each list, only the preferred hints that name one node (or no node at all) are worth merging.
-If the merge ends with the whole machine, no node was singled out, and the affinity is left open. Distances have no say.
+If the merge ends with the whole machine, no node was singled out, and the affinity is left open. Distances do not count.
 
 In mode `best` the narrowest nodes on which everything fits must be one node.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
-from topoalign.core.numa_sets.search import SearchBudget, meets
+from topoalign.core.numa_sets.search import NumaSearchBudget, mask_meets_needs
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, merge
@@ -33,7 +33,7 @@ class SingleNumaNodePolicy:
         machine: Mask,
         distances: Distances | None = None,
         mode: Mode = Mode.KUBELET,
-        work: SearchBudget | None = None,
+        work: NumaSearchBudget | None = None,
         order: MaskOrder | None = None,
     ) -> TopologyHint:
         """Returns the best hint for one node; not preferred if there is none. Raises TooMuchWork."""
@@ -51,6 +51,8 @@ class SingleNumaNodePolicy:
 def single(offer: Offer) -> list[TopologyHint]:
     """The preferred hints of an offer for one node or for any; a rule is listed."""
     if isinstance(offer, HintRule):
-        masks = {1 << node for node in nodes_of(offer.nodes) if meets(offer.needs, 1 << node)} | {*offer.besides}
+        masks = {1 << node for node in nodes_of(offer.nodes) if mask_meets_needs(offer.needs, 1 << node)} | {
+            *offer.besides
+        }
         return [TopologyHint(mask, True) for mask in sorted(masks) if mask.bit_count() == 1 == offer.least]
     return [h for h in offer if h.preferred and (h.affinity is None or h.affinity.bit_count() == 1)]

@@ -1,7 +1,7 @@
 """
-How good a node is for a pod that it would admit: the scores of `prioritize`, 0 to 10.
+Scores how good a node is for a pod that it would admit: the scores of `prioritize`, 0 to 10.
 
-`zones` has what each NUMA node of a node has left, `numa` the scores that look at these amounts, `quality` the score that
-looks at the GPUs which the pod would get, `gaia` the order in which gpu-admission tries nodes, `hami` that in which HAMi
-ranks them. Whether the pod fits is not asked here: `admission` decides that.
+`zones` counts what each NUMA node has left, and `numa` scores these amounts. `quality` scores the GPUs that the pod
+would get. `scorers` has the scores by name, those in the order of gpu-admission and of HAMi included. Whether the pod
+fits is decided in `admission`.
 """

@@ -1,5 +1,5 @@
 """
-Scores by what the NUMA nodes of a node have left, as the scheduler plugin NodeResourceTopologyMatch gives them: 0 to 100.
+Scores nodes by what their NUMA nodes have left, as the scheduler plugin NodeResourceTopologyMatch does: 0 to 100.
 
 `least-allocated`, `most-allocated` and `balanced` look at each NUMA node alone, and so only at nodes with policy
 `single-numa-node`; another node gets 0. A NUMA node that does not fit has the score 0, and a node the lowest score of its
@@ -29,7 +29,7 @@ from math import comb
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.quantities import Quantities, asked, pod_wide
+from topoalign.core.demand.resource_quantities import Quantities, effective_requests, pod_wide
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy, Scope
 from topoalign.core.policy import POLICIES
@@ -77,7 +77,7 @@ def numa_need(demand: PodDemand) -> NumaNeed:
         demand.rules.max_allowable_numa_nodes,
         demand.request.gets_exclusive_resources,
         tuple(each.asked for each in demand.containers),
-        pod_wide(demand.request, asked),
+        pod_wide(demand.request, effective_requests),
     )
 
 
@@ -96,39 +96,39 @@ def numa_score(kind: NumaScore, need: NumaNeed, zones: Sequence[Zone]) -> int:
         return 0
     score = STRATEGIES[kind]
     parts = (need.whole,) if by_pod else need.containers
-    return sum(lowest(score, part, zones) for part in parts) // len(parts)
+    return sum(lowest_score(score, part, zones) for part in parts) // len(parts)
 
 
 Strategy = Callable[[Quantities, Amounts], int]
 """The score of what is requested on a NUMA node that has so much left; 0 where it does not fit."""
 
 
-def lowest(score: Strategy, wanted: Quantities, zones: Iterable[Zone]) -> int:
+def lowest_score(score: Strategy, wanted: Quantities, zones: Iterable[Zone]) -> int:
     """The lowest score of the NUMA nodes that fit; 0 if none does."""
     return min(filter(None, (score(wanted, zone.available) for zone in zones)), default=0)
 
 
 def least_allocated(wanted: Quantities, left: Amounts) -> int:
     """The mean share, in percent, that stays free of each resource that is requested."""
-    return mean([room(amount, left.get(name, 0)) for name, amount in wanted.items()])
+    return rounded_mean([free_percent(amount, left.get(name, 0)) for name, amount in wanted.items()])
 
 
-def room(amount: int, left: int) -> int:
+def free_percent(amount: int, left: int) -> int:
     """Percent of what is left that stays free; 0 where it is too little."""
     return (left - amount) * BEST // left if left and amount <= left else 0
 
 
 def most_allocated(wanted: Quantities, left: Amounts) -> int:
     """The mean share, in percent, that is taken of each resource that is requested."""
-    return mean([use(amount, left.get(name, 0)) for name, amount in wanted.items()])
+    return rounded_mean([used_percent(amount, left.get(name, 0)) for name, amount in wanted.items()])
 
 
-def use(amount: int, left: int) -> int:
+def used_percent(amount: int, left: int) -> int:
     """Percent of what is left that is taken; 0 where it is too little."""
     return amount * BEST // left if left and amount <= left else 0
 
 
-def balanced(wanted: Quantities, left: Amounts) -> int:
+def balanced_score(wanted: Quantities, left: Amounts) -> int:
     """100 where equal shares of all resources are taken, less their sample variance; a single resource is balanced."""
     if any(amount > left.get(name, 0) for name, amount in wanted.items()):
         return 0
@@ -140,7 +140,7 @@ def balanced(wanted: Quantities, left: Amounts) -> int:
     return int((1 - variance) * BEST)
 
 
-def mean(scores: Sequence[int]) -> int:
+def rounded_mean(scores: Sequence[int]) -> int:
     """The mean, rounded down; 100 of nothing."""
     return sum(scores) // len(scores) if scores else BEST
 
@@ -148,7 +148,7 @@ def mean(scores: Sequence[int]) -> int:
 STRATEGIES: Mapping[NumaScore, Strategy] = {
     NumaScore.LEAST_ALLOCATED: least_allocated,
     NumaScore.MOST_ALLOCATED: most_allocated,
-    NumaScore.BALANCED: balanced,
+    NumaScore.BALANCED: balanced_score,
 }
 """The scores that look at each NUMA node alone."""
 
@@ -163,13 +163,13 @@ def fewest_nodes(parts: Iterable[Quantities], zones: Sequence[Zone], most_nodes:
     for part in parts:
         if bound.isdisjoint(part):
             continue
-        found = narrowest([each for each in part.items() if each[1]], left, apart)
+        found = smallest_numa_set([each for each in part.items() if each[1]], left, apart)
         if found is None:
             return 0
         members, nearest = found
         most = max(most, len(members))
         near = near and nearest
-        take(part, [left[member] for member in members])
+        take_in_order(part, [left[member] for member in members])
     unit = BEST // most_nodes
     return max(0, BEST - most * unit + (unit // 2 if near else 0)) if most else BEST
 
@@ -180,14 +180,14 @@ Members = tuple[int, ...]
 """NUMA nodes by their positions, ascending."""
 
 
-def narrowest(
+def smallest_numa_set(
     needs: Sequence[tuple[ResourceName, int]], left: Sequence[Amounts], apart: Distances
 ) -> tuple[Members, bool] | None:
     """
     The nearest of the smallest sets of NUMA nodes that have it together, and whether no other set of as many is nearer.
     None: all of them have too little, or there are too many sets to compare.
     """
-    for size in range(fewest(needs, left), len(left) + 1):
+    for size in range(fewest_zones(needs, left), len(left) + 1):
         if comb(len(left), size) > MOST_SETS:
             return None
         sets = nearest_first(apart, size)
@@ -197,7 +197,7 @@ def narrowest(
     return None
 
 
-def fewest(needs: Iterable[tuple[ResourceName, int]], left: Sequence[Amounts]) -> int:
+def fewest_zones(needs: Iterable[tuple[ResourceName, int]], left: Sequence[Amounts]) -> int:
     """So many NUMA nodes are needed at least: those that have most of each resource."""
     least = 1
     for name, amount in needs:
@@ -216,7 +216,7 @@ def nearest_first(apart: Distances, size: int) -> tuple[tuple[int, Members], ...
     return tuple(sorted((sum(apart[i][j] for i in members for j in members), members) for members in sets))
 
 
-def take(wanted: Quantities, left: Iterable[dict[ResourceName, int]]) -> None:
+def take_in_order(wanted: Quantities, left: Iterable[dict[ResourceName, int]]) -> None:
     """Takes it from these NUMA nodes, from each as much as it has, in their order."""
     for name, amount in wanted.items():
         for each in left:

@@ -1,5 +1,6 @@
 """
-The score `quality`: how fast a collective runs on the GPUs that a pod would get on a node, and how it fragments the node.
+Computes the score `quality`: how fast a collective runs on the GPUs that a pod would get on a node, and how they
+fragment the node.
 
 Nodes are compared by one key, element by element, which begins like that of device policy `topology`:
 
@@ -17,11 +18,11 @@ Nodes are compared by one key, element by element, which begins like that of dev
     c: all but one are held; it cuts none                                   first
 
 Element 4 fills GPUs and nodes as well as fragmentation gradient descent does (docs/decisions/0021), and knows no workload.
-Which GPUs a pod would get is in `taken_gpus`; which CPUs and memory are free there is not looked at. For MIG instances and
+Which GPUs a pod would get is in `taken_gpus`; which CPUs and memory are free there is not considered. For MIG instances and
 functions nodes differ in the packing only.
 
-Which machine it is, what is free by position, and what is asked for decide the key; so it is remembered by these for all
-machines of one model. A node with too few of a device has none.
+Which machine it is, what is free by position, and what is asked for decide the key; so keys are cached by these for
+all machines of one model. A node with too few of a device has none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,11 +30,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.shares import Share, SlotShare, share_of, slots_asked
+from topoalign.core.demand.shares import Share, SlotShare, share_from_units, slots_asked
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.topology.bitmask import mask_of, nodes_of
+from topoalign.core.model.topology.bitmask import node_mask, nodes_of
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.nics import Nics, count_nics
 from topoalign.core.placement.preference import nic_localities, set_scorer
 from topoalign.core.policy import POLICIES
@@ -44,16 +45,16 @@ from topoalign.core.scoring.taken_gpus import (
     WholeGpus,
     left_in_slots,
     left_in_units,
-    places_of_cards,
+    position_by_gpu,
 )
-from topoalign.core.sharing.choosers import places_of, scorer_of
+from topoalign.core.sharing.choosers import link_scorer, shareable_devices
 from topoalign.core.state.fold import NodeState
 
 MOST_KEPT = 16_384
-"""Keys that are remembered for machines of one model."""
+"""Keys that are cached for machines of one model."""
 
 
-class Packing(StrEnum):
+class NodePacking(StrEnum):
     """Which nodes come first where the devices are equally good."""
 
     BINPACK = "binpack"
@@ -87,7 +88,7 @@ class FreeDevices(NamedTuple):
     masks: Mapping[ResourceName, int]
     """Resource -> the whole GPUs or NICs, as bits by their positions on the machine; of parts how many."""
     slots: tuple[GpuLeft, ...]
-    """What is left of each GPU or MIG instance in slots, in the order of `places_of`. Empty: there is none."""
+    """What is left of each GPU or MIG instance in slots, in the order of `shareable_devices`. Empty: there is none."""
     units: tuple[GpuLeft, ...]
     """What is left of each GPU in units, by position. Empty: there is none."""
 
@@ -120,7 +121,7 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
     if not {"unit", "slot"}.isdisjoint(kinds.values()):
         for each in lasting:
             in_slots = slots_asked(topology, each.devices)
-            in_units = share_of(topology, each.devices, each.cards)
+            in_units = share_from_units(topology, each.devices, each.cards)
             shares += [share for share in (in_slots, in_units) if share is not None]
     return DeviceNeed(
         gpus=tuple(gpus),
@@ -137,19 +138,21 @@ def free_devices(state: NodeState) -> FreeDevices:
     """What is free on a node of each resource that is offered there. To be renewed when the node changes."""
     topology = state.hardware
     owned = state.ownership
-    positions = places_of_cards(topology)
+    positions = position_by_gpu(topology)
     kinds = {name: topology.kind_of(name) for name in topology.offers_of}
     masks = {
-        name: len(owned.free(name)) if kind == "part" else mask_of(map(positions.__getitem__, owned.free(name)))
+        name: len(owned.free(name)) if kind == "part" else node_mask(map(positions.__getitem__, owned.free(name)))
         for name, kind in kinds.items()
         if kind in ("gpu", "nic", "part")
     }
-    slots = map(owned.slots_left.get, (base for base, _ in places_of(topology))) if "slot" in kinds.values() else ()
+    slots = (
+        map(owned.slots_left.get, (base for base, _ in shareable_devices(topology))) if "slot" in kinds.values() else ()
+    )
     units = map(owned.units_left.get, topology.gpu_by_id) if "unit" in kinds.values() else ()
     return FreeDevices(masks, tuple(map(left_in_slots, slots)), tuple(map(left_in_units, units)))
 
 
-def key_of(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: Packing) -> NodeKey | None:
+def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
     """
     The key of a node of this topology: the one that was announced, whose shape others share. None: a device is short.
 
@@ -167,23 +170,23 @@ def key_of(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: Pac
     return known[question]
 
 
-Question = tuple[DeviceNeed, tuple[int, ...], tuple[tuple[GpuLeft, ...], ...], Packing]
+Question = tuple[DeviceNeed, tuple[int, ...], tuple[tuple[GpuLeft, ...], ...], NodePacking]
 
 
-@made_once
+@computed_once
 def keys_of(topology: Topology) -> dict[Question, NodeKey | None]:
-    """The keys that are remembered for machines of one shape."""
+    """The cached keys for machines of one shape."""
     return {}
 
 
-def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: Packing) -> NodeKey | None:
+def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
     """The elements of the key together; None where a device is short."""
-    short = any(nodes.bit_count() < amount for nodes, amount in amounts(free, need.nics))
-    if short or any(count < amount for count, amount in amounts(free, need.parts)):
+    short = any(nodes.bit_count() < amount for nodes, amount in free_and_requested(free, need.nics))
+    if short or any(count < amount for count, amount in free_and_requested(free, need.parts)):
         return None
     gpus = {name: nodes_of(free.masks.get(name, 0)) for name, _ in need.gpus}
     whole = WholeGpus(shape, gpus, need.placement, aligned=need.aligned, by_gpus=need.by_gpus)
-    in_slots = SharedGpus(scorer_of(shape), free.slots)
+    in_slots = SharedGpus(link_scorer(shape), free.slots)
     in_units = SharedGpus(set_scorer(shape), free.units)
     shares = [(in_slots if isinstance(share, SlotShare) else in_units, share) for share in need.shares]
     if not all(whole.take(name, size) for name, size in need.gpus) or not all(
@@ -193,19 +196,19 @@ def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: P
     shared = [gpus for gpus in (in_slots, in_units) if gpus.taken]
     seams = [*whole.seams, *(seam for gpus in shared for seam in gpus.seams)]
     left = whole.left + sum(gpus.left for gpus in shared)
-    left += sum(nodes.bit_count() - amount for nodes, amount in amounts(free, need.nics))
-    left += sum(count - amount for count, amount in amounts(free, need.parts))
+    left += sum(nodes.bit_count() - amount for nodes, amount in free_and_requested(free, need.nics))
+    left += sum(count - amount for count, amount in free_and_requested(free, need.parts))
     cut = whole.cut + sum(gpus.cut for gpus in shared)
     rest = sum(gpus.rest for gpus in shared)
     return NodeKey(
         seam=-round(min(seams), 1) if seams else 0.0,
         nics=count_local_nics(shape, need, free, [gpu for members in whole.taken for gpu in members]),
         numa=whole.numa,
-        packing=(-round(left, 4),) if packing is Packing.SPREAD else (cut, round(rest, 4), round(left, 4)),
+        packing=(-round(left, 4),) if packing is NodePacking.SPREAD else (cut, round(rest, 4), round(left, 4)),
     )
 
 
-def amounts(free: FreeDevices, asked: Sequence[tuple[ResourceName, int]]) -> Iterator[tuple[int, int]]:
+def free_and_requested(free: FreeDevices, asked: Sequence[tuple[ResourceName, int]]) -> Iterator[tuple[int, int]]:
     """What is free of each resource that is asked for, with how many are."""
     return ((free.masks.get(name, 0), amount) for name, amount in asked)
 
@@ -214,7 +217,7 @@ def count_local_nics(shape: Topology, need: DeviceNeed, free: FreeDevices, gpus:
     """How many of the NICs that the pod asks for can be local, and near, to these GPUs; negative."""
     localities = [*nic_localities(shape).values()]
     local = near = 0
-    for nics, amount in amounts(free, need.nics) if gpus else ():
+    for nics, amount in free_and_requested(free, need.nics) if gpus else ():
         counts = count_nics(Nics(amount, [localities[nic] for nic in nodes_of(nics)]), gpus)
         local = local - counts[0]
         near = near - counts[1]

@@ -1,11 +1,11 @@
 """
-The scores that `prioritize` can be set to give, by name: `TOPOALIGN_SCORING`. 0 to 10, higher is better.
+Defines the scores of `prioritize` by name (`TOPOALIGN_SCORING`): 0 to 10, higher is better.
 
 Each has functions for what changes at different times, because a scheduler asks about thousands of nodes: what of a pod it
 depends on, once for each kind of machine; what is left on a node, once for each change of the node; the key of a node for a
 pod, once for each change of either; and the scores of the nodes that are asked about, by their keys.
 
-    scorer = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+    scorer = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
     need = scorer.need(topology, demand)
     left = scorer.left(state, demand.rules)
     scorer.scores([scorer.key(topology, need, left), ...])
@@ -21,50 +21,50 @@ import msgspec
 
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.share_annotations import NODE_POLICY
-from topoalign.core.demand.shares import share_of
+from topoalign.core.demand.shares import share_from_units
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.scoring import numa, quality
 from topoalign.core.scoring.numa import NumaNeed, NumaScore
-from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, Packing
+from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, NodePacking
 from topoalign.core.scoring.zones import Zone, zones_of
-from topoalign.core.sharing.cards import ShareRequest
 from topoalign.core.sharing.choosers import slot_candidates, unit_candidates
-from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, asks_for_gpu, rank
-from topoalign.core.sharing.hami.scores import node_score
+from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, admission_order_key, asks_for_gpu
+from topoalign.core.sharing.hami.gpu_scores import hami_gpus_score
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
-from topoalign.core.sharing.slots_as_hami import usage_of_cards
+from topoalign.core.sharing.shared_gpus import ShareRequest
+from topoalign.core.sharing.slots_as_hami import usage_of_gpus
 from topoalign.core.state.fold import NodeState
 
-# The order in which gpu-admission prefers nodes: of those on which the pod fits, the one first that has the least left.
+# Orders nodes as gpu-admission does: of those on which the pod fits, the one with the least left comes first.
 #
 #     cores left of all GPUs in units, then their memory, then the name
 #     a: 150 cores and 200 blocks, b: 150 and 180, c: 800 and 1280 are tried in the order b, a, c
 #
 # gpu-admission leaves no other node than the first on which the pod fits; here the others come after it, and last those
-# on which it finds no room, in the same order: whether topoalign does, the filter has said. A pod without such a GPU,
-# or of memory alone, it lets go anywhere: to such a one all nodes are equal. The cards that it promises are not taken
-# over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
+# on which it finds no room, in the same order: whether topoalign finds room, the filter has decided. It does not
+# restrict a pod without such a GPU, or with memory alone: for such a pod all nodes are equal. The GPUs that it promises
+# are not taken over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
 
 
 Containers = tuple[ShareRequest, ...]
 """What each container of a pod asks for; (): gpu-admission lets the pod go anywhere."""
 
 
-def containers_of(topology: Topology, demand: PodDemand) -> Containers:
+def unit_containers(topology: Topology, demand: PodDemand) -> Containers:
     """
     The containers that gpu-admission looks at, which are the app containers with units: all others are unknown to it, and so
     is that a share is spread over several GPUs.
     """
-    shares = (share_of(topology, each.devices, each.cards) for each in demand.containers if each.role == "app")
+    shares = (share_from_units(topology, each.devices, each.cards) for each in demand.containers if each.role == "app")
     containers = tuple(
         ShareRequest(cores=each.cores, memory=each.blocks * MEMORY_BLOCK) for each in shares if each is not None
     )
     return containers if asks_for_gpu(containers) else ()
 
 
-def node_of(state: NodeState) -> AdmissionNode | None:
+def admission_node(state: NodeState) -> AdmissionNode | None:
     """
     A node with its GPUs in units; None: it has none. Nothing is left of one that somebody has whole, that is not healthy, or
     that is held in another way.
@@ -73,19 +73,19 @@ def node_of(state: NodeState) -> AdmissionNode | None:
     if not units:
         return None
     whole = {gpu for each in state.allocations.values() for gpu, held in each.amounts.items() if held.cores >= CORES}
-    cards = [
+    gpus = [
         msgspec.structs.replace(card, exclusive=card.device in whole)
         for card in unit_candidates(state.hardware, units)
         if card.device in units
     ]
-    return AdmissionNode(name=state.node, cards=tuple(cards))
+    return AdmissionNode(name=state.node, cards=tuple(gpus))
 
 
 def gaia_order(containers: Containers, node: AdmissionNode | None) -> tuple[bool, Load] | tuple[()] | None:
     """The key that sorts nodes for a pod; None for a node that gpu-admission does not try."""
     if not containers:
         return ()
-    return None if node is None else rank(node, containers)
+    return None if node is None else admission_order_key(node, containers)
 
 
 Need = TypeVar("Need")
@@ -106,12 +106,12 @@ class Scoring(StrEnum):
     BALANCED = NumaScore.BALANCED.value
     LEAST_NUMA_NODES = NumaScore.LEAST_NUMA_NODES.value
     GAIA = "gaia"
-    """The order in which gpu-admission prefers nodes (`scoring.gaia`)."""
+    """The order in which gpu-admission prefers nodes."""
     HAMI = "hami"
-    """How full the GPUs in slots are, as HAMi ranks nodes (`scoring.hami`)."""
+    """How full the GPUs in slots are, as HAMi ranks nodes."""
 
 
-class Scorer(Protocol, Generic[Need, Left]):
+class NodeScorer(Protocol, Generic[Need, Left]):
     """One way to score nodes."""
 
     def need(self, topology: Topology, demand: PodDemand) -> Need:
@@ -139,7 +139,7 @@ class ByPlace:
 class QualityScorer(ByPlace):
     """Scores by the devices (`scoring.quality`)."""
 
-    packing: Packing
+    packing: NodePacking
 
     def need(self, topology: Topology, demand: PodDemand) -> DeviceNeed:
         """The devices."""
@@ -151,7 +151,7 @@ class QualityScorer(ByPlace):
 
     def key(self, topology: Topology, need: DeviceNeed, left: FreeDevices) -> Key:
         """Remembered for machines of one shape."""
-        return quality.key_of(topology, need, left, self.packing)
+        return quality.node_key(topology, need, left, self.packing)
 
 
 @dataclass(frozen=True)
@@ -179,15 +179,15 @@ class NumaScorer:
 
 @dataclass(frozen=True)
 class GaiaScorer(ByPlace):
-    """Scores by the place of a node in the order of gpu-admission (`scoring.gaia`)."""
+    """Scores by the place of a node in the order of gpu-admission."""
 
     def need(self, topology: Topology, demand: PodDemand) -> Containers:
         """The containers that gpu-admission looks at."""
-        return containers_of(topology, demand)
+        return unit_containers(topology, demand)
 
     def left(self, state: NodeState, rules: AdmissionRules) -> AdmissionNode | None:
         """What is left of the GPUs in units."""
-        return node_of(state)
+        return admission_node(state)
 
     def key(self, topology: Topology, need: Containers, left: AdmissionNode | None) -> Key:
         """The most loaded first, of those with room for the pod."""
@@ -196,7 +196,7 @@ class GaiaScorer(ByPlace):
 
 @dataclass(frozen=True)
 class HamiScorer(ByPlace):
-    """Scores by the place of a node in HAMi's order (`scoring.hami`)."""
+    """Scores by the place of a node in HAMi's order."""
 
     def need(self, topology: Topology, demand: PodDemand) -> str | None:
         """The pod's policy for nodes."""
@@ -204,14 +204,14 @@ class HamiScorer(ByPlace):
 
     def left(self, state: NodeState, rules: AdmissionRules) -> float:
         """How full the GPUs in slots are."""
-        return fullness(state)
+        return hami_node_score(state)
 
     def key(self, topology: Topology, need: str | None, left: float) -> Key:
         """The fullest first, or the emptiest."""
         return hami_order(need, left)
 
 
-def scorer_of(scoring: Scoring, packing: Packing) -> Scorer[Any, Any]:
+def scorer_by_name(scoring: Scoring, packing: NodePacking) -> NodeScorer[Any, Any]:
     """The scorer of this name; `packing` counts for `quality` alone."""
     match scoring:
         case Scoring.QUALITY:
@@ -234,18 +234,18 @@ def by_place(keys: Sequence[Key]) -> list[int]:
     return [scores.get(key, 1) for key in keys]
 
 
-# The order in which HAMi ranks nodes: by how full their GPUs in slots are before the pod comes.
+# Orders nodes as HAMi does: by how full their GPUs in slots are before the pod arrives.
 #
-# HAMi's score of a node is 10 times the sum of its slots, cores and memory that are held, as parts of what all of its
-# GPUs in slots offer together. The pod's annotation `hami.io/node-scheduler-policy` says whether the fullest node comes
-# first (`binpack`, the default) or the emptiest (`spread`). What the pod asks for, links and NUMA nodes count nothing:
+# HAMi's score of a node is 10 times the sum of its held slots, cores and memory, each as a fraction of what all of
+# its GPUs in slots offer together. The pod's annotation `hami.io/node-scheduler-policy` sets whether the fullest node comes
+# first (`binpack`, the default) or the emptiest (`spread`). What the pod asks for, links and NUMA nodes do not count:
 #
 #     two GPUs of 10 slots, 100 cores and 8000 MiB on each node; held is 1 slot with 25 cores and 2000 MiB on a, with 75
 #     cores and 6000 MiB on b: a has 10 x (1/20 + 25/200 + 2000/16000) = 3, b 10 x (1/20 + 75/200 + 6000/16000) = 8
 #     binpack ranks b before a, spread a before b
 #
-# A node without GPUs in slots counts as an empty one. Pods that ask for no GPU HAMi lets go anywhere: to them all are
-# equal. Source: HAMi 4707fb02 (spec hami.md 2.7).
+# A node without GPUs in slots counts as an empty one. HAMi does not restrict pods that ask for no GPU: for them all
+# nodes are equal. Source: HAMi 4707fb02.
 
 
 def policy_of(topology: Topology, demand: PodDemand) -> str | None:
@@ -259,10 +259,10 @@ def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
     return annotations.get(NODE_POLICY, policy)
 
 
-def fullness(state: NodeState) -> float:
+def hami_node_score(state: NodeState) -> float:
     """HAMi's score of a node."""
     left = state.ownership.slots_left
-    return node_score(usage_of_cards(slot_candidates(state.hardware, left), left)) if left else 0.0
+    return hami_gpus_score(usage_of_gpus(slot_candidates(state.hardware, left), left)) if left else 0.0
 
 
 def hami_order(policy: str | None, score: float) -> tuple[float, ...]:

@@ -1,11 +1,11 @@
 """
-Which GPUs a pod would get on a node, for the score `quality`.
+Predicts which GPUs a pod would get on a node, for the score `quality`.
 
 Whole GPUs are those that the node's device policy prefers. If the node aligns, they are on the lowest of the fewest NUMA
 nodes that have enough; where topoalign decides itself (mode `best`), on those of the fewest NUMA nodes whose GPUs come first
 by policy `topology`. A share is on the GPU with the least left that has enough; shares of several GPUs are on those that
-come first by policy `topology`. Containers take GPUs one after another; what is cut and what stays free is judged after the
-last.
+come first by policy `topology`. Containers take GPUs one after another; what is cut and what stays free is computed
+after the last.
 """
 
 from collections import Counter
@@ -17,15 +17,15 @@ from typing import NamedTuple
 from topoalign.core.demand.shares import Share, SlotShare
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.seam import Members
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
-from topoalign.core.placement.preference import PLACEMENTS, choose, set_scorer
+from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, set_scorer
 from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft
 
 MOST_SETS = 1_000
@@ -58,10 +58,10 @@ class WholeGpus:
     def take(self, name: ResourceName, size: int) -> bool:
         """Takes GPUs for a container. False: too few are free."""
         free = self.free[name]
-        node_of = numa_nodes(self.shape).get(name, {})
-        offered = within(node_of, free, size, several=self.by_gpus) if self.aligned else [free]
+        node_of = gpu_numa_nodes(self.shape).get(name, {})
+        offered = aligned_free_sets(node_of, free, size, several=self.by_gpus) if self.aligned else [free]
         questions = (GpuChoice(self.scorer, available, (), size, frozenset(free)) for available in offered)
-        sets = [members for question in questions if (members := choose(self.policy, question))]
+        sets = [members for question in questions if (members := choose_gpu_set(self.policy, question))]
         if not sets:
             return False
         order = SetOrder(self.scorer, free)
@@ -74,7 +74,7 @@ class WholeGpus:
     @property
     def seams(self) -> list[float]:
         """GB/s across the weakest seam of each container with several GPUs."""
-        return [bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
+        return [seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
 
     @property
     def cut(self) -> int:
@@ -144,7 +144,7 @@ class SharedGpus:
 
     def take(self, share: SlotShare | Share) -> bool:
         """Takes a share for a container. False: too few GPUs have enough."""
-        amounts = [amount_of(share, gpu) for gpu in self.gpus]
+        amounts = [amount_of_share(share, gpu) for gpu in self.gpus]
         alone = share.whole or (isinstance(share, SlotShare) and share.rules.mutex)
         pairs = zip(self.gpus, amounts, strict=True)
         enough = [at for at, (gpu, amount) in enumerate(pairs) if gpu.has(*amount, alone=alone)]
@@ -163,7 +163,7 @@ class SharedGpus:
     @property
     def seams(self) -> list[float]:
         """As of `WholeGpus`."""
-        return [bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
+        return [seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
 
     @property
     def cut(self) -> int:
@@ -181,7 +181,7 @@ class SharedGpus:
         return sum(gpu.part for gpu in self.gpus)
 
 
-def amount_of(share: SlotShare | Share, gpu: GpuLeft) -> tuple[int, int]:
+def amount_of_share(share: SlotShare | Share, gpu: GpuLeft) -> tuple[int, int]:
     """Cores and memory of a share of this GPU."""
     if isinstance(share, SlotShare):
         amount = share.amount_of(Amount(cores=gpu.all_cores, memory=gpu.all_memory))
@@ -190,21 +190,21 @@ def amount_of(share: SlotShare | Share, gpu: GpuLeft) -> tuple[int, int]:
     return part.cores, gpu.all_memory if share.whole else part.blocks
 
 
-def bandwidth(scorer: SetScorer, members: Members) -> float:
+def seam_bandwidth(scorer: SetScorer, members: Members) -> float:
     """GB/s across the weakest seam of a set; 0 for a single GPU."""
     return scorer.seam(members).bandwidth(scorer.links.model)
 
 
-@made_once
-def places_of_cards(topology: Topology) -> Mapping[DeviceID, int]:
+@computed_once
+def position_by_gpu(topology: Topology) -> Mapping[DeviceID, int]:
     """GPU or NIC -> its position among the GPUs or NICs of the machine."""
-    return {card: place for cards in (topology.gpu_by_id, topology.nic_by_id) for place, card in enumerate(cards)}
+    return {gpu: place for gpus in (topology.gpu_by_id, topology.nic_by_id) for place, gpu in enumerate(gpus)}
 
 
-@made_once
-def numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
+@computed_once
+def gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
     """Resource -> position of a GPU -> the NUMA node that it is listed with, where that is known."""
-    places = places_of_cards(topology)
+    places = position_by_gpu(topology)
     return {
         name: {places[gpu]: nodes[0] for gpu, nodes in topology.devices[name].items() if nodes}
         for name in topology.offers_of
@@ -212,24 +212,24 @@ def numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
     }
 
 
-def within(node_of: Mapping[int, int], free: Members, size: int, *, several: bool) -> list[Sequence[int]]:
+def aligned_free_sets(node_of: Mapping[int, int], free: Members, size: int, *, several: bool) -> list[Sequence[int]]:
     """
     The free GPUs of the lowest of the fewest NUMA nodes that have enough of them; with `several` of each set of so few NUMA
     nodes, MOST_ALIGNED at most. All of them where too few nodes are known.
     """
     counts = Counter(node_of[place] for place in free if place in node_of)
-    least = fewest(counts, size)
+    least = fewest_numa_nodes(counts, size)
     if not least:
         return [free]
     sets = combinations(sorted(counts), least) if comb(len(counts), least) <= MOST_SETS else ()
     enough = [nodes for nodes in sets if sum(counts[node] for node in nodes) >= size]
     if not enough:
         enough = [tuple(node for node, _ in counts.most_common(least))]
-    chosen = sorted(enough, key=mask_of)[: MOST_ALIGNED if several else 1]
+    chosen = sorted(enough, key=node_mask)[: MOST_ALIGNED if several else 1]
     return [[place for place in free if node_of.get(place) in nodes] for nodes in chosen]
 
 
-def fewest(counts: Mapping[int, int], size: int) -> int:
+def fewest_numa_nodes(counts: Mapping[int, int], size: int) -> int:
     """The number of NUMA nodes needed for a set of this size; 0 where all of them together have too few."""
     sums = accumulate(sorted(counts.values(), reverse=True))
     return next((nodes for nodes, has in enumerate(sums, 1) if has >= size), 0)
@@ -238,5 +238,5 @@ def fewest(counts: Mapping[int, int], size: int) -> int:
 def excess_of_nodes(node_of: Mapping[int, int], members: Members) -> float:
     """The NUMA nodes that these GPUs are on, divided by the fewest that so many can be on; 1 where they are not known."""
     width = len({node_of[place] for place in members if place in node_of})
-    least = fewest(Counter(node_of.values()), len(members))
+    least = fewest_numa_nodes(Counter(node_of.values()), len(members))
     return max(1.0, width / least) if least else 1.0

@@ -1,5 +1,5 @@
 """
-What each NUMA node of a machine has: in all, for containers, and left.
+Counts what each NUMA node of a machine has: in all, for containers, and left.
 
 CPUs count in millicores, memory and hugepages in bytes, devices as one each. A device that is listed with several NUMA nodes
 counts on each of them, and one of which no NUMA node is known on none. CPUs are left that no container has to itself.
@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.hints.cpu import available_cpus
-from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import NumaNode, Topology
-from topoalign.core.model.topology.views import made_once
 from topoalign.core.state.fold import NodeState
 
 MILLICORES = 1000
@@ -45,27 +45,27 @@ class Zone(NamedTuple):
 
 def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     """
-    The NUMA nodes of a node, by id; each names the same devices, so that none of a kind is told from no such kind.
+    The NUMA nodes of a node, by id; each names the same devices, so that "none left" differs from "no such device".
 
     Raises NotEnoughCpus and TooMuchWork where the CPUs that the system keeps cannot be chosen.
     """
     hardware = state.hardware
     memory = memory_nodes(state, rules)
     online = hardware.cpu_topology.online
-    kept = reserved_cpus(hardware, rules)
+    kept = read_reserved_cpus(hardware, rules)
     everything = device_counts(hardware)
-    usable = {name: near(state.healthy(name)) for name in everything}
-    free = {name: near(state.ownership.free(name)) for name in everything}
+    usable = {name: count_near_nodes(state.healthy(name)) for name in everything}
+    free = {name: count_near_nodes(state.ownership.free(name)) for name in everything}
     cpus = [by_node(hardware, each) for each in (online, online - kept, available_cpus(state, rules))]
 
     def amounts(node: int, cpus: Mapping[int, int], memory: Amounts, devices: Mapping[ResourceName, Near]) -> Amounts:
         return {CPU: cpus.get(node, 0) * MILLICORES, **memory, **{name: at[node] for name, at in devices.items()}}
 
-    costs = distances(hardware)
+    costs = numa_distances(hardware)
     return tuple(
         Zone(
             node.id,
-            amounts(node.id, cpus[0], memory_of(node), everything),
+            amounts(node.id, cpus[0], memory_amounts(node), everything),
             amounts(node.id, cpus[1], memory[node.id].allocatable, usable),
             amounts(node.id, cpus[2], memory[node.id].free, free),
             costs.get(node.id, {}),
@@ -78,14 +78,14 @@ Near = Counter[int]
 """NUMA node id -> how many devices are near it."""
 
 
-@made_once
+@computed_once
 def device_counts(topology: Topology) -> Mapping[ResourceName, Near]:
     """Resource of which a device has a known NUMA node -> how many there are, healthy or not."""
-    counts = {name: near(devices.everything) for name, devices in topology.devices.items()}
+    counts = {name: count_near_nodes(devices.everything) for name, devices in topology.devices.items()}
     return {name: count for name, count in counts.items() if count}
 
 
-def near(some: DeviceSet) -> Near:
+def count_near_nodes(some: DeviceSet) -> Near:
     """How many of these devices are near each NUMA node."""
     counted = Near()
     for nodes, there in some.devices.by_nodes.items():
@@ -101,13 +101,13 @@ def by_node(topology: Topology, cpus: Iterable[int]) -> Counter[int]:
     return Counter(node_of[cpu] for cpu in cpus if cpu in node_of)
 
 
-def memory_of(node: NumaNode) -> Amounts:
+def memory_amounts(node: NumaNode) -> Amounts:
     """All memory of a NUMA node, what is set aside as hugepages included, and the hugepages."""
     return dict(node.hugepages) if node.memory is None else {MEMORY: node.memory, **node.hugepages}
 
 
-@made_once
-def distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
+@computed_once
+def numa_distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
     """NUMA node id -> NUMA node id -> distance; empty where they are not known."""
     ids = topology.node_ids
     return {node: dict(zip(ids, row, strict=False)) for node, row in zip(ids, topology.distances or (), strict=False)}

@@ -1,7 +1,7 @@
 """
-Decisions about shares of GPUs: which card a container gets, of which it holds only some cores, memory or slots.
+Decides about shares of GPUs: which GPU a container gets that holds only some of its cores, memory or slots.
 
-`cards` has what a decision knows of each card, `choice` is the decision of topoalign itself, and `fitting` says which cards
-have enough; what limits and orders them is in `demand.card_rules`. `gaia` and `hami` decide as these systems do. Who holds
+`shared_gpus` has what a decision knows of each GPU. `choice` decides by topoalign's own rules; which GPUs may be
+chosen, and in which order, is in `demand.share_annotations`. `gaia` and `hami` decide as these systems do. Who holds
 what is in `state`.
 """

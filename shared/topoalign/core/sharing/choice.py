@@ -1,226 +1,233 @@
 """
-Which cards a container gets of those that are shared: topoalign's own decision.
+Chooses the shared GPUs of a container by topoalign's own rules.
 
-The rule, among the cards that have enough (`fitting`):
+The rule, among the GPUs that have enough (`positions_with_enough`):
 
-- **A share of one card**: the card that has the least left: fewest cores, then least memory, then fewest processes. Of equal
-  ones, mostly cards that nobody uses, the one that comes first by policy `topology`: it cuts the fewest links to other
-  unused cards. So a share goes beside other shares, and if it has to open a card, this is the odd one and not one of a pair.
-- **A share of several cards**: the set that comes first by policy `topology`, where links count as cut only between cards
+- **A share of one GPU**: the GPU that has the least left: fewest cores, then least memory, then fewest processes. Of equal
+  ones, mostly GPUs that nobody uses, the one that comes first by policy `topology`: it cuts the fewest links to other
+  unused GPUs. So a share goes to a GPU that has other shares. If it needs an unused GPU, it gets one without a well
+  linked partner, not one of a pair.
+- **A share of several GPUs**: the set that comes first by policy `topology`, where links count as cut only between GPUs
   that nobody uses. Of equal sets the one that has the least left.
-- **topology-aware**: a share of one card, too, goes by policy `topology` first, and then where the least is left. Several
+- **topology-aware**: a share of one GPU, too, goes by policy `topology` first, and then where the least is left. Several
   are chosen as they are without it.
-- **Whole cards**: policy `topology` among the unused ones.
-- **binpack, spread**: shares go to the cards that are fullest, or emptiest, with the share on them: the sum of slots, cores
-  and memory as parts of what there is, each weighted. Of equally full ones those that come first by policy `topology`.
+- **Whole GPUs**: policy `topology` among the unused ones.
+- **binpack, spread**: shares go to the GPUs that are fullest, or emptiest, with the share on them: the sum of the
+  used fractions of slots, cores and memory, each weighted. Of equally full ones those that come first by policy `topology`.
 
-The lowest index comes last, so that no tie is left to chance. Memory left is compared in blocks of 256 MiB, since cards of
-one model differ by a few pages. Up to 126 sets (nine cards have no more) are all compared; beyond that, the sets that
-policy `topology` compares, the same among cards in use, and the first in order.
+The lowest index comes last, so that no tie is left to chance. Memory left is compared in blocks of 256 MiB, since GPUs of
+one model differ by a few pages. Up to 126 sets (nine GPUs have no more) are all compared; beyond that, the sets that
+policy `topology` compares, the same among GPUs in use, and the first in order.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 
-from topoalign.core.demand.share_annotations import ANY_CARD, CardOrder, CardRules, Weights
+from topoalign.core.demand.share_annotations import ANY_GPU, GpuOrder, GpuRules, Weights
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.placement.gpus.set_scorer import SetScorer
-from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidates
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
-from topoalign.core.sharing.refusals import (
+from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
+from topoalign.core.sharing.share_refusals import (
     OTHER_MODE,
     OTHER_TYPE,
     OTHER_UUID,
     AmountMissing,
-    MemoryAboveCard,
-    NoCardAccepted,
-    NotEnoughShareCards,
+    MemoryAboveGpu,
+    NoGpuAccepted,
     NotEnoughShareCores,
+    NotEnoughShareGpus,
     NotEnoughShareMemory,
     NotEnoughShareSlots,
-    NotEnoughUnusedCards,
+    NotEnoughUnusedGpus,
     NothingAsked,
-    NotWholeCards,
+    NotWholeGpus,
     ShareDoesNotFit,
     ShareFields,
     ShareSplit,
+    describe_scattered_amounts,
     format_mib,
-    split,
 )
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
 
-# Which cards have enough for a container, each for itself, or why there are too few.
+# Finds the GPUs that have enough for a container, or why there are too few.
 #
 # The rule, in this order:
 #
-# - What is asked for can be meant: cores below 100, or a multiple of 100; with cores of a share goes memory; memory
-#   alone is a share, too. Whole cards are told by `cores` (300) or by `cards` (100 of each of 3).
-# - A card may be chosen if it is healthy, not cordoned, and in the lists of models, modes and uuids.
-# - A whole card is one of which nobody holds anything, and its memory is at least what is asked for.
-# - Of a card in use the cores, the memory and, if it is offered in slots, a slot have to be left. Memory alone needs a
+# - The request is valid: cores below 100, or a multiple of 100; with cores of a share goes memory; memory
+#   alone is a share, too. Whole GPUs are requested by `cores` (300) or by `cards` (100 of each of 3).
+# - A GPU may be chosen if it is healthy, not cordoned, and in the lists of models, modes and uuids.
+# - A whole GPU is one of which nobody holds anything, and its memory is at least what is asked for.
+# - Of a GPU in use the cores, the memory and, if it is offered in slots, a slot have to be left. Memory alone needs a
 #   core that nobody holds: nothing limits the computing of such a share, and where all cores are held it would take
 #   theirs.
 #
-# The first thing of which too few cards have enough is the refusal. If all cards together have it, it is split
-# (`ShareSplit`).
+# The refusal names the first amount of which too few GPUs have enough. If all GPUs together have it, the refusal is
+# `ShareSplit`.
 
 
-Cards = Sequence[SharedCard]
+SharedGpuList = Sequence[SharedGpu]
 
 
-def cards_asked(request: ShareRequest, fields: ShareFields) -> int:
-    """The number of cards that are asked for. Raises InvalidField for what cannot be meant."""
+def requested_gpu_count(request: ShareRequest, fields: ShareFields) -> int:
+    """The number of GPUs that are asked for. Raises InvalidField for what is invalid."""
     cores = request.cores
     memory = request.memory
-    cards = request.cards
-    for field, amount, least in ((fields.cores, cores, 0), (fields.memory, memory, 0), (fields.cards, cards, 1)):
+    gpus = request.cards
+    for field, amount, least in ((fields.cores, cores, 0), (fields.memory, memory, 0), (fields.cards, gpus, 1)):
         if amount < least:
             raise InvalidField(field, f"{amount} is below {least}", f"ask for {least} or more")
     if not cores and not memory:
         raise NothingAsked(fields)
-    if cores < WHOLE_CARD:
+    if cores < WHOLE_GPU_CORES:
         if cores and not memory:
             raise AmountMissing(fields.memory, fields.cores)
-        return cards
-    if cores % WHOLE_CARD:
-        raise NotWholeCards(fields, cores)
-    if cores > WHOLE_CARD and cards > 1:
+        return gpus
+    if cores % WHOLE_GPU_CORES:
+        raise NotWholeGpus(fields, cores)
+    if cores > WHOLE_GPU_CORES and gpus > 1:
         raise InvalidField(
             fields.cards,
-            f"{cards} beside {cores} cores, which are {cores // WHOLE_CARD} cards already",
-            f"ask for {WHOLE_CARD} cores of each of {cards} cards, or for one number of cores alone",
+            f"{gpus} is given with {cores} cores, which are {cores // WHOLE_GPU_CORES} GPUs already",
+            f"ask for {WHOLE_GPU_CORES} cores of each of {gpus} GPUs, or for one number of cores alone",
         )
-    return cards * cores // WHOLE_CARD
+    return gpus * cores // WHOLE_GPU_CORES
 
 
-def fitting(cards: Cards, request: ShareRequest, size: int, rules: CardRules, fields: ShareFields) -> list[int]:
-    """The positions of the cards that have enough, at least `size`. Raises ShareDoesNotFit if they are fewer."""
-    accepted = accepted_cards(cards, rules, fields)
+def positions_with_enough(
+    gpus: SharedGpuList, request: ShareRequest, size: int, rules: GpuRules, fields: ShareFields
+) -> list[int]:
+    """The positions of the GPUs that have enough, at least `size`. Raises ShareDoesNotFit if they are fewer."""
+    accepted = accepted_gpus(gpus, rules, fields)
     if len(accepted) < size:
-        raise NotEnoughShareCards(fields, size, len(accepted))
-    largest = max(cards[at].memory for at in accepted)
+        raise NotEnoughShareGpus(fields, size, len(accepted))
+    largest = max(gpus[at].memory for at in accepted)
     if request.memory > largest:
-        raise MemoryAboveCard(fields, request.memory, largest)
-    if request.cores >= WHOLE_CARD or rules.mutex:
-        unused = [at for at in accepted if cards[at].unused]
+        raise MemoryAboveGpu(fields, request.memory, largest)
+    if request.cores >= WHOLE_GPU_CORES or rules.mutex:
+        unused = [at for at in accepted if gpus[at].unused]
         if len(unused) < size:
-            raise NotEnoughUnusedCards(fields, size, len(unused))
+            raise NotEnoughUnusedGpus(fields, size, len(unused))
         accepted = unused
-    if request.cores >= WHOLE_CARD:
-        whole = [at for at in accepted if cards[at].memory >= request.memory]
+    if request.cores >= WHOLE_GPU_CORES:
+        whole = [at for at in accepted if gpus[at].memory >= request.memory]
         if len(whole) < size:
-            raise NotEnoughShareMemory(fields, request.memory, size, [cards[at].memory for at in accepted])
+            raise NotEnoughShareMemory(fields, request.memory, size, [gpus[at].memory for at in accepted])
         return whole
-    enough = [at for at in accepted if has_enough(cards[at], request)]
+    enough = [at for at in accepted if has_share_left(gpus[at], request)]
     if len(enough) < size:
-        raise refusal([cards[at] for at in accepted], request, size, fields)
+        raise explain_misfit([gpus[at] for at in accepted], request, size, fields)
     return enough
 
 
-def accepted_cards(cards: Cards, rules: CardRules, fields: ShareFields) -> list[int]:
-    """The positions of the cards that may be chosen. Raises NoCardAccepted if there are none."""
-    reasons = [unaccepted(card, rules) for card in cards]
+def accepted_gpus(gpus: SharedGpuList, rules: GpuRules, fields: ShareFields) -> list[int]:
+    """The positions of the GPUs that may be chosen. Raises NoGpuAccepted if there are none."""
+    reasons = [explain_unaccepted(gpu, rules) for gpu in gpus]
     accepted = [at for at, reason in enumerate(reasons) if reason is None]
     if not accepted:
-        raise NoCardAccepted(fields, Counter(reason for reason in reasons if reason is not None))
+        raise NoGpuAccepted(fields, Counter(reason for reason in reasons if reason is not None))
     return accepted
 
 
-def unaccepted(card: SharedCard, rules: CardRules) -> str | None:
-    """Why a card may not be chosen, whatever is left of it; None if it may."""
-    if not card.healthy:
+def explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
+    """Why a GPU may not be chosen, whatever is left of it; None if it may."""
+    if not gpu.healthy:
         return "not healthy"
-    if card.device in rules.cordoned:
+    if gpu.device in rules.cordoned:
         return "cordoned"
-    if not rules.types.takes_type(card.model):
+    if not rules.types.takes_type(gpu.model):
         return OTHER_TYPE
-    if not rules.takes_mode(card.mode):
+    if not rules.takes_mode(gpu.mode):
         return OTHER_MODE
-    return None if rules.uuids.takes_uuid(card.device) else OTHER_UUID
+    return None if rules.uuids.takes_uuid(gpu.device) else OTHER_UUID
 
 
-def has_enough(card: SharedCard, request: ShareRequest) -> bool:
-    """Whether a share is left of a card."""
-    return card.has_left(cores_needed(request), request.memory) and (not card.slots or card.slots_left > 0)
+def has_share_left(gpu: SharedGpu, request: ShareRequest) -> bool:
+    """Whether a share is left of a GPU."""
+    return gpu.has_left(cores_needed(request), request.memory) and (not gpu.slots or gpu.slots_left > 0)
 
 
 def cores_needed(request: ShareRequest) -> int:
-    """The cores that a card needs to have left for a share; one for memory alone."""
+    """The cores that a GPU needs to have left for a share; one for memory alone."""
     return max(1, request.cores)
 
 
-def refusal(cards: Cards, request: ShareRequest, size: int, fields: ShareFields) -> ShareDoesNotFit:
-    """Why a share does not fit on so many of these cards, although they may be chosen."""
+def explain_misfit(gpus: SharedGpuList, request: ShareRequest, size: int, fields: ShareFields) -> ShareDoesNotFit:
+    """Why a share does not fit on so many of these GPUs, although they may be chosen."""
     cores = cores_needed(request)
     memory = request.memory
-    cores_left = [card.cores_left for card in cards]
-    memory_left = [card.memory_left for card in cards]
-    slots_left = [card.slots_left if card.slots else 1 for card in cards]
+    cores_left = [gpu.cores_left for gpu in gpus]
+    memory_left = [gpu.memory_left for gpu in gpus]
+    slots_left = [gpu.slots_left if gpu.slots else 1 for gpu in gpus]
     if too_few(cores_left, cores, size):
         if sum(cores_left) < cores * size:
             return NotEnoughShareCores(fields, cores, size, cores_left)
-        return ShareSplit(fields.cores, split(f"{cores} cores", size, how_many(cores_left, cores)))
+        return ShareSplit(fields.cores, describe_scattered_amounts(f"{cores} cores", size, how_many(cores_left, cores)))
     if too_few(memory_left, memory, size):
         if sum(memory_left) < memory * size:
             return NotEnoughShareMemory(fields, memory, size, memory_left)
-        return ShareSplit(fields.memory, split(format_mib(memory), size, how_many(memory_left, memory)))
+        return ShareSplit(
+            fields.memory, describe_scattered_amounts(format_mib(memory), size, how_many(memory_left, memory))
+        )
     if too_few(slots_left, 1, size):
         return NotEnoughShareSlots(fields, size, slots_left)
     amounts = f"a slot, {cores} cores and {format_mib(memory)} together"
-    return ShareSplit(fields.cores, split(amounts, size, sum(has_enough(card, request) for card in cards)))
+    return ShareSplit(
+        fields.cores, describe_scattered_amounts(amounts, size, sum(has_share_left(gpu, request) for gpu in gpus))
+    )
 
 
 def too_few(left: Sequence[int], needed: int, size: int) -> bool:
-    """Whether fewer than `size` cards have as much left."""
+    """Whether fewer than `size` GPUs have as much left."""
     return how_many(left, needed) < size
 
 
 def how_many(left: Sequence[int], needed: int) -> int:
-    """How many cards have as much left."""
+    """How many GPUs have as much left."""
     return sum([amount >= needed for amount in left])
 
 
 MEMORY_BLOCK = 256 * 1024 * 1024
-"""Bytes below which cards have equal memory left."""
+"""Bytes below which GPUs have equal memory left."""
 
 Members = tuple[int, ...]
-"""Cards by their positions, ascending."""
+"""GPUs by their positions, ascending."""
 Key = tuple[float, ...]
 
 FIELDS = ShareFields()
 
 
-def choose(
-    cards: Sequence[SharedCard],
+def choose_gpus(
+    gpus: Sequence[SharedGpu],
     request: ShareRequest,
     scorer: SetScorer,
-    rules: CardRules = ANY_CARD,
+    rules: GpuRules = ANY_GPU,
     fields: ShareFields = FIELDS,
-) -> tuple[SharedCard, ...]:
+) -> tuple[SharedGpu, ...]:
     """
-    The cards that a container gets, in the order of `cards`. `scorer`: of the same cards, by their positions there.
+    Chooses the GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by their positions there.
 
-    Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the cards do not have it.
+    Raises InvalidField for an invalid request, and ShareDoesNotFit where the GPUs do not have it.
     """
-    size = cards_asked(request, fields)
-    enough = fitting(cards, request, size, rules, fields)
-    choice = Choice(cards, enough, request, scorer, rules)
-    sets = (choice.best(group, size) for group in groups(cards, enough, size, rules, fields))
-    return tuple(cards[at] for at in min(sets, key=choice.rank))
+    size = requested_gpu_count(request, fields)
+    enough = positions_with_enough(gpus, request, size, rules, fields)
+    choice = SetComparison(gpus, enough, request, scorer, rules)
+    sets = (choice.best(group, size) for group in groups_by_numa_node(gpus, enough, size, rules, fields))
+    return tuple(gpus[at] for at in min(sets, key=choice.rank))
 
 
-def groups(
-    cards: Sequence[SharedCard], enough: list[int], size: int, rules: CardRules, fields: ShareFields
+def groups_by_numa_node(
+    gpus: Sequence[SharedGpu], enough: list[int], size: int, rules: GpuRules, fields: ShareFields
 ) -> list[list[int]]:
     """
-    The cards among which a set has to be, the whole of it in one group: those of one NUMA node, or all.
+    The GPUs among which a set has to be, the whole of it in one group: those of one NUMA node, or all.
 
-    A card of an unknown NUMA node is in no group. Raises ShareSplit where no group has enough cards.
+    A GPU of an unknown NUMA node is in no group. Raises ShareSplit where no group has enough GPUs.
     """
     if not rules.numa_bind or size == 1:
         return [enough]
     by_node: dict[int, list[int]] = {}
     for at in enough:
-        node = cards[at].numa_node
+        node = gpus[at].numa_node
         if node is not None:
             by_node.setdefault(node, []).append(at)
     large = [group for group in by_node.values() if len(group) >= size]
@@ -231,74 +238,74 @@ def groups(
     return large
 
 
-class Choice:
-    """What sets of cards are compared by."""
+class SetComparison:
+    """The data by which sets of GPUs are compared."""
 
     def __init__(
-        self, cards: Sequence[SharedCard], enough: list[int], asked: ShareRequest, scorer: SetScorer, rules: CardRules
+        self, gpus: Sequence[SharedGpu], enough: list[int], asked: ShareRequest, scorer: SetScorer, rules: GpuRules
     ) -> None:
         self.scorer = scorer
-        self.whole = asked.cores >= WHOLE_CARD
+        self.whole = asked.cores >= WHOLE_GPU_CORES
         self.unused = frozenset(
-            at for at, card in enumerate(cards) if card.unused and card.healthy and card.device not in rules.cordoned
+            at for at, gpu in enumerate(gpus) if gpu.unused and gpu.healthy and gpu.device not in rules.cordoned
         )
-        """Cards that others can still take whole."""
+        """GPUs that others can still take whole."""
         self.order = SetOrder(scorer, self.unused)
-        by = CardOrder.BEST_FIT if self.whole else rules.order
-        self.keys = {at: key(cards[at], asked, by, rules.weights) for at in enough}
-        self.by_links = self.whole or by is CardOrder.TOPOLOGY_AWARE or (asked.cards > 1 and by is CardOrder.BEST_FIT)
-        """Whether links come first, before what the cards have left."""
+        by = GpuOrder.BEST_FIT if self.whole else rules.order
+        self.keys = {at: gpu_order_key(gpus[at], asked, by, rules.weights) for at in enough}
+        self.by_links = self.whole or by is GpuOrder.TOPOLOGY_AWARE or (asked.cards > 1 and by is GpuOrder.BEST_FIT)
+        """Whether links come first, before what the GPUs have left."""
 
     def best(self, group: list[int], size: int) -> Members:
-        """The best set of a group of cards that have enough."""
+        """The best set of a group of GPUs that have enough."""
         if self.whole:
             return by_topology(self.scorer, group, (), size, self.unused)
         return min(self.sets(group, size), key=self.rank)
 
     def sets(self, group: list[int], size: int) -> set[Members]:
-        """The sets to compare: of the cards that come first, and where links decide also of all, and of those in use."""
+        """The sets to compare: of the GPUs that come first, and where links decide also of all, and of those in use."""
         last = sorted(self.keys[at] for at in group)[size - 1]
         first = [at for at in group if self.keys[at] < last]
-        sets = {*candidates(self.order, [at for at in group if self.keys[at] <= last], first, size)}
+        sets = {*candidate_sets(self.order, [at for at in group if self.keys[at] <= last], first, size)}
         if self.by_links:
             used = [at for at in group if at not in self.unused]
-            sets.update(candidates(self.order, group, (), size))
-            sets.update(candidates(self.order, used, (), size) if len(used) >= size else ())
+            sets.update(candidate_sets(self.order, group, (), size))
+            sets.update(candidate_sets(self.order, used, (), size) if len(used) >= size else ())
         return sets
 
     def rank(self, members: Members) -> tuple[Key, tuple[object, ...], Key, Members]:
         """The key that sorts sets of the same size, the best first."""
         sums = tuple(round(sum(column), 9) for column in zip(*(self.keys[at] for at in members), strict=True))
         return (
-            () if self.by_links else sums,  # the card with the least left, or the fullest or emptiest cards,
+            () if self.by_links else sums,  # the GPU with the least left, or the fullest or emptiest GPUs,
             self.order.rank(members)[:-1],  # then links, as policy `topology` compares them,
             () if self.whole else sums,  # then, where links came first, the least left,
             members,
         )
 
 
-def key(card: SharedCard, asked: ShareRequest, order: CardOrder, weights: Weights) -> Key:
-    """The key that sorts cards, the best first, without regard to links."""
-    if order in (CardOrder.BEST_FIT, CardOrder.TOPOLOGY_AWARE):
+def gpu_order_key(gpu: SharedGpu, asked: ShareRequest, order: GpuOrder, weights: Weights) -> Key:
+    """The key that sorts GPUs, the best first, without regard to links."""
+    if order in (GpuOrder.BEST_FIT, GpuOrder.TOPOLOGY_AWARE):
         return (
-            card.cores_left,  # the one with the fewest cores left,
-            card.memory_left // MEMORY_BLOCK,  # then the least memory,
-            card.processes,  # then the fewest processes
+            gpu.cores_left,  # the one with the fewest cores left,
+            gpu.memory_left // MEMORY_BLOCK,  # then the least memory,
+            gpu.processes,  # then the fewest processes
         )
-    full = fullness(card, asked, weights)
-    return (-full if order is CardOrder.BINPACK else full,)
+    full = gpu_fullness(gpu, asked, weights)
+    return (-full if order is GpuOrder.BINPACK else full,)
 
 
-def fullness(card: SharedCard, asked: ShareRequest, weights: Weights) -> float:
+def gpu_fullness(gpu: SharedGpu, asked: ShareRequest, weights: Weights) -> float:
     """
-    How full a card would be with the share on it: the weighted sum of its parts that are held, rounded to 9 digits.
+    How full a GPU would be with the share on it: the weighted sum of its parts that are held, rounded to 9 digits.
 
-    With equal weights a card without slots that has 30 of 100 cores and 2 of 8 GiB held is at 0.3 + 0.25; 20 cores and 1 GiB
+    With equal weights a GPU without slots that has 30 of 100 cores and 2 of 8 GiB held is at 0.3 + 0.25; 20 cores and 1 GiB
     more make it 0.875.
     """
     parts = (
-        (weights.slot, card.slots_held + 1, card.slots),
-        (weights.core, card.cores_held + asked.cores, card.cores),
-        (weights.memory, card.memory_held + max(asked.memory, card.memory * asked.percentage // 100), card.memory),
+        (weights.slot, gpu.slots_held + 1, gpu.slots),
+        (weights.core, gpu.cores_held + asked.cores, gpu.cores),
+        (weights.memory, gpu.memory_held + max(asked.memory, gpu.memory * asked.percentage // 100), gpu.memory),
     )
     return round(sum(weight * held / offered for weight, held, offered in parts if offered), 9)

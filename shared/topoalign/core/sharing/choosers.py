@@ -1,5 +1,5 @@
 """
-On which GPUs a container gets its slots, and what it holds of each.
+Chooses the GPUs on which a container gets its slots, and what it holds of each.
 
 Slots of one container are of different GPUs, and each of them has enough left for the amounts that the container asks for.
 A MIG instance in slots counts as a GPU without links: instances reach neither one another nor other GPUs, so where they are
@@ -25,10 +25,10 @@ from topoalign.core.demand.share_annotations import (
     USE_TYPE,
     USE_UUID,
     VGPU_MODE,
-    CardRules,
+    GpuRules,
     Published,
     Selection,
-    lists_said,
+    list_annotation_paths,
 )
 from topoalign.core.demand.shares import (
     Left,
@@ -45,11 +45,11 @@ from topoalign.core.demand.shares import (
     numa_node_of,
     on_one_node,
     resources_in_slots,
-    share_of,
+    share_from_units,
     slots_asked,
     unit_of,
 )
-from topoalign.core.hints.devices import gpus_for_units, slots_for, taken_over, units_of
+from topoalign.core.hints.device_hints import gpus_for_units, slots_for, taken_over, units_on_gpus
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import InvalidField, quoted
@@ -58,35 +58,42 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
-from topoalign.core.model.topology.views import made_once
-from topoalign.core.placement.devices import Choice
+from topoalign.core.placement.device_choice import DeviceChoice
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.cards import SharedCard, ShareRequest
-from topoalign.core.sharing.choice import accepted_cards, choose
-from topoalign.core.sharing.gaia.evaluators import choose_cards
-from topoalign.core.sharing.refusals import (
+from topoalign.core.sharing.choice import accepted_gpus, choose_gpus
+from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
+from topoalign.core.sharing.share_refusals import (
     UNALIGNED,
     WAIT,
     NoneByHami,
-    NotEnoughShareCards,
+    NotEnoughShareGpus,
     ShareDoesNotFit,
     ShareFields,
     ShareSplit,
     SlotsBeyondNumaNode,
     WholeGpuInUse,
 )
+from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import NONE_HELD, NOTHING, held_by_slot, held_of_gpus, larger, unshareable
+from topoalign.core.state.share_amounts import (
+    NONE_HELD,
+    NOTHING,
+    held_by_slot,
+    held_of_gpus,
+    larger_amount,
+    preventing_allocations,
+)
 
-# On which GPUs a container gets its units of computing time and of memory.
+# Chooses the GPUs on which a container gets its units of computing time and of memory.
 #
-# Which GPU is decided by `choice`, or with `compat: gaia` by gpu-manager's rules (`gaia.machine`). A kubelet counts
+# Which GPU is decided by `choice`, or with `compat: gaia` by gpu-manager's rules (`gaia.evaluators`). A kubelet counts
 # units per NUMA node, and not per GPU: where its alignment leaves no GPU with enough, the container is refused
 # (`ShareSplit`). Example:
 #
@@ -100,16 +107,16 @@ WHOLE_REMEDY = (
 )
 
 SHARE = "share"
-"""What refusals call the units that a container has, of both kinds."""
+"""The name in refusals of a container's units of both kinds."""
 
 
-def unit_candidates(topology: Topology, left: Left) -> tuple[SharedCard, ...]:
-    """All GPUs of the machine, in its order; of those that are not in units nothing is to be had."""
+def unit_candidates(topology: Topology, left: Left) -> tuple[SharedGpu, ...]:
+    """All GPUs of the machine, in its order; those that are not in units have nothing left."""
     found = []
     for gpu in topology.gpus:
         units = left.get(gpu.id)
         found.append(
-            SharedCard(
+            SharedGpu(
                 device=gpu.id,
                 index=gpu.index,
                 minor=gpu.index if gpu.minor is None else gpu.minor,
@@ -129,7 +136,7 @@ def choose_gpus_for_units(
 ) -> tuple[DeviceID, ...]:
     """
     The GPUs, of these, that a container gets its units of; () where none have enough left. `compat`: as in the rules of the
-    node; gpu-manager knows no parts of several GPUs.
+    node; gpu-manager has no shares of several GPUs.
     """
     part = share.of_each
     request = ShareRequest(
@@ -137,16 +144,16 @@ def choose_gpus_for_units(
         memory=part.blocks * MEMORY_BLOCK,
         cards=1 if share.whole else share.gpus,
     )
-    cards = unit_candidates(topology, left)
+    gpus = unit_candidates(topology, left)
     some = tuple(among)
     try:
         if compat == "gaia" and request.cards == 1:
-            chosen = choose_cards(topology, cards, request, frozenset(some))
+            chosen = choose_gpus_as_gaia(topology, gpus, request, frozenset(some))
         else:
-            chosen = choose(cards, request, set_scorer(topology), CardRules(uuids=Selection(wanted=some)))
+            chosen = choose_gpus(gpus, request, set_scorer(topology), GpuRules(uuids=Selection(wanted=some)))
     except (InvalidField, ShareDoesNotFit):
         return ()
-    return tuple(card.device for card in chosen)
+    return tuple(gpu.device for gpu in chosen)
 
 
 class UnitChooser:
@@ -170,7 +177,7 @@ class UnitChooser:
         healthy = self._state.ownership.usable(self._resource)
         gpus = gpus_for_units(self._state, self._container)
         cards = self._share.cards
-        found = healthy & units_of(self._state, gpus, self._resource)
+        found = healthy & units_on_gpus(self._state, gpus, self._resource)
         if healthy and (not found or len(gpus) < cards):
             lacking = "no GPU has" if cards == 1 else f"{len(gpus)} GPUs, and not {cards}, have"
             raise ShareSplit(SHARE, f"{lacking} enough left of what the container asks for")
@@ -194,10 +201,10 @@ class UnitChooser:
             "let its init containers ask for units of one GPU, or for as much as it asks for itself",
         )
 
-    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+    def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
         The units that the container gets, of those that may be chosen; () where no GPU has enough. `near`: GPUs of which it
-        has units already, of the other kind. Units that it takes over from an init container decide as these do.
+        has units already, of the other kind. Units that it takes over from an init container count as well.
         """
         topology = self._state.hardware
         near = near or taken_over(self._state, self._container)
@@ -229,7 +236,7 @@ def with_missing(
     return (*gpus, *others) if others else ()
 
 
-def gpus_of(topology: Topology, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> tuple[DeviceID, ...]:
+def gpus_given(topology: Topology, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> tuple[DeviceID, ...]:
     """The GPUs of which a container has something, each once. `devices`: resource -> what it has been given of it."""
     given = (each for name, some in devices.items() if topology.kind_of(name) in ("gpu", "unit") for each in some)
     return tuple(dict.fromkeys(map(topology.card_of, given)))
@@ -265,11 +272,11 @@ def check_units(
     by then. `devices`: resource -> what it would get.
     """
     amounts = amounts_of(device for ids in devices.values() for device in ids)
-    check_gpus(amounts, cards=share.cards)
+    check_gpus(amounts, gpus=share.cards)
     own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
     live = [each for each in state.allocations.values() if each.id not in own]
-    for each in unshareable(live, amounts):
-        raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), titled(each), SHARE)
+    for each in preventing_allocations(live, amounts):
+        raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), allocation_title(each), SHARE)
     if not any(each.cores for each in amounts.values()):
         held = held_of_gpus(each for each in live if not amounts.keys().isdisjoint(each.amounts))
         if spent := [gpu for gpu in amounts if held.get(gpu, NOTHING).cores >= CORES]:
@@ -278,39 +285,39 @@ def check_units(
             )
 
 
-def titled(allocation: Allocation) -> str:
-    """Whose an allocation is, or its id."""
+def allocation_title(allocation: Allocation) -> str:
+    """The pod of an allocation, or the allocation's id."""
     owner = allocation.owner
     return allocation.id if owner is None else f"{owner.namespace}/{owner.pod}"
 
 
-def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, cards: int | None = 1) -> None:
+def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int | None = 1) -> None:
     """
     Raises ShareSplit where the units that a container has are not equal parts of so many GPUs, or not of whole ones and
-    memory of each or none of them: both halves tell the container which GPUs it has. `amounts`: GPU -> what it has of it;
-    `field`: where it asks for them; `cards`: over how many it is spread, None: it is not known.
+    memory of each or none of them: both halves show to the container which GPUs it has. `amounts`: GPU -> what it has of it;
+    `field`: where it asks for them; `gpus`: over how many it is spread, None: it is not known.
     """
     whole = all(each.cores == CORES for each in amounts.values())
     if not amounts or (whole and len({each.memory > 0 for each in amounts.values()}) == 1):
         return
-    if len({*amounts.values()}) == 1 and cards in (None, len(amounts)):
+    if len({*amounts.values()}) == 1 and gpus in (None, len(amounts)):
         return
     found = " and ".join(
         f"{each.cores} units of computing time and {each.memory // MEMORY_BLOCK} blocks of {quoted([gpu])}"
         for gpu, each in sorted(amounts.items())
     )
-    asked = "" if cards in (None, 1) else f", and not equal parts of {cards}"
+    asked = "" if gpus in (None, 1) else f", and not equal parts of {gpus}"
     is_large = sum(each.cores for each in amounts.values()) >= CORES
     raise ShareSplit(field, f"the units are of {len(amounts)} GPUs{asked}: {found}", WHOLE_REMEDY if is_large else WAIT)
 
 
-# The GPUs of a machine as cards that are shared, for whoever chooses the slots of a container: what each offers and
+# The GPUs of a machine as GPUs that are shared, for whoever chooses the slots of a container: what each offers and
 # what of it is held, and what sets of them are worth. In the place of a GPU are its MIG instances, if those are in
 # slots.
 
 
-@made_once
-def places_of(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
+@computed_once
+def shareable_devices(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
     """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
     in_slots = offers_in_slots(topology)
     found = list[tuple[DeviceID, Gpu]]()
@@ -320,10 +327,10 @@ def places_of(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
     return tuple(found)
 
 
-@made_once
-def scorer_of(topology: Topology) -> SetScorer:
+@computed_once
+def link_scorer(topology: Topology) -> SetScorer:
     """The scorer of sets of these; MIG instances have no links."""
-    places = places_of(topology)
+    places = shareable_devices(topology)
     if all(base == gpu.id for base, gpu in places):
         return set_scorer(topology)
     scores = gpu_scores(topology)
@@ -332,17 +339,17 @@ def scorer_of(topology: Topology) -> SetScorer:
     return SetScorer([[0 if a is None or b is None else scores[a][b] for b in rows] for a in rows])
 
 
-def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, ...]:
-    """All GPUs and instances of `places_of`; of those that are not in slots nothing is to be had."""
+def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedGpu, ...]:
+    """All GPUs and instances of `shareable_devices`; those that are not in slots have nothing left."""
     in_slots = offers_in_slots(topology)
     found = []
-    for base, gpu in places_of(topology):
+    for base, gpu in shareable_devices(topology):
         here = left.get(base)
         offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
         if here and here.profiles:  # whether an instance fits is known already: what is left decides the order alone
             held = Amount(cores=0, memory=offered.memory - here.left.memory)
         found.append(
-            SharedCard(
+            SharedGpu(
                 device=base,
                 index=gpu.index,
                 minor=gpu.index if gpu.minor is None else gpu.minor,
@@ -363,19 +370,19 @@ def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedCard, 
     return tuple(found)
 
 
-def fields_of(topology: Topology, resource: ResourceName, said: Published) -> ShareFields:
+def share_fields(topology: Topology, resource: ResourceName, published: Published) -> ShareFields:
     """
     The limits of a container by which it asks for slots of this resource and for its amounts, and the annotations of its pod
-    that list GPUs. `said`: what that says about cards.
+    that list GPUs. `published`: those of its annotations that are about GPUs.
     """
     slots = resources_in_slots(topology)[resource]
     return ShareFields(
         cores=f"limits[{slots.cores}]",
         memory=f"limits[{slots.memory}]",
         cards=f"limits[{resource}]",
-        types=lists_said(said, USE_TYPE, NO_USE_TYPE),
-        uuids=lists_said(said, USE_UUID, NO_USE_UUID),
-        modes=lists_said(said, VGPU_MODE),
+        types=list_annotation_paths(published, USE_TYPE, NO_USE_TYPE),
+        uuids=list_annotation_paths(published, USE_UUID, NO_USE_UUID),
+        modes=list_annotation_paths(published, VGPU_MODE),
     )
 
 
@@ -387,7 +394,7 @@ def choose_gpus_for_slots(
     every = slot_candidates(topology, left)
     cards = [card for card in every if card.device in gpus]
     whole = [msgspec.structs.replace(card, device=topology.card_of(card.device)) for card in cards]
-    accepted = [cards[at].device for at in accepted_cards(whole, share.rules, fields)]
+    accepted = [cards[at].device for at in accepted_gpus(whole, share.rules, fields)]
     enough = [gpu for gpu in accepted if has_slot_for(left[gpu], share)]
     if share.rules.hami and len(on_one_node(topology, share, enough)) >= share.gpus:
         return choose_as_hami(topology, cards, left, share, enough, fields)
@@ -402,9 +409,9 @@ def choose_gpus_for_slots(
         cards=share.gpus,
     )
     rules = msgspec.structs.replace(share.rules, uuids=Selection(wanted=tuple(wanted)))
-    chosen = choose(every, request, scorer_of(topology), rules, fields)
+    chosen = choose_gpus(every, request, link_scorer(topology), rules, fields)
     if len(enough) < share.gpus:
-        raise NotEnoughShareCards(fields, share.gpus, len(enough))
+        raise NotEnoughShareGpus(fields, share.gpus, len(enough))
     return tuple(card.device for card in chosen)
 
 
@@ -421,7 +428,7 @@ class SlotChooser:
         self.resource = share.resource
         self._affinity = affinity
         self._left = state.ownership.slots_left
-        self._fields = fields_of(state.hardware, share.resource, container.about_cards)
+        self._fields = share_fields(state.hardware, share.resource, container.gpu_annotations)
         held = held_by_pod(state, container)
         self._own = own_amounts(state.hardware, held, reusable_devices(held, share.resource))
 
@@ -453,7 +460,7 @@ class SlotChooser:
             "let its init containers ask for no more GPUs than it asks for itself",
         )
 
-    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+    def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
         The slots that the container gets, of those that may be chosen: of GPUs near its affinity if these have enough; ()
         where too few GPUs have. Raises NoneByHami, and TooMuchWork where HAMi's rules choose.
@@ -523,7 +530,7 @@ class SlotChooser:
         )
 
     def _objection(self, gpus: Sequence[DeviceID]) -> str:
-        """Why these GPUs together would not do; empty: they would."""
+        """Why these GPUs cannot be used together; empty: they can."""
         hardware = self._state.hardware
         share = self._share
         left = self._left
@@ -541,7 +548,7 @@ class SlotChooser:
         return ""
 
     def _choose(self, missing: int, among: Iterable[DeviceID], own: Collection[DeviceID]) -> tuple[DeviceID, ...]:
-        """So many GPUs of these beside its `own`. Raises ShareDoesNotFit where too few would do."""
+        """Chooses `count` of these GPUs in addition to its `own`. Raises ShareDoesNotFit where too few would do."""
         topology = self._state.hardware
         rest = self._share._replace(gpus=missing)
         others = [gpu for gpu in among if gpu not in own]
@@ -606,7 +613,7 @@ def own_amounts(
 
 def slot_chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask | None = None) -> SlotChooser | None:
     """Chooses the container's slots, near this affinity if it can; None: it asks for none."""
-    share = slots_asked(state.hardware, container.devices, container.about_cards, as_hami=container.as_hami)
+    share = slots_asked(state.hardware, container.devices, container.gpu_annotations, as_hami=container.as_hami)
     return None if share is None else SlotChooser(state, container, share, affinity)
 
 
@@ -621,19 +628,19 @@ def slots_given(
 def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
     """
     What the containers of a pod hold, each slot with the most that any of them holds by it: a kubelet that asks for a slot
-    says not for which of them.
+    does not report for which of them.
     """
     most: dict[DeviceID, Amount] = {}
     for each in allocations:
         for slot, amount in each.slots.items():
-            most[slot] = larger(most.get(slot, amount), amount)
+            most[slot] = larger_amount(most.get(slot, amount), amount)
     return tuple(
         msgspec.structs.replace(each, slots={slot: most[slot] for slot in each.slots}) if each.slots else each
         for each in allocations
     )
 
 
-# What a decision about a pod asks of GPUs that are offered by amounts: in units, or in slots.
+# Chooses for a decision about a pod among GPUs that are offered by amounts: in units, or in slots.
 
 
 class Chooser(Protocol):
@@ -647,7 +654,7 @@ class Chooser(Protocol):
         Raises ShareSplit where a kubelet picks at random `amount` of these, which init containers left, and may pick wrong.
         """
 
-    def prefer(self, choice: Choice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
+    def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
         What the container gets, of those that may be chosen; () where no GPUs have enough. `near`: the GPUs that it has.
         """
@@ -661,7 +668,11 @@ def chooser_of(
     in the rules of the node. `affinity`: the NUMA nodes that the container is aligned to.
     """
     hardware = state.hardware
-    share = share_of(hardware, container.devices, container.cards) if unit_of(hardware, resource) is not None else None
+    share = (
+        share_from_units(hardware, container.devices, container.cards)
+        if unit_of(hardware, resource) is not None
+        else None
+    )
     if share is not None:
         return UnitChooser(state, container, share, resource, compat)
     chooser = slot_chooser_of(state, container, affinity) if offers_in_slots(hardware) else None
@@ -674,8 +685,8 @@ def check_shares(
     container: ContainerDemand,
     devices: Mapping[ResourceName, Sequence[DeviceID]],
 ) -> None:
-    """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together; others are all right."""
-    share = share_of(state.hardware, container.devices, container.cards)
+    """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together; accepts all others."""
+    share = share_from_units(state.hardware, container.devices, container.cards)
     if share is not None:
         check_units(state, demand, devices, share)
     chooser = slot_chooser_of(state, container) if offers_in_slots(state.hardware) else None

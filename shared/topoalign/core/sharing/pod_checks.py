@@ -1,21 +1,21 @@
 """
-What of a pod cannot be meant, whatever node it comes to: one answer for the webhook, the scheduler's filter and `what-if`.
+Finds what is invalid in a pod on every node: one answer for the webhook, the scheduler's filter and `what-if`.
 
-`check_pod` reads amounts and annotations as every mode does, and looks at what is asked for in units and slots of GPUs. A
-node has this judged by what it offers itself (`check_asked`, `check_slots_asked`); for a cluster a pod is refused if each
-way in which some node offers these refuses it. The field is named as the pod's manifest has it:
+`check_pod` reads amounts and annotations as every mode does, and looks at what is asked for in units and slots of GPUs.
+A node checks this against its own offers (`check_asked`, `check_slots_asked`). A cluster refuses a pod if every
+sharing strategy by which some node offers these refuses it. The field is named as in the pod's manifest:
 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
-Refused are, in units: amounts of 0, parts of several GPUs where nothing spreads them, computing time without memory, more
-memory than a GPU has, units beside GPUs that are asked for in another way, and all annotations of HAMi about cards, which
-have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
-(`joint_checks`). So is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not
-divide evenly, and beside whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores, amounts
-without a number of GPUs, units in the same container, annotations that cannot be meant, those of Koordinator, and those that
-have an effect where no amount is named: nodes that offer whole GPUs under the same name look at none.
-Where HAMi's rules choose the GPUs (`compat`), lists of policies can be meant. What is a wish alone, and has no effect here,
-is no reason to refuse a pod: `pod_warnings` names it.
+Refused are, in units: amounts of 0, shares of several GPUs where nothing spreads them, computing time without memory, more
+memory than a GPU has, units together with GPUs that are requested in another way, and all annotations of HAMi about
+GPUs, which have no effect there; nor have those of Koordinator, where the pod asks for nothing else that they are about
+(below). So is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not
+divide evenly, and together with whole GPUs, slots, or no units at all. With slots: amounts that no GPU has, 0 cores,
+amounts without a number of GPUs, units in the same container, invalid annotations, those of Koordinator,
+and those that have an effect where no amount is named: nodes that offer whole GPUs under the same name ignore them.
+Where HAMi's rules choose the GPUs (`compat`), lists of policies are valid. A preference without an effect here does
+not refuse a pod: `pod_warnings` names it.
 
 Amounts by names of HAMi that nobody offers are judged by what every GPU in slots would refuse.
 """
@@ -25,14 +25,15 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from topoalign.core.demand import share_annotations as names
-from topoalign.core.demand.field_paths import containers_of, in_manifest
-from topoalign.core.demand.gangs import gang_of, path
+from topoalign.core.demand.field_paths import containers_with_paths, in_manifest
+from topoalign.core.demand.gangs import annotation_path, gang_of
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.share_annotations import (
     InvalidShare,
-    card_rules,
-    invalid,
-    said_of_cards,
+    annotation_error,
+    read_gpu_annotations,
+    read_gpu_rules,
     uuid_selection,
     weights_meant,
 )
@@ -42,28 +43,27 @@ from topoalign.core.demand.shares import (
     Share,
     SlotResources,
     UnitResources,
-    cards_said,
     check_amounts,
-    check_cards,
+    check_equal_parts,
     check_share,
-    names_of_units,
+    read_gpu_count,
     slot_resources,
+    unit_resource_names,
     unit_resources,
 )
 from topoalign.core.demand.unserved import check_not_passed_over
-from topoalign.core.demand.validate import validate_pod
 from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
 from topoalign.core.deviceshare.demand import JointDemand, check_keys, is_joint
-from topoalign.core.deviceshare.names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
+from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
-from topoalign.core.sharing.refusals import MemoryAboveCard, NotEnoughShareCards, ShareFields
+from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
 
-# Which of Koordinator's annotations about devices cannot be meant beside parts of GPUs.
+# Which of Koordinator's annotations about devices are invalid together with shares of GPUs.
 #
 # They choose whole GPUs and NICs together, and GPUs by Koordinator's names. Units are chosen without them. Slots of
 # `nvidia.com/gpu` have the name of whole GPUs, so that a pod with such an annotation would wait for whole ones, which a
@@ -83,25 +83,25 @@ def check_not_joint(pod: PodRequest) -> None:
     key = joint_key(pod)
     if key is None:
         return
-    asked = (amounts for _, each in containers_of(pod) for amounts in (each.limits, each.requests))
+    asked = (amounts for _, each in containers_with_paths(pod) for amounts in (each.limits, each.requests))
     if any(amounts.get(name) for amounts in asked for name in JOINT_RESOURCES):
         return  # what that container asks for is decided by them, and their content is checked
     raise InvalidShare(
-        f"{path(key)}: {without_effect('units')}",
+        f"{annotation_path(key)}: {without_effect('units')}",
         f"leave it out; it is about whole GPUs ({GPU}) and NICs ({NIC}), and no container asks for any",
     )
 
 
 def check_joint_memory(pod: PodRequest, asked: Iterable[JointDemand | None], offered: UnitResources) -> None:
     """
-    Raises MemoryAboveCard for a container that asks by Koordinator's name for more bytes of each GPU than the largest one in
-    units has. `asked`: what each container asks for together, in the order of `containers_of`.
+    Raises MemoryAboveGpu for a container that asks by Koordinator's name for more bytes of each GPU than the largest one in
+    units has. `asked`: what each container asks for together, in the order of `containers_with_paths`.
     """
     largest = offered.most * MEMORY_BLOCK
-    for (where, _), demand in zip(containers_of(pod), asked, strict=True):
+    for (where, _), demand in zip(containers_with_paths(pod), asked, strict=True):
         memory = 0 if demand is None or demand.gpu is None else demand.gpu.each.get(GPU_BYTES, 0)
         if memory > largest:
-            raise MemoryAboveCard(ShareFields(memory=f"{where}.resources.limits[{GPU_BYTES}]"), memory, largest)
+            raise MemoryAboveGpu(ShareFields(memory=f"{where}.resources.limits[{GPU_BYTES}]"), memory, largest)
 
 
 def check_slots_not_joint(pod: PodRequest, offered: SlotResources) -> None:
@@ -112,13 +112,13 @@ def check_slots_not_joint(pod: PodRequest, offered: SlotResources) -> None:
     key = joint_key(pod)
     if key is not None and offered.resource in JOINT_RESOURCES:
         raise InvalidShare(
-            f"{path(key)}: {without_effect('slots')}",
+            f"{annotation_path(key)}: {without_effect('slots')}",
             f"leave it out, or ask for whole GPUs ({offered.resource}) without amounts, where nodes offer them so",
         )
 
 
 def without_effect(what: Literal["units", "slots"]) -> str:
-    """What is found of an annotation that chooses otherwise."""
+    """The finding for an annotation that chooses devices in another way."""
     return f"has no effect on {what} of GPUs{', which go where least is left' if what == 'units' else ''}"
 
 
@@ -132,13 +132,13 @@ def check_pod(
     by_kubelet: bool = False,
 ) -> None:
     """
-    Raises InvalidField for what no node would take, and InvalidShare, MemoryAboveCard and NotEnoughShareCards where none of
+    Raises InvalidField for what no node would take, and InvalidShare, MemoryAboveGpu and NotEnoughShareGpus where none of
     the ways in which units are `offered`, or `slots`, could serve what is asked for in them. `otherwise`: what nodes offer
     in another way than in slots. Where kubelets decide on all nodes (`by_kubelet`) also PassedOverByKubelet.
     """
     try:
         gang_of(pod)
-        cards_said(pod.annotations)
+        read_gpu_count(pod.annotations)
         valid = validate_pod(pod)
         if is_joint(pod.annotations):
             for mode in Mode:
@@ -176,7 +176,7 @@ class Offers(NamedTuple):
         return self.otherwise.union(*((each.resource, *each.slots.resources) for each in self.slots))
 
 
-def offers_of(machines: Iterable[Topology]) -> Offers:
+def offers_of_machines(machines: Iterable[Topology]) -> Offers:
     """What these machines offer, all together."""
     units: dict[UnitResources, None] = {}
     slots: dict[SlotResources, None] = {}
@@ -195,13 +195,13 @@ def check_shares_known(pod: PodRequest, machine: Topology) -> None:
     Raises InvalidShare for what `check_pod` refuses of amounts that this machine does not offer, and of units and slots in
     one container; a decision looks at what the machine offers. `pod`: valid.
     """
-    offers = offers_of((machine,))
+    offers = offers_of_machines((machine,))
     check_ways(pod, offers.units, offers.slots)
     check_unlisted_amounts(pod, offers.names.union(each.resource for each in machine.others))
 
 
 def check_one(checks: Iterable[Callable[[], None]]) -> None:
-    """Raises what the first of the checks does if all of them raise NoFit. No checks are all right."""
+    """Raises what the first of the checks raises if all of them raise NoFit. Without checks nothing is raised."""
     refusal: NoFit | None = None
     for check in checks:
         try:
@@ -216,30 +216,30 @@ def check_one(checks: Iterable[Callable[[], None]]) -> None:
 
 def check_asked(pod: PodRequest, offered: UnitResources) -> None:
     """
-    Raises InvalidShare, MemoryAboveCard and NotEnoughShareCards for what is asked for in units that are offered so. `pod`:
+    Raises InvalidShare, MemoryAboveGpu and NotEnoughShareGpus for what is asked for in units that are offered so. `pod`:
     valid.
     """
     if not asks_for(pod, offered):
         return
-    for where, container in containers_of(pod):
-        check_container(where, container.limits, offered, cards_said(pod.annotations))
+    for where, container in containers_with_paths(pod):
+        check_container(where, container.limits, offered, read_gpu_count(pod.annotations))
     check_no_choice(pod.annotations)
     check_not_joint(pod)
 
 
 def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
     """
-    Raises InvalidShare where a pod says over how many GPUs its units are spread, and asks for no units of those that are
+    Raises InvalidShare where a pod asks to spread its units over a number of GPUs, and asks for no units of those that are
     `offered`, nor for any under their usual names. `pod`: valid.
     """
     if CARDS not in pod.annotations:
         return
-    units = names_of_units(offered)
-    if all(units.isdisjoint(container.limits) for _, container in containers_of(pod)):
+    units = unit_resource_names(offered)
+    if all(units.isdisjoint(container.limits) for _, container in containers_with_paths(pod)):
         raise InvalidShare(
-            f"{path(CARDS)}: spreads units of GPUs, and no container asks for any",
-            f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; how many GPUs a container has whole or has slots of, it "
-            "says by their number",
+            f"{annotation_path(CARDS)}: spreads units of GPUs, and no container asks for any",
+            f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; the number of whole GPUs or of slots "
+            "is already the number of GPUs",
         )
 
 
@@ -248,9 +248,9 @@ def check_ways(pod: PodRequest, units: Iterable[UnitResources], slots: Collectio
     Raises InvalidShare for a container that asks for units of GPUs and for slots, or an amount of them, whichever nodes
     offer the one and the other; what nobody offers, under the usual names.
     """
-    in_units = names_of_units(units)
+    in_units = unit_resource_names(units)
     ways = [USUAL_SLOTS, *sorted(slots, key=lambda each: each.resource)]
-    for where, container in containers_of(pod):
+    for where, container in containers_with_paths(pod):
         limits = {name: amount for name, amount in container.limits.items() if name not in in_units}
         others = [name for each in ways for name in names_in_slots(limits, each)]
         check_one_way(where, sorted(name for name in in_units if container.limits.get(name)), others)
@@ -259,13 +259,13 @@ def check_ways(pod: PodRequest, units: Iterable[UnitResources], slots: Collectio
 def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
     """Whether a container names one of these units, if only with 0."""
     units = dict(offered.units)
-    return any(not units.keys().isdisjoint(each.limits) for _, each in containers_of(pod))
+    return any(not units.keys().isdisjoint(each.limits) for _, each in containers_with_paths(pod))
 
 
 def check_container(
-    where: str, limits: Mapping[ResourceName, int], offered: UnitResources, cards: int | None = None
+    where: str, limits: Mapping[ResourceName, int], offered: UnitResources, gpus: int | None = None
 ) -> None:
-    """The same for one container, at the path `where`. `cards`: over how many GPUs its units are spread; None: not said."""
+    """The same for one container, at the path `where`. `gpus`: over how many GPUs its units are spread; None: not given."""
     amounts = {"cores": 0, "memory": 0}
     units = {name: unit for name, unit in offered.units if name in limits}
     if not units:
@@ -274,27 +274,27 @@ def check_container(
         if not limits[name]:
             raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
         amounts[unit] += limits[name]
-    beside = {name: amount for name, amount in limits.items() if name not in units}
-    whole = [name for name in (*offered.others, *map(ResourceName, GPU_RESOURCES)) if beside.get(name)]
-    check_one_way(where, units, [*whole, *names_in_slots(beside, USUAL_SLOTS)])
+    others = {name: amount for name, amount in limits.items() if name not in units}
+    whole = [name for name in (*offered.others, *map(ResourceName, GPU_RESOURCES)) if others.get(name)]
+    check_one_way(where, units, [*whole, *names_in_slots(others, USUAL_SLOTS)])
     share = Share(amounts["cores"], amounts["memory"])
     fields = offered.fields(where)
     check_share(share, fields)
-    if cards is not None:
-        share = share._replace(cards=cards)
-        check_cards(share, fields)
-        if cards > offered.gpus:
-            raise NotEnoughShareCards(ShareFields(cards=path(CARDS)), cards, offered.gpus)
+    if gpus is not None:
+        share = share._replace(cards=gpus)
+        check_equal_parts(share, fields)
+        if gpus > offered.gpus:
+            raise NotEnoughShareGpus(ShareFields(cards=annotation_path(CARDS)), gpus, offered.gpus)
     of_each = -(-share.blocks // share.gpus)
     if of_each > offered.most:
-        raise MemoryAboveCard(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
+        raise MemoryAboveGpu(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
 
 
-# What of a pod with slots of GPUs cannot be meant, and what units and slots have in common of that (`pod_checks`).
+# What is invalid in a pod with slots of GPUs, and the checks that units and slots share (`pod_checks`).
 
 
 NOT_OF_UNITS = tuple(key for key in names.OF_PODS if key != names.NODE_POLICY)
-"""Annotations that choose cards, which have no effect on units."""
+"""Annotations that choose GPUs, which have no effect on units."""
 
 
 def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> None:
@@ -303,23 +303,25 @@ def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> 
     `known`. It may come without a number of GPUs: by which name it asks for slots is not known either. `pod`: valid.
     """
     unlisted = {*USUAL_SLOTS.slots.resources}.difference(known)
-    for where, container in containers_of(pod):
+    for where, container in containers_with_paths(pod):
         amounts = {name: amount for name, amount in container.limits.items() if name in unlisted}
         if amounts:
             number = container.limits.get(USUAL_SLOTS.resource, 1)
             check_amounts(where, {USUAL_SLOTS.resource: number, **amounts}, USUAL_SLOTS)
-            card_rules(said_of_cards(pod.annotations), as_hami=True)  # takes all that topoalign's own reading takes
+            read_gpu_rules(
+                read_gpu_annotations(pod.annotations), as_hami=True
+            )  # takes all that topoalign's own reading takes
 
 
 def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = "") -> None:
     """Raises InvalidShare for what is asked for of GPUs that are offered in slots so. `pod`: valid."""
-    for where, container in containers_of(pod):
+    for where, container in containers_with_paths(pod):
         units = [name for name in USUAL_NAMES if container.limits.get(name)]
         check_one_way(where, units, names_in_slots(container.limits, offered))
     if names_amounts(pod, offered):
-        for where, container in containers_of(pod):
+        for where, container in containers_with_paths(pod):
             check_amounts(where, container.limits, offered)
-        card_rules(said_of_cards(pod.annotations), as_hami=compat == "hami")
+        read_gpu_rules(read_gpu_annotations(pod.annotations), as_hami=compat == "hami")
     elif asks_for_slots(pod, offered):
         check_says_nothing(pod.annotations, offered)
     else:
@@ -328,44 +330,44 @@ def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = 
     if compat == "hami":
         check_node_policy(pod.annotations)
     check_slots_not_joint(pod, offered)
-    check_counts(pod.annotations, offered)
+    check_gpu_count_of_slots(pod.annotations, offered)
 
 
-def check_counts(annotations: Mapping[str, str], offered: SlotResources) -> None:
+def check_gpu_count_of_slots(annotations: Mapping[str, str], offered: SlotResources) -> None:
     """Raises InvalidShare for a number of GPUs of a pod with slots, of which it has as many as it asks for slots."""
     if CARDS in annotations:
         raise InvalidShare(
-            f"{path(CARDS)}: has no effect on slots of GPUs, which the pod asks for",
-            f"leave it out; {offered.resource} says of how many GPUs a container has slots",
+            f"{annotation_path(CARDS)}: has no effect on slots of GPUs, which the pod asks for",
+            f"leave it out; the number of {offered.resource} is already the number of GPUs",
         )
 
 
 def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -> None:
     """Raises InvalidShare for annotations that choose among the GPUs, of a pod that asks for slots and for no amount."""
-    for key, _ in said_of_cards(annotations):
+    for key, _ in read_gpu_annotations(annotations):
         raise InvalidShare(
-            f"{path(key)}: chooses among GPUs in slots, of which no amount is asked for",
+            f"{annotation_path(key)}: chooses among GPUs in slots, of which no amount is asked for",
             f"name one, {offered.slots.cores}: {CORES} for whole GPUs, or leave it out",
         )
 
 
 def is_for_slots(pod: PodRequest, offered: SlotResources, otherwise: Collection[ResourceName]) -> bool:
-    """Whether a pod can be for no nodes but those with such slots. `otherwise`: as of `check_pod`."""
+    """Whether only nodes with such slots can run the pod. `otherwise`: as of `check_pod`."""
     return names_amounts(pod, offered) or (asks_for_slots(pod, offered) and offered.resource not in otherwise)
 
 
 def asks_for_slots(pod: PodRequest, offered: SlotResources) -> bool:
     """Whether a container asks for slots of this resource."""
-    return any(each.limits.get(offered.resource) for _, each in containers_of(pod))
+    return any(each.limits.get(offered.resource) for _, each in containers_with_paths(pod))
 
 
 def names_amounts(pod: PodRequest, offered: SlotResources) -> bool:
     """Whether a container names one of the resources of amounts, if only with 0."""
-    return any(not each.limits.keys().isdisjoint(offered.slots.resources) for _, each in containers_of(pod))
+    return any(not each.limits.keys().isdisjoint(offered.slots.resources) for _, each in containers_with_paths(pod))
 
 
 def names_in_slots(limits: Mapping[ResourceName, int], offered: SlotResources) -> list[ResourceName]:
-    """The names by which a container asks for slots that are offered so, or says an amount of them, if only 0."""
+    """The names by which a container asks for slots that are offered so, or gives an amount of them, even 0."""
     number = [offered.resource] if limits.get(offered.resource) else []
     return [*number, *(name for name in offered.slots.resources if name in limits)]
 
@@ -381,12 +383,13 @@ def check_one_way(where: str, units: Collection[ResourceName], others: Collectio
 
 
 def check_no_choice(annotations: Mapping[str, str]) -> None:
-    """Raises InvalidShare for annotations that choose cards, of a pod with units, and first for weights that are none."""
+    """Raises InvalidShare for annotations that choose GPUs, of a pod with units, and first for weights that are none."""
     check_weights_meant(annotations)
     for key in NOT_OF_UNITS:
         if key in annotations:
             raise InvalidShare(
-                f"{path(key)}: {without_effect('units')}", "leave it out; nodeSelector and affinity choose the nodes"
+                f"{annotation_path(key)}: {without_effect('units')}",
+                "leave it out; nodeSelector and affinity choose the nodes",
             )
 
 
@@ -401,7 +404,7 @@ def check_node_policy(annotations: Mapping[str, str]) -> None:
     policy = annotations.get(names.NODE_POLICY, BINPACK)
     if policy not in (BINPACK, SPREAD):
         raise InvalidShare(
-            f"{path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
+            f"{annotation_path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
             f"write {BINPACK} or {SPREAD}, or leave it out",
         )
 
@@ -414,4 +417,6 @@ def check_gpus_known(
     if wanted and known.isdisjoint(wanted) and any(is_for_slots(pod, each, otherwise) for each in slots):
         finding = "no node has such a GPU"
         remedy = "write uuids of GPUs as `topoalign gpu list` shows them"
-        raise invalid(names.USE_UUID, f"{quoted(wanted[:3])}: {finding}", f"{remedy}, or wait until the node is there")
+        raise annotation_error(
+            names.USE_UUID, f"{quoted(wanted[:3])}: {finding}", f"{remedy}, or wait until the node is there"
+        )

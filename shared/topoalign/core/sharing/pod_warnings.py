@@ -1,14 +1,14 @@
 """
-What of a pod probably means something else than it says, and does not keep it from running.
+Warns about settings of a pod that do not prevent it from running, and that probably do not do what the user wants.
 
 The webhook returns these texts as warnings of an AdmissionReview, and `what-if` prints them as notes:
 
     nvidia.com/gpumem: "4000" as an annotation      an amount is a limit of a container
     nvidia.com/use-gpu-uuid                         a key that nobody reads, near nvidia.com/use-gpuuuid
-    hami.io/node-scheduler-policy: spread           a wish that has no effect where nodes are ranked otherwise
+    hami.io/node-scheduler-policy: spread           a preference without effect where nodes are ranked otherwise
     nvidia.com/gpus: 2 as a limit                   a name that no node serves, near nvidia.com/gpu
 
-What cannot be meant, or would get other devices than it names, is refused (`pod_checks`).
+What is invalid, or would get other devices than it names, is refused (`pod_checks`).
 
 Kubernetes asks for at most 120 characters in a warning, and may cut what is longer than 256 (admission.k8s.io/v1,
 AdmissionResponse.warnings).
@@ -18,12 +18,12 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, islice
 
 from topoalign.core.demand import share_annotations
-from topoalign.core.demand.field_paths import containers_of
-from topoalign.core.demand.gangs import path
+from topoalign.core.demand.field_paths import containers_with_paths
+from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.demand.shares import USUAL_SLOTS
 from topoalign.core.demand.unserved import SETTINGS, nearest_name
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
-from topoalign.core.deviceshare.names import ALLOCATED_ANNOTATION, ANNOTATIONS, PARTITION_TABLE
+from topoalign.core.deviceshare.koordinator_names import ALLOCATED_ANNOTATION, ANNOTATIONS, PARTITION_TABLE
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, NIC, ResourceName, is_native
 from topoalign.core.model.requests import PodRequest
@@ -65,7 +65,7 @@ def warnings_of(
 
 def paths_of_limits(pod: PodRequest) -> dict[ResourceName, str]:
     """The resources that containers name in their limits, each with the path of one of them."""
-    return {name: where for where, container in containers_of(pod) for name in container.limits}
+    return {name: where for where, container in containers_with_paths(pod) for name in container.limits}
 
 
 def of_annotations(
@@ -79,18 +79,21 @@ def of_annotations(
     for key in sorted(annotations)[:MOST_LOOKED_AT]:
         if key in resources:
             if key not in limits:
-                yield f"{path(key)}: has no effect; write it in resources.limits of a container"
+                yield f"{annotation_path(key)}: has no effect; write it in resources.limits of a container"
         elif key == share_annotations.NODE_POLICY and not ranks_as_hami:
-            yield f"{path(key)}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
+            yield f"{annotation_path(key)}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
         elif key == CORE_LIMIT:
-            yield f"{path(key)}: has no effect; a container gets its tencent.com/vcuda-core"
+            yield f"{annotation_path(key)}: has no effect; a container gets its tencent.com/vcuda-core"
         elif (meant := meant_key(key)) is not None:
             where = " in resources.limits of a container" if meant in AMOUNTS else ""
-            yield f"{path(key)}: nobody reads this key; did you mean {meant}{where}?"
+            yield f"{annotation_path(key)}: nobody reads this key; did you mean {meant}{where}?"
 
 
 def meant_key(key: str) -> str | None:
-    """The annotation, or HAMi's amount, that a key was probably meant for. None: it is known, or no concern of ours."""
+    """
+    The annotation, or HAMi's amount, that a key was probably meant for. None: it is known, or not of topoalign's
+    domains.
+    """
     if key in READ or key in WRITTEN or key.startswith(OWN_DOMAIN):
         return None
     return nearest_name(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)

@@ -1,8 +1,8 @@
 """
-Which containers wait, because one of higher priority computes on one of their GPUs.
+Finds the containers that wait because one of higher priority computes on one of their GPUs.
 
 The library that limits a container notes 2 when a kernel is launched (`recent_kernel`), and lets launches wait while it
-finds a number below 0. Whoever watches counts down, every few seconds: what is above 0 afterwards is a container that has
+finds a number below 0. The watcher counts down, every few seconds: what is above 0 afterwards is a container that has
 launched since the last but one time. It computes on all GPUs that it holds. A container waits while another one of higher
 priority, which is a smaller number, computes on one of its own GPUs.
 
@@ -27,7 +27,7 @@ WAITING = -1
 
 
 class Launches(NamedTuple):
-    """What the file of one container says, and the GPUs that the container holds."""
+    """The contents of one container's file, and the GPUs that the container holds."""
 
     gpus: Collection[DeviceID]
     recent_kernel: int

@@ -1,18 +1,18 @@
 """
-What a pod that asks for slots of GPUs leaves out, filled in as HAMi does, under the names of the offer.
+Fills in what a pod that asks for slots of GPUs leaves out, as HAMi does, under the names of the offer.
 
     gpumem: 4000                     nvidia.com/gpu: 1      an amount without a number of GPUs is of one
     nvidia.com/gpu: 1                gpucores: 100          without an amount it is of whole GPUs
     gpumem-percentage: 100           both of them
     nvidia.com/gpu: 1, gpumem: 4000  nothing
-    nvidia.com/priority: 1           CUDA_TASK_PRIORITY=1 in the environment, beside slots
+    nvidia.com/priority: 1           CUDA_TASK_PRIORITY=1 in the environment, together with slots
 
-Where nodes offer the same resource in another way, too, `nvidia.com/gpu: 1` alone is left as it is: with an amount it would
-be refused by these nodes, and without one no other container has memory of its GPU, either.
+Where nodes offer the same resource by another sharing strategy, too, `nvidia.com/gpu: 1` alone is left as it is: with
+an amount these nodes would refuse it, and without one no other container has memory of its GPU, either.
 
-What cannot be meant is left as it is: `pod_checks` refuses it.
+What is invalid is left as it is: `pod_checks` refuses it.
 
-Source: HAMi 4707fb02, its admission webhook (spec hami.md 4).
+Source: HAMi 4707fb02, its admission webhook.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,15 +20,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.demand.field_paths import containers_of
-from topoalign.core.demand.quantities import Quantities
+from topoalign.core.demand.field_paths import containers_with_paths
+from topoalign.core.demand.resource_quantities import Quantities
 from topoalign.core.demand.shares import ALL_MEMORY, USUAL_NAMES, SlotResources
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.offers import CORES
+from topoalign.core.model.topology.device_offers import CORES
 
 PRIORITY = "CUDA_TASK_PRIORITY"
-"""The variable by which HAMi's library is told of a priority."""
+"""The variable by which HAMi's library gets a priority."""
 
 
 class FilledIn(NamedTuple):
@@ -51,7 +51,7 @@ def slot_defaults(
     `units` as well. `otherwise`: what nodes offer in another way than in slots.
     """
     found = []
-    for where, container in containers_of(pod):
+    for where, container in containers_with_paths(pod):
         if any(container.limits.get(name) for name in units):
             continue
         meant = offer_meant(container.limits, offered)
@@ -102,7 +102,7 @@ def with_defaults(pod: PodRequest, filled: Iterable[FilledIn]) -> PodRequest:
             limits={**container.limits, **added[where]},
             requests={**container.requests, **added[where]},
         )
-        for where, container in containers_of(pod)
+        for where, container in containers_with_paths(pod)
         if where in added
     }
     return msgspec.structs.replace(

@@ -1,15 +1,15 @@
 """
-On which GPUs a container gets its slots where HAMi's rules choose them (`compat: hami`).
+Chooses the GPUs on which a container gets its slots where HAMi's rules apply (`compat: hami`).
 
-The GPUs that a container may get are put in HAMi's order and tried one after the other by HAMi's checks (`hami.choice`),
+The GPUs that a container may get are put in HAMi's order and tried one after the other by HAMi's checks (`hami.fit`),
 with what is held of them as HAMi counts it. Without a policy of the pod that is `spread`. Example with ten slots, 100 cores
 and 40960 MiB each, for one GPU with 40 cores:
 
     held of GPU-0: 1 slot, 30 cores, 4096 MiB: 10 x (0.1 + 0.3 + 0.1) = 5; of GPU-1: 2 slots, 8192 MiB: 10 x (0.2 + 0.2) = 4
     spread tries GPU-1 first, binpack GPU-0
 
-topoalign's own rules stay: a GPU of which not enough is left for them is tried as one without a free slot, whatever HAMi
-would make of it. So no trap of HAMi's gives out more than there is:
+topoalign's own rules still apply: a GPU without enough left by them is tried as one without a free slot, whatever
+HAMi would decide. So HAMi's rules never give out more than there is:
 
 - 100 cores are a whole GPU for HAMi only where it offers 100. Where it offers more, only unused ones serve; where it offers
   less, none does, as with HAMi.
@@ -17,7 +17,7 @@ would make of it. So no trap of HAMi's gives out more than there is:
 - HAMi gives a container several instances of a GPU in MIG mode; here each slot is of another GPU, and whether an instance
   fits is asked of the GPU's places.
 
-Source: HAMi 4707fb02 (spec hami.md 2.3 to 2.6).
+Source: HAMi 4707fb02.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -25,76 +25,76 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, Selection
-from topoalign.core.demand.shares import UNSET, CardRequest, SlotShare, SlotsOfGpus
+from topoalign.core.demand.shares import UNSET, HamiRequest, SlotShare, SlotsOfGpus
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
 from topoalign.core.model.topology.queries import kept_apart, pcie_class
-from topoalign.core.model.topology.views import made_once
-from topoalign.core.sharing.cards import SharedCard
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
+from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
+from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_gpus
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.scores import choose_cards, score_cards
 from topoalign.core.sharing.hami.selection import pod_rules
-from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
-from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
-from topoalign.core.sharing.refusals import NoneByHami, ShareFields
+from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.share_amounts import NONE_HELD, SlotsLeft
 
 
 def choose_as_hami(
     topology: Topology,
-    cards: Sequence[SharedCard],
+    gpus: Sequence[SharedGpu],
     left: SlotsOfGpus,
     share: SlotShare,
     able: Collection[DeviceID],
     fields: ShareFields,
 ) -> tuple[DeviceID, ...]:
     """
-    The GPUs, of these `cards`, that HAMi chooses, in the order in which it takes them. `able`: those that have enough left
+    The GPUs, of these `gpus`, that HAMi chooses, in the order in which it takes them. `able`: those that have enough left
     by topoalign's own rules. Raises NoneByHami, and TooMuchWork where the best connected ones are not found in time.
     """
-    asked = request_of(share, [left[gpu] for gpu in able])
+    asked = hami_request(share, [left[gpu] for gpu in able])
     rules = share.rules
     binds = rules.numa_bind and share.gpus > 1
-    uuids = Selection(unwanted=unaccepted(topology, cards, rules.uuids))
+    uuids = Selection(unwanted=gpus_left_out(topology, gpus, rules.uuids))
     around = Surroundings(
         rules=pod_rules(msgspec.structs.replace(rules, uuids=uuids)),
-        spent=frozenset(card.device for card in cards if card.device not in able or (binds and card.numa_node is None)),
+        spent=frozenset(card.device for card in gpus if card.device not in able or (binds and card.numa_node is None)),
         scores=scores_of_links(topology),
     )
-    found = choose_cards(score_cards(usage_of_cards(cards, left), (asked,), rules.weights), asked, around)
+    found = choose_gpus_as_hami(score_gpus(usage_of_gpus(gpus, left), (asked,), rules.weights), asked, around)
     if isinstance(found, Unfit):
         raise NoneByHami(fields, share.gpus, found.reason)
     return tuple(DeviceID(each.uuid) for each in found)
 
 
-def usage_of_cards(cards: Iterable[SharedCard], left: SlotsOfGpus) -> tuple[CardUsage, ...]:
+def usage_of_gpus(gpus: Iterable[SharedGpu], left: SlotsOfGpus) -> tuple[HamiGpuUsage, ...]:
     """The same in HAMi's amounts; of GPUs whose slots become MIG instances with what these hold."""
     found = []
-    for card in cards:
-        here = left.get(card.device)
+    for gpu in gpus:
+        here = left.get(gpu.device)
         if here is not None and here.profiles:
-            card = msgspec.structs.replace(card, cores_held=here.held.cores, memory_held=here.held.memory)
-        found.append(usage_of(card))
+            gpu = msgspec.structs.replace(gpu, cores_held=here.held.cores, memory_held=here.held.memory)
+        found.append(to_hami_usage(gpu))
     return tuple(found)
 
 
-def request_of(share: SlotShare, able: Sequence[SlotsLeft]) -> CardRequest:
+def hami_request(share: SlotShare, able: Sequence[SlotsLeft]) -> HamiRequest:
     """
     What is asked for as HAMi has it. Equal parts are the least of those of these GPUs; where a slot becomes a MIG instance,
     any that fits.
     """
     if share.parts:
         parts = [NONE_HELD if each.profiles else share.amount_of(each.offered) for each in able]
-        return CardRequest(
+        return HamiRequest(
             count=share.gpus,
             vendor=VENDOR,
             memory=min(each.memory for each in parts) // MIB,
             percent=UNSET,
             cores=min(each.cores for each in parts),
         )
-    return CardRequest(
+    return HamiRequest(
         count=share.gpus,
         vendor=VENDOR,
         memory=share.memory,
@@ -103,12 +103,12 @@ def request_of(share: SlotShare, able: Sequence[SlotsLeft]) -> CardRequest:
     )
 
 
-def unaccepted(topology: Topology, cards: Iterable[SharedCard], uuids: Selection) -> tuple[DeviceID, ...]:
-    """Those of the cards that the lists of uuids leave out; a MIG instance is in them under its GPU."""
-    return tuple(card.device for card in cards if not uuids.takes_uuid(topology.card_of(card.device)))
+def gpus_left_out(topology: Topology, gpus: Iterable[SharedGpu], uuids: Selection) -> tuple[DeviceID, ...]:
+    """Those of the GPUs that the lists of uuids leave out; a MIG instance is in them under its GPU."""
+    return tuple(gpu.device for gpu in gpus if not uuids.takes_uuid(topology.card_of(gpu.device)))
 
 
-@made_once
+@computed_once
 def scores_of_links(topology: Topology) -> PairScores:
     """What HAMi publishes of the links between the machine's GPUs; MIG instances have none."""
     gpus = [

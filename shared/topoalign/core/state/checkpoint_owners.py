@@ -1,5 +1,5 @@
 """
-Whose allocations without an owner are, by the kubelet's checkpoint.
+Finds the owners of allocations that have none, by the kubelet's checkpoint.
 
 PodResources shows no plain init container, so what one leaves when it has ended gets no owner in the record. The checkpoint
 has the UID of its pod and its name, and the name of the pod is known by another container of it, or by its reservation.
@@ -44,12 +44,12 @@ def with_checkpoint_owners(
             for device in devices:
                 holders[resource, device].add((entry.pod_uid, entry.container))
     return tuple(
-        msgspec.structs.replace(each, owner=owner_of(each, holders, pods)) if each.owner is None else each
+        msgspec.structs.replace(each, owner=owner_by_checkpoint(each, holders, pods)) if each.owner is None else each
         for each in allocations
     )
 
 
-def owner_of(
+def owner_by_checkpoint(
     allocation: Allocation, holders: Mapping[Place, set[Container]], pods: Mapping[str, tuple[Namespace, PodName]]
 ) -> Owner | None:
     """The one container that has all that the kubelet gave an allocation. None: there is none, or several, or no name."""

@@ -1,8 +1,8 @@
 """
-What is known of one node: a fold over the facts it announced.
+Folds the facts that a node published into the state of the node.
 
-`NodeState.apply` is the only way anything gets in. The allocator folds its own journal, the registry and every client fold
-the stream, and starting up is nothing but folding again, so there is one truth and one way to load it.
+Only `NodeState.apply` changes the state. The allocator folds its own journal; the registry and every client fold the
+stream. At start the facts are folded again, so there is one source of truth and one method to load it.
 """
 
 import hashlib
@@ -35,14 +35,14 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.memory import given_back, taken
+from topoalign.core.state.memory_account import add_allocation_memory, given_back
 from topoalign.core.state.ownership import Ownership
 from topoalign.core.state.persistent_map import PersistentMap
 
 R = TypeVar("R", bound=Reading)
 
 TO_FOLLOW = "to follow"
-"""Under this name a state keeps how its `ownership` follows from that of the state before, until somebody asks for it."""
+"""The attribute in which a state keeps how its `ownership` follows from that of the state before, until it is first read."""
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -63,18 +63,18 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def apply(self, event: Event) -> "NodeState":
         """
         Returns the state after this fact. A repetition changes nothing; nor do reservations, which are no fact of the node
-        (`core.state.reservations` folds them).
+        (`core.state.node_reservations` folds them).
 
         Raises SequenceGap where facts are missing, and Contradiction for one that cannot be true; a snapshot raises
         neither.
         """
         match event:
             case TopologyDiscovered():
-                return msgspec.structs.replace(self, topology=newer(self.topology, event))
+                return msgspec.structs.replace(self, topology=newer_reading(self.topology, event))
             case DeviceHealthChanged():
-                return self.followed(msgspec.structs.replace(self, health=newer(self.health, event)))
+                return self.followed(msgspec.structs.replace(self, health=newer_reading(self.health, event)))
             case UsageObserved():
-                return self.followed(msgspec.structs.replace(self, usage=newer(self.usage, event)))
+                return self.followed(msgspec.structs.replace(self, usage=newer_reading(self.usage, event)))
             case ReservationsChanged():
                 return self
             case _:
@@ -111,8 +111,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def holding(self, allocation: Allocation) -> "NodeState":
         """Returns the state with this allocation as the newest live one; seq stays. Also for a decision still going on."""
-        live = persistent(self.allocations).put(allocation.id, allocation)
-        after = msgspec.structs.replace(self, allocations=live, memory=taken(self.memory, allocation))
+        live = to_persistent_map(self.allocations).put(allocation.id, allocation)
+        after = msgspec.structs.replace(self, allocations=live, memory=add_allocation_memory(self.memory, allocation))
         if (owned := self.owned) is not None and allocation.id not in self.allocations:
             after.__dict__[TO_FOLLOW] = partial(owned.granted, live, allocation)
         return after
@@ -122,7 +122,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if gone not in self.allocations:
             return self
         had = self.allocations[gone]
-        live = persistent(self.allocations).drop(gone)
+        live = to_persistent_map(self.allocations).drop(gone)
         after = msgspec.structs.replace(self, allocations=live, memory=given_back(self.memory, had))
         if (owned := self.owned) is not None:
             after.__dict__[TO_FOLLOW] = partial(owned.released, live, had)
@@ -142,16 +142,20 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             reserved_for=() if event.as_reserved or event.pod_uid in had.reserved_for else had.reserved_for,
             denied="" if event.as_reserved else had.denied,
         )
-        live = persistent(self.allocations).put(bound.id, bound)
+        live = to_persistent_map(self.allocations).put(bound.id, bound)
         return self.followed(msgspec.structs.replace(self, allocations=live))
 
     def followed(self, after: "NodeState") -> "NodeState":
-        """Returns `after`, which holds what this state holds on the same hardware, with what is known of that already."""
-        is_same = after.allocations is self.allocations and after.told is self.told and after.ended == self.ended
+        """Returns `after` with what this state has already computed; both hold the same on the same hardware."""
+        is_same = (
+            after.allocations is self.allocations
+            and after.reported_health is self.reported_health
+            and after.ended == self.ended
+        )
         if is_same and TO_FOLLOW in self.__dict__:
             after.__dict__[TO_FOLLOW] = self.__dict__[TO_FOLLOW]
         elif (owned := self.owned) is not None:
-            after.__dict__["ownership"] = owned.unchanged(after.allocations, after.told, after.ended)
+            after.__dict__["ownership"] = owned.unchanged(after.allocations, after.reported_health, after.ended)
         return after
 
     def listed_as(self, before: "NodeState") -> "NodeState":
@@ -175,7 +179,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.ownership.handed_out.health_of(device)
 
     @property
-    def told(self) -> Mapping[DeviceID, DeviceHealth]:
+    def reported_health(self) -> Mapping[DeviceID, DeviceHealth]:
         """Device -> its health as discovery announced it; empty before the first announcement."""
         return self.health.devices if self.health is not None else {}
 
@@ -186,14 +190,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         a container that is given devices does not wait for that.
         """
         following = self.__dict__.pop(TO_FOLLOW, None)
-        owned = (self.hardware, self.allocations, self.told, self.ended)
+        owned = (self.hardware, self.allocations, self.reported_health, self.ended)
         return following() if following is not None else Ownership(*owned)
 
     @cached_property
     def ended(self) -> frozenset[AllocationID]:
         """
-        Ids of allocations whose containers have ended, as the agent told of its kubelet last: what they have, the kubelet
-        counts as free. The record keeps them for some seconds.
+        Ids of allocations whose containers have ended, as the agent reported of its kubelet last: what they have, the
+        kubelet counts as free. The record keeps them for some seconds.
         """
         kubelet = self.usage.kubelet if self.usage is not None else None
         if kubelet is None or not (kubelet.ended or kubelet.dropped):
@@ -224,7 +228,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits, equal for equal allocations whatever way they came about: compares two folds."""
+        """16 hex digits, equal for equal allocations, whatever facts led to them: compares two folds."""
         live = sorted(map(known_to_all, self.allocations.values()), key=lambda allocation: allocation.id)
         body = msgspec.json.encode([live, sorted(self.memory.items())], order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]
@@ -236,26 +240,28 @@ NOTHING = Topology()
 def known_to_all(allocation: Allocation) -> Allocation:
     """The allocation without what earlier versions do not know: their folds have the same digest."""
     if not (allocation.co_allocated or allocation.slots or allocation.instances or allocation.displaced):
-        return allocation  # what is said of slots is said where there are some
+        return allocation  # the fields about slots count only where there are slots
     displaced = tuple(msgspec.structs.replace(each, slots={}, instances={}) for each in allocation.displaced)
     return msgspec.structs.replace(
         allocation, co_allocated=(), slots={}, instances={}, reserved_for=(), denied="", displaced=displaced
     )
 
 
-def announced(node: NodeName, hardware: Topology, health: Mapping[DeviceID, DeviceHealth], source: str) -> NodeState:
+def initial_state(
+    node: NodeName, hardware: Topology, health: Mapping[DeviceID, DeviceHealth], source: str
+) -> NodeState:
     """Returns the state of a node that has this hardware and health, and on which nothing is allocated."""
     topology = TopologyDiscovered(node=node, epoch=1, revision=1, boot_id="", source=source, topology=hardware)
     judged = DeviceHealthChanged(node=node, epoch=1, revision=1, devices=dict(health))
     return NodeState(node=node, topology=topology, health=judged)
 
 
-def persistent(allocations: Mapping[AllocationID, Allocation]) -> PersistentMap[AllocationID, Allocation]:
+def to_persistent_map(allocations: Mapping[AllocationID, Allocation]) -> PersistentMap[AllocationID, Allocation]:
     """The allocations as a map whose successors share its entries."""
     return allocations if isinstance(allocations, PersistentMap) else PersistentMap(allocations)
 
 
-def newer(had: R | None, got: R) -> R:
+def newer_reading(had: R | None, got: R) -> R:
     """The later of two readings: a repetition or an earlier revision of the same epoch changes nothing."""
     return had if had is not None and had.epoch == got.epoch and got.revision <= had.revision else got
 

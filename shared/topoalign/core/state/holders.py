@@ -1,12 +1,12 @@
 """
-An index over the live allocations of one node: who holds which holding, and which parts of a device are held.
+Indexes the live allocations of one node: who holds which holding, and which parts of a device are held.
 
-It is made once of all allocations and then follows each grant and release, at a cost that depends on what is granted or
+It is built once from all allocations and then follows each grant and release, at a cost that depends on what is granted or
 released and not on all that is held (`persistent_map`). Of shares it keeps a table for each device that is shared, because
 thousands of them may be held. It is immutable: the index of a former state stays what it was.
 
-It reads each id by the cards of all parts that the hardware shows or showed (`cards_of`), so it follows only allocations
-that do not change these; for the others a new one is made.
+It reads each id by the GPUs of all parts that the hardware shows or showed (`parent_devices`), so it follows only
+allocations that do not change these; for the others it is built again.
 """
 
 from collections import Counter
@@ -17,9 +17,9 @@ from typing import TypeVar
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import (
     SHARE,
-    Function,
+    FunctionHolding,
     Holding,
-    excluding,
+    excluding_holdings,
     holding_of,
     kind_of_share,
     may_have_parts,
@@ -27,7 +27,7 @@ from topoalign.core.model.holdings import (
     wholes_of,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.device_sets import Devices, DeviceSet
+from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.persistent_map import PersistentMap
 
@@ -40,9 +40,9 @@ Held = tuple[Sequence[Holding], Mapping[Holding, Sequence[str]]]
 class Holders:
     """Who holds what of one node, by holding."""
 
-    def __init__(self, cards: Mapping[DeviceID, DeviceID], allocations: Mapping[AllocationID, Allocation]) -> None:
-        """`cards`: as of `cards_of`. `allocations`: the live ones, oldest first."""
-        self._cards = cards
+    def __init__(self, gpus: Mapping[DeviceID, DeviceID], allocations: Mapping[AllocationID, Allocation]) -> None:
+        """`gpus`: as of `parent_devices`. `allocations`: the live ones, oldest first."""
+        self._cards = gpus
         unshared: dict[Holding, Names] = {}
         shares: dict[Holding, dict[str, Names]] = {}
         for name, allocation in allocations.items():
@@ -72,7 +72,7 @@ class Holders:
 
     def overlaps(self, holding: Holding) -> bool:
         """Whether something is held that is this, a part of it, or what it is a part of."""
-        if any(map(self.of, excluding(holding))):
+        if any(map(self.of, excluding_holdings(holding))):
             return True
         return may_have_parts(holding) and (holding in self._shares or holding in self._parts)
 
@@ -140,7 +140,7 @@ class Holders:
     def _read(self, allocation: Allocation) -> Held:
         """All that an allocation holds, where the hardware shows it."""
         unshared = [
-            placed_on(self._cards, Holding(nic, Function(address)))
+            placed_on(self._cards, Holding(nic, FunctionHolding(address)))
             for nic, addresses in allocation.virtual_functions.items()
             for address in addresses
         ]
@@ -162,8 +162,8 @@ def without_allocation(names: Names, gone: AllocationID) -> Names:
     return tuple(name for name in names if name != gone)
 
 
-def cards_of(hardware: Topology, allocations: Mapping[AllocationID, Allocation]) -> Mapping[DeviceID, DeviceID]:
-    """Instance or virtual function -> its card, those that are gone but held included."""
+def parent_devices(hardware: Topology, allocations: Mapping[AllocationID, Allocation]) -> Mapping[DeviceID, DeviceID]:
+    """Instance or virtual function -> its GPU, those that are gone but held included."""
     former: dict[DeviceID, DeviceID] = {}
     for held in allocations.values():
         if held.cards:
@@ -172,16 +172,16 @@ def cards_of(hardware: Topology, allocations: Mapping[AllocationID, Allocation])
     return now if former.keys() <= now.keys() else former | {**now}
 
 
-def placed_on(cards: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
-    """The same on the card that the hardware shows: not every record has it."""
-    card = cards.get(holding.base)
-    return holding if card is None or card == holding.device else holding_of(holding.id, cards)
+def placed_on(gpus: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
+    """The same on the GPU that the hardware shows: not every record has it."""
+    gpu = gpus.get(holding.base)
+    return holding if gpu is None or gpu == holding.device else holding_of(holding.id, gpus)
 
 
-# Which of the devices that a node lists are held, under the ids under which they are handed out.
+# Indexes the held devices among those that a node lists, under the ids under which they are handed out.
 #
-# Like `holders` it is made once of all allocations, and follows each grant and release at the cost of what is granted
-# or released. A device may be held by several allocations, where the kubelet has given it to a second container.
+# Like `Holders` it is built once from all allocations, and follows each grant and release at the cost of what is
+# granted or released. A device may be held by several allocations, where the kubelet has given it to a second container.
 
 
 Sets = Mapping[ResourceName, DeviceSet]
@@ -190,7 +190,7 @@ Sets = Mapping[ResourceName, DeviceSet]
 class HeldDevices:
     """The listed devices of one node that live allocations hold. A device that two resources list is held of both."""
 
-    def __init__(self, listed: Mapping[ResourceName, Devices], allocations: Iterable[Allocation]) -> None:
+    def __init__(self, listed: Mapping[ResourceName, OfferedDevices], allocations: Iterable[Allocation]) -> None:
         """`allocations`: the live ones."""
         times = Counter(chain.from_iterable(each.device_ids for each in allocations))
         self.sets: Sets = {name: devices.some(times) for name, devices in listed.items()}
@@ -230,12 +230,12 @@ class HeldDevices:
         return found
 
 
-# What allocations hold that is not offered now as it was given: after a change of what is offered, or of the hardware.
+# Indexes what allocations hold that is not offered now as it was given: after a change of the offers, or of the hardware.
 #
 # A slot with an amount is no time slice, although both have the same id: of a GPU of which a container has 100 cores by
 # `GPU-0::0` nobody gets the slice `GPU-0::1`. The other way round a time slice counts as a slot of an equal part.
 #
-# Like `holders` it is made once of all allocations, and follows each grant and release.
+# Like `Holders` it is built once from all allocations, and follows each grant and release.
 
 
 Place = tuple[ResourceName, DeviceID]
@@ -249,12 +249,12 @@ class FormerOffers:
     def __init__(
         self,
         hardware: Topology,
-        cards: Mapping[DeviceID, DeviceID],
+        gpus: Mapping[DeviceID, DeviceID],
         allocations: Mapping[AllocationID, Allocation],
     ) -> None:
-        """`cards`: as of `holders.cards_of`."""
+        """`gpus`: as of `parent_devices`."""
         self._hardware = hardware
-        self._cards = cards
+        self._cards = gpus
         holdings: dict[AllocationID, Sequence[Holding]] = {}
         unlisted: dict[AllocationID, Sequence[Place]] = {}
         for name, held in allocations.items():

@@ -1,10 +1,10 @@
 """
-Who holds what of a node, what is left of it, and what overlaps.
+Answers who holds what of a node, what is left of it, and what overlaps.
 
-`Ownership` is read from a `NodeState` (`state.ownership`) and is the only one that answers these questions; the state itself
-only folds. That of the next state shares with this one what a fact does not change (`holders`). No card is given twice,
-however it is divided: a GPU that is held whole keeps back its shares and its instances, and one of them keeps back the whole
-GPU.
+`Ownership` is read from a `NodeState` (`state.ownership`) and is the only class that answers these questions; the
+state itself only folds. That of the next state shares with this one what a fact does not change (`holders`). No GPU is
+given twice, however it is divided: a GPU that is held whole keeps back its shares and its instances, and one of them
+keeps back the whole GPU.
 
     held: GPU-0, GPU-1::2, MIG-0 (of GPU-2)
     overlap with the first: GPU-0, GPU-0::1; with the second: GPU-1; with the third: GPU-2, MIG-0::0; with none: GPU-1::0
@@ -16,12 +16,12 @@ from itertools import chain
 
 from topoalign.core.model.events import Allocation, DeviceHealth
 from topoalign.core.model.holdings import (
-    Function,
+    FunctionHolding,
     Holding,
     HoldingSet,
     Whole,
     base_of,
-    excluding,
+    excluding_holdings,
     holding_of,
     may_have_parts,
     shared_by,
@@ -30,9 +30,16 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.by_amounts import is_by_amounts
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.device_health import HandedOut
-from topoalign.core.state.holders import FormerOffers, HeldDevices, Holders, cards_of
-from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, spent, spent_slots, units_left
+from topoalign.core.state.holders import FormerOffers, HeldDevices, Holders, parent_devices
+from topoalign.core.state.holding_health import HandedOut
+from topoalign.core.state.share_amounts import (
+    SlotsLeft,
+    UnitsLeft,
+    slots_left,
+    spent_slots,
+    spent_unit_gpus,
+    units_left,
+)
 
 
 class Ownership:
@@ -42,16 +49,16 @@ class Ownership:
         self,
         hardware: Topology,
         allocations: Mapping[AllocationID, Allocation],
-        told: Mapping[DeviceID, DeviceHealth],
+        reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID] = frozenset(),
     ) -> None:
         """
-        `allocations`: the live ones, oldest first. `told`: health as discovery announced it. `ended`: those of the live ones
-        whose containers have ended, as `NodeState.ended`.
+        `allocations`: the live ones, oldest first. `reported_health`: health as discovery published it. `ended`: those
+        of the live ones whose containers have ended, as `NodeState.ended`.
         """
         self._hardware = hardware
         self._allocations = allocations
-        self._reported = told
+        self._reported = reported_health
         self._ended = ended
         self._free: dict[ResourceName, DeviceSet] = {}
 
@@ -70,11 +77,11 @@ class Ownership:
     def unchanged(
         self,
         allocations: Mapping[AllocationID, Allocation],
-        told: Mapping[DeviceID, DeviceHealth],
+        reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID],
     ) -> "Ownership":
         """Who holds what where these `allocations` hold what they held before, under this health, and these have ended."""
-        return self._successor(allocations, told, ended, None, *self._known)
+        return self._successor(allocations, reported_health, ended, None, *self._known)
 
     def listed_as(self, before: "Ownership") -> "Ownership":
         """The same to a kubelet that has not received changes of devices since `before`, on this hardware."""
@@ -85,7 +92,7 @@ class Ownership:
     def _successor(
         self,
         allocations: Mapping[AllocationID, Allocation],
-        told: Mapping[DeviceID, DeviceHealth],
+        reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID],
         changed: Allocation | None,
         index: Holders | None,
@@ -93,10 +100,10 @@ class Ownership:
         held: HeldDevices | None,
     ) -> "Ownership":
         """
-        Begins with what is known already (None: not known); with nothing if what `changed` names parts that the hardware
-        does not show now: such a record has a say in where they belong, and so in how others are read.
+        Starts from what is known already (None: not known); with nothing if what `changed` names parts that the hardware
+        does not show now: such a record affects where they belong, and so how others are read.
         """
-        after = type(self)(self._hardware, allocations, told, ended)
+        after = type(self)(self._hardware, allocations, reported_health, ended)
         if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():
             return after
         known: dict[str, object] = {"_cards": self._cards} if "_cards" in self.__dict__ else {}
@@ -108,7 +115,7 @@ class Ownership:
             known["_held"] = held
         if former is not None:
             known["_former"] = former
-            still = former is self._former and told is self._reported and "handed_out" in self.__dict__
+            still = former is self._former and reported_health is self._reported and "handed_out" in self.__dict__
             if still and (not is_by_amounts(self._hardware) or self._is_spent_as(after.spent_gpus, changed)):
                 known |= {"handed_out": self.handed_out, "blocked": self.blocked}
         after.__dict__.update(known)
@@ -130,7 +137,7 @@ class Ownership:
         return {device: name for name, allocation in self._allocations.items() for device in allocation.device_ids}
 
     def holding(self, device: DeviceID) -> Holding:
-        """The holding that an id stands for, by the hardware; a part that is gone, by its card when it was given."""
+        """The holding that an id stands for, by the hardware; a part that is gone, by its GPU when it was given."""
         return holding_of(device, self._cards)
 
     def overlapping(self, holdings: Iterable[Holding]) -> list[AllocationID]:
@@ -140,7 +147,7 @@ class Ownership:
         """
         found: set[AllocationID] = set()
         for holding in filter(self._index.overlaps, holdings):
-            found.update(names[-1] for way in excluding(holding) if (names := self._index.of(way)))
+            found.update(names[-1] for way in excluding_holdings(holding) if (names := self._index.of(way)))
             if may_have_parts(holding):
                 found.update(names[-1] for names in self._index.inside(holding))
         return sorted(found)
@@ -155,28 +162,28 @@ class Ownership:
         return self._index.overlaps(self.holding(device))
 
     def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
-        """The holdings that these ids stand for, as a set that tells what overlaps it."""
+        """The holdings that these ids stand for, as a set that can be asked what overlaps it."""
         return HoldingSet(map(self.holding, devices))
 
-    def left(self, card: DeviceID) -> tuple[Holding, ...]:
+    def left(self, gpu: DeviceID) -> tuple[Holding, ...]:
         """What is offered of a GPU or NIC and overlaps nothing held, healthy or not, in the order of the offers."""
         offered = (
             self.holding(device)
             for offer in self._hardware.offered
             for base in offer.devices
-            if self._hardware.card_of(base) == card
+            if self._hardware.card_of(base) == gpu
             for device in offer.handed_out(base)
         )
         return tuple(holding for holding in offered if not self.overlapping([holding]))
 
     def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
-        """Part -> its card, for those of the devices that are parts; without the numbers of shares."""
-        cards = self._hardware.cards
-        return {base: cards[base] for base in map(base_of, devices) if base in cards} if cards else {}
+        """Part -> its GPU, for those of the devices that are parts; without the numbers of shares."""
+        gpus = self._hardware.cards
+        return {base: gpus[base] for base in map(base_of, devices) if base in gpus} if gpus else {}
 
     @cached_property
     def _cards(self) -> Mapping[DeviceID, DeviceID]:
-        return cards_of(self._hardware, self._allocations)
+        return parent_devices(self._hardware, self._allocations)
 
     @cached_property
     def _index(self) -> Holders:
@@ -194,14 +201,14 @@ class Ownership:
     def blocked(self) -> frozenset[DeviceID]:
         """
         Devices that are offered, but held as a part or a whole under a former offer of another resource: they wait
-        until that is released. Of a card of which somebody has a share, no MIG instance is to be had, either.
+        until that is released. Of a GPU of which somebody has a share, no MIG instance is to be had, either.
 
-        Numbers of shares that are no longer offered block nothing: their card is shared as before.
+        Numbers of shares that are no longer offered block nothing: their GPU is shared as before.
         """
         if not self._former.holdings:
             return frozenset()
         former: Iterable[Holding] = chain.from_iterable(self._former.holdings.values())
-        if self._hardware.cards:  # MIG instances, of which such a card has none to be had
+        if self._hardware.cards:  # MIG instances, of which such a GPU has none to be had
             former = (shared[0] if (shared := shared_by(each)) is not None else each for each in former)
         held = HoldingSet(former)
         return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
@@ -253,14 +260,14 @@ class Ownership:
         """
         live = self._allocations.values()
         running = [each for name, each in self._allocations.items() if name not in self._ended] if self._ended else live
-        return spent(self._hardware, running) | spent_slots(self._hardware, live, running)
+        return spent_unit_gpus(self._hardware, running) | spent_slots(self._hardware, live, running)
 
     def held(self, resource: ResourceName) -> DeviceSet:
         """Devices of a resource that some live allocation holds under their ids, or of which it holds a virtual function."""
         return self._held.sets.get(resource, NO_DEVICES.everything)
 
     def usable(self, resource: ResourceName) -> DeviceSet:
-        """Devices of a resource that may be handed out, busy or not: healthy, and no companions."""
+        """Devices of a resource that may be handed out, busy or not: healthy, and not co-allocated."""
         healthy = self.handed_out.healthy(resource)
         for base in self.co_allocated & healthy.devices.by_base.keys() if self.co_allocated else ():
             healthy -= healthy.devices.by_base[base]
@@ -290,7 +297,7 @@ class Ownership:
     @cached_property
     def functions_in_use(self) -> frozenset[str]:
         """PCI addresses of the virtual functions that an allocation holds."""
-        return frozenset(each.part.address for each in self._index.unshared if isinstance(each.part, Function))
+        return frozenset(each.part.address for each in self._index.unshared if isinstance(each.part, FunctionHolding))
 
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:

@@ -1,5 +1,5 @@
 """
-An immutable mapping whose successors share its entries: the next state of a node costs no copy of all that is held.
+An immutable mapping whose successors share its entries, so that the next state of a node copies nothing that stays.
 
 A map is a dict that several maps share, and the few changes since. `put` and `drop` return a new map and copy only the
 changes; once these are more than about the square root of the entries, they are merged into a new dict. So with n entries a
@@ -16,7 +16,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FEWEST = 8
-"""Changes that are kept beside a dict of any size."""
+"""Changes that are kept next to a dict of any size."""
 
 
 class Gone(Enum):

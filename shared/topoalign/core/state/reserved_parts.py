@@ -1,7 +1,7 @@
 """
-The parts of what is reserved for pods, which of them a node shows, and what of them pods have swapped.
+Splits what is reserved for pods into parts, and finds which of them a node reports and which of them pods have swapped.
 
-`reservations` has the rules.
+`node_reservations` has the rules.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,8 +22,8 @@ from topoalign.core.state.share_amounts import offered_in_slots
 PodNames = tuple[Namespace, PodName]
 
 
-class Part(NamedTuple):
-    """What of a reservation ends at once."""
+class ReservedPart(NamedTuple):
+    """The smallest piece of a reservation that can end by itself."""
 
     pod_uid: str
     container: ContainerName
@@ -45,22 +45,24 @@ class Swapped(NamedTuple):
     """What the pod that it was reserved for will hold by `instead`, where that is a slot. None: an equal part."""
 
 
-def parts(reserved: ReservedContainer, uid: str) -> Iterator[Part]:
+def reserved_parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[ReservedPart]:
     """The parts of what is reserved for a container of this pod."""
     for devices in (reserved.devices, reserved.co_allocated):
-        yield from (Part(uid, reserved.container, name, device) for name, ids in devices.items() for device in ids)
+        yield from (
+            ReservedPart(uid, reserved.container, name, device) for name, ids in devices.items() for device in ids
+        )
     if reserved.cpus:
-        yield Part(uid, reserved.container, CPU)
-    yield from (Part(uid, reserved.container, block.resource) for block in reserved.memory)
+        yield ReservedPart(uid, reserved.container, CPU)
+    yield from (ReservedPart(uid, reserved.container, block.resource) for block in reserved.memory)
 
 
-def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[Part]) -> ReservedContainer:
+def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[ReservedPart]) -> ReservedContainer:
     """What is reserved for a container without the parts that are shown."""
-    left = {part for part in parts(reserved, uid) if part not in shown}
+    left = {part for part in reserved_parts_of_container(reserved, uid) if part not in shown}
 
     def unseen(devices: Mapping[ResourceName, tuple[DeviceID, ...]]) -> dict[ResourceName, tuple[DeviceID, ...]]:
         rest = {
-            name: tuple(device for device in ids if Part(uid, reserved.container, name, device) in left)
+            name: tuple(device for device in ids if ReservedPart(uid, reserved.container, name, device) in left)
             for name, ids in devices.items()
         }
         return {name: ids for name, ids in rest.items() if ids}
@@ -73,8 +75,8 @@ def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[Part]) -> Re
         devices=devices,
         co_allocated=co_allocated,
         virtual_functions={nic: functions for nic, functions in reserved.virtual_functions.items() if nic in kept},
-        cpus=reserved.cpus if Part(uid, reserved.container, CPU) in left else "",
-        memory=tuple(each for each in reserved.memory if Part(uid, reserved.container, each.resource) in left),
+        cpus=reserved.cpus if ReservedPart(uid, reserved.container, CPU) in left else "",
+        memory=tuple(each for each in reserved.memory if ReservedPart(uid, reserved.container, each.resource) in left),
         slots={slot: amount for slot, amount in reserved.slots.items() if slot in kept},
     )
 
@@ -91,18 +93,18 @@ def shown_by(
     origins: Mapping[AllocationID, AllocationID] = {},
     *,
     own: bool = False,
-) -> Iterator[Part]:
+) -> Iterator[ReservedPart]:
     """
     The parts of these reservations that the node shows as it is now. `former`: UID of a pod -> allocations from before its
     reservation, which show nothing of it by what they hold; `origins`, `own`: as `NodeReservations.observe`.
 
     What an init container holds shows nothing of the next ones, init containers included: they take it over, and may come
-    with more. Of an init container whose devices another took over the record says nothing any more; it had its turn where
-    a later container of the pod has the resource.
+    with more. Of an init container whose devices another took over the record has nothing any more; it has run if a
+    later container of the pod has the resource.
     """
     live = state.allocations.values() if own else ()
     holders = {device: each.id for each in live for device in ids_held(each)}
-    given = Given(state, co_allocated=False)
+    given = ReportedHoldings(state, co_allocated=False)
     for reservation in reservations:
         before = frozenset(former.get(reservation.pod_uid, ()))
         has = [given.to(reservation, each.container).keys() for each in reservation.containers]
@@ -111,7 +113,7 @@ def shown_by(
             later = has[number + 1 :] if own and reserved.role == "init" else []
             resources = set[ResourceName]().union(has[number], *later)
             co_allocated = {device for ids in reserved.co_allocated.values() for device in ids}
-            for part in parts(reserved, reservation.pod_uid):
+            for part in reserved_parts_of_container(reserved, reservation.pod_uid):
                 ids = reserved.virtual_functions.get(part.device, (part.device,))
                 shown_with = GPU if part.device in co_allocated else part.resource
                 held_by = [holders[each] for each in ids if each in holders]
@@ -144,7 +146,7 @@ def ids_held(allocation: Allocation) -> Iterator[str]:
         yield from allocation.virtual_functions.get(device, (device,))
 
 
-class Given:
+class ReportedHoldings:
     """
     What a node shows containers to have: by its record and by its kubelet's checkpoints, and by PodResources where a
     checkpoint cannot be read. A pod is known by its UID; where the node does not know that, by namespace and name.
@@ -194,7 +196,7 @@ class Given:
 
 
 def unmatched_of(used: ContainerUsage, kubelet: KubeletObserved | None) -> ContainerUsage:
-    """Of what PodResources shows of a container that for which it counts: what no checkpoint tells."""
+    """Of what PodResources shows of a container that for which it counts: what no checkpoint contains."""
     unknown = kubelet is None or bool(kubelet.unknown)
     return ContainerUsage(
         owner=used.owner,
@@ -207,9 +209,9 @@ def unmatched_of(used: ContainerUsage, kubelet: KubeletObserved | None) -> Conta
 def swaps_of(
     state: NodeState,
     reservations: Sequence[Reservation],
-    shown: Collection[Part],
+    shown: Collection[ReservedPart],
     known: Sequence[Swapped],
-    unsaid: Collection[Part] = (),
+    unsaid: Collection[ReservedPart] = (),
 ) -> Iterator[Swapped]:
     """
     What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
@@ -220,9 +222,9 @@ def swaps_of(
     slot for one with the same amount. It is swapped once for all containers of a pod: a later one takes it over from an init
     container. By another slot a pod holds as much as by the one that was taken from it. A percentage is
     another amount of a GPU that offers more or less: of such a GPU it holds what was reserved there for a pod with as many
-    slots, because of pods that ask for as many a registry binds only those beside one another that ask for the same.
+    slots, because of pods that ask for as many a registry binds at the same time only those that ask for the same.
     """
-    given = Given(state)
+    given = ReportedHoldings(state)
     pods = {each.pod_uid: each for each in reservations}
     heirs = {(each.resource, each.instead): each.pod_uid for each in known}
     offered = offered_in_slots(state.hardware)
@@ -234,7 +236,9 @@ def swaps_of(
         left = [device for device in sorted(own) if device not in got and heirs.get((resource, device), uid) == uid]
         amounts = {slot: amount for each in pods[uid].containers for slot, amount in each.slots.items()}
         for other in reservations:
-            for reserved, part in ((each, part) for each in other.containers for part in parts(each, other.pod_uid)):
+            for reserved, part in (
+                (each, part) for each in other.containers for part in reserved_parts_of_container(each, other.pod_uid)
+            ):
                 is_taken = part.resource == resource and part.device in taken
                 if is_taken and (part not in shown or part in unsaid) and other.pod_uid != uid and left:
                     gpu = base_of(part.device)
@@ -245,15 +249,15 @@ def swaps_of(
                     heirs[resource, instead] = other.pod_uid
                     lost.add((resource, part.device))
                     is_alike = offered.get(base_of(part.device)) == offered.get(base_of(instead))
-                    told = [each.devices.get(resource, ()) for each in other.containers]
-                    is_as_many = any(part.device in ids and len(ids) == len(own) for ids in told)
+                    listed = [each.devices.get(resource, ()) for each in other.containers]
+                    is_as_many = any(part.device in ids and len(ids) == len(own) for ids in listed)
                     follows_slot = is_as_many and not is_alike
                     amount = amounts.get(instead) if follows_slot else asked
                     yield Swapped(other.pod_uid, resource, part.device, instead, amount)
 
 
-def swapped(
-    reservations: Sequence[Reservation], swaps: Sequence[Swapped], shown: Collection[Part]
+def swap_devices(
+    reservations: Sequence[Reservation], swaps: Sequence[Swapped], shown: Collection[ReservedPart]
 ) -> tuple[Reservation, ...]:
     """
     The reservations with other devices in the place of those that were taken; parts that are `shown` are as they were. CPUs
@@ -270,7 +274,7 @@ def swapped(
 
     def after(uid: str, reserved: ReservedContainer) -> ReservedContainer:
         def now_of(name: ResourceName, device: DeviceID) -> DeviceID:
-            is_shown = Part(uid, reserved.container, name, device) in shown
+            is_shown = ReservedPart(uid, reserved.container, name, device) in shown
             return device if is_shown else instead.get((uid, name, device), device)
 
         devices, co_allocated = (
@@ -282,7 +286,7 @@ def swapped(
         by_slot = {device: reserved.slots.get(device) or amounts.get((uid, device)) for device in now}
         got = [donors.get(device, reserved) for device in sorted(now.difference(ids_reserved(reserved)))]
         donor = got[0] if got and all(each is got[0] for each in got) else reserved
-        has_cpus = Part(uid, reserved.container, CPU) in shown
+        has_cpus = ReservedPart(uid, reserved.container, CPU) in shown
         moves_cpus = not has_cpus and len(parse_cpuset(donor.cpus)) == len(parse_cpuset(reserved.cpus))
         return msgspec.structs.replace(
             reserved,

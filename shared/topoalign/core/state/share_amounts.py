@@ -1,6 +1,6 @@
 """
-How much of each GPU is left, where GPUs are offered in slots. A MIG instance in slots counts as a GPU of its memory, and
-cores are hundredths of its computing time.
+Computes how much of each GPU is left, where GPUs are offered in slots. A MIG instance in slots counts as a GPU of its
+memory, and cores are hundredths of its computing time.
 
 Slots bound how many containers are on a GPU; what each of them holds of it is an amount of cores and of memory, which is in
 the record of its grant. Of a slot of which the record has no amount it is an equal part of what is offered. Example: a GPU
@@ -25,11 +25,11 @@ from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.by_amounts import offers_in_slots
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
-from topoalign.core.model.topology.views import made_once
-from topoalign.core.state.device_health import HandedOut
+from topoalign.core.state.holding_health import HandedOut
 
 # How much of each GPU is left, where GPUs are offered in units.
 #
@@ -96,10 +96,10 @@ def left_by_init_containers(allocations: Sequence[Allocation]) -> Mapping[Alloca
     `allocations`: oldest first.
     """
     found: dict[AllocationID, Mapping[DeviceID, Amount]] = {}
-    pods = {pod_of(each) for each in allocations if each.role == "init" and each.amounts} - {None}
+    pods = {pod_names(each) for each in allocations if each.role == "init" and each.amounts} - {None}
     taken = defaultdict[object, set[DeviceID]](set)
     for each in reversed(allocations) if pods else ():
-        if (pod := pod_of(each)) not in pods:
+        if (pod := pod_names(each)) not in pods:
             continue
         if each.role == "init":
             found[each.id] = amounts_of(each.device_ids - taken[pod])
@@ -107,14 +107,14 @@ def left_by_init_containers(allocations: Sequence[Allocation]) -> Mapping[Alloca
     return found
 
 
-def pod_of(allocation: Allocation) -> tuple[Namespace, PodName] | None:
+def pod_names(allocation: Allocation) -> tuple[Namespace, PodName] | None:
     """Namespace and name of the pod that has an allocation; None: it is not known."""
     owner = allocation.owner
     return None if owner is None else (owner.namespace, owner.pod)
 
 
 class Holder(NamedTuple):
-    """Who has units of GPUs."""
+    """A container that has units of GPUs."""
 
     pod: str
     """UID of the pod, else its namespace and name; empty: not known."""
@@ -122,7 +122,7 @@ class Holder(NamedTuple):
     """Its name; of a pod that is not known the id of the allocation."""
 
 
-def holder_of(owner: Owner, pod_uid: str) -> Holder:
+def container_holder(owner: Owner, pod_uid: str) -> Holder:
     """A container by its names and the UID of its pod, if that is known."""
     return Holder(pod_uid or f"{owner.namespace}/{owner.pod}", owner.container)
 
@@ -142,27 +142,32 @@ def units_by_holder(allocations: Iterable[Allocation]) -> Mapping[Holder, Set[De
 def holders_in(allocation: Allocation) -> Iterator[tuple[Holder, Iterable[DeviceID]]]:
     """The containers that have something of an allocation, its own and those that it displaced, and what each has."""
     owner = allocation.owner
-    yield Holder("", allocation.id) if owner is None else holder_of(owner, allocation.pod_uid), allocation.device_ids
+    yield (
+        Holder("", allocation.id) if owner is None else container_holder(owner, allocation.pod_uid),
+        allocation.device_ids,
+    )
     for former in allocation.displaced:
-        yield holder_of(former.owner, former.pod_uid), chain.from_iterable(former.devices.values())
+        yield container_holder(former.owner, former.pod_uid), chain.from_iterable(former.devices.values())
 
 
-def excluded(asked: Mapping[DeviceID, Amount], held: Mapping[DeviceID, Amount]) -> list[DeviceID]:
+def exclusive_conflicts(asked: Mapping[DeviceID, Amount], held: Mapping[DeviceID, Amount]) -> list[DeviceID]:
     """The GPUs of which one has all computing time, and the other has something as well. Sorted."""
     return sorted(gpu for gpu in asked.keys() & held.keys() if CORES in (asked[gpu].cores, held[gpu].cores))
 
 
-def unshareable(allocations: Iterable[Allocation], asked: Mapping[DeviceID, Amount]) -> list[Allocation]:
+def preventing_allocations(allocations: Iterable[Allocation], asked: Mapping[DeviceID, Amount]) -> list[Allocation]:
     """
-    The allocations beside which nobody may get these amounts of GPUs: of a GPU of which one container has all computing
-    time, nobody else has anything. `asked` itself may be such a claim.
+    The allocations that prevent anybody else from getting these amounts of GPUs: of a GPU of which one container has all
+    computing time, nobody else has anything. `asked` itself may be such a claim.
     """
     near = [each for each in allocations if not asked.keys().isdisjoint(each.amounts)]
-    barred = {holder for holder, units in units_by_holder(near).items() if excluded(asked, amounts_of(units))}
+    barred = {
+        holder for holder, units in units_by_holder(near).items() if exclusive_conflicts(asked, amounts_of(units))
+    }
     return [each for each in near if any(holder in barred for holder, _ in holders_in(each))]
 
 
-@made_once
+@computed_once
 def units_offered(topology: Topology) -> Mapping[DeviceID, Mapping[str, int]]:
     """GPU in units -> kind -> how many units it has."""
     offered: dict[DeviceID, dict[str, int]] = {}
@@ -172,7 +177,7 @@ def units_offered(topology: Topology) -> Mapping[DeviceID, Mapping[str, int]]:
     return offered
 
 
-def spent(topology: Topology, allocations: Iterable[Allocation]) -> frozenset[DeviceID]:
+def spent_unit_gpus(topology: Topology, allocations: Iterable[Allocation]) -> frozenset[DeviceID]:
     """
     The GPUs of which all computing time or all memory is held, by containers that a checkpoint of the kubelet has. It shapes
     what is listed and preferred, and is no reason to refuse what a kubelet asks for.
@@ -216,18 +221,18 @@ def units_left(
     return found
 
 
-# What containers hold of GPUs whose slots become MIG instances, and which places of these GPUs are taken.
+# Computes what containers hold of GPUs whose slots become MIG instances, and which placements of these GPUs are taken.
 #
 # What is held by a slot is one of the GPU's profiles: its memory and its hundredths of the multiprocessors. Taken are
-# the places of all instances that the GPU has, whoever made them, and those of slots whose instance is not there yet,
-# because it is reserved or has just been made: each in turn where an instance of its size would be put
+# the places of all instances that the GPU has, whoever created them, and those of slots whose instance is not there yet,
+# because it is reserved or has just been created: each in turn where an instance of its size would be put
 # (`mig.find_place`). So two decisions that follow one another never count on the same place.
 #
 #     A100 of 40 GiB with an instance 3g.20gb at slice 4; a slot of 5 GiB is reserved
 #     taken: 4:4 and 3:1; free for 2g.10gb: 0
 
 
-@made_once
+@computed_once
 def gpus_by_instances(topology: Topology) -> Mapping[DeviceID, Gpu]:
     """The GPUs whose slots become instances, by id, in the hardware's order."""
     return {
@@ -237,7 +242,7 @@ def gpus_by_instances(topology: Topology) -> Mapping[DeviceID, Gpu]:
     }
 
 
-def amount_of(profile: MigProfile) -> Amount:
+def amount_of_profile(profile: MigProfile) -> Amount:
     """What a container holds of a GPU by an instance of this profile."""
     return Amount(cores=profile.cores, memory=profile.memory)
 
@@ -245,16 +250,18 @@ def amount_of(profile: MigProfile) -> Amount:
 def largest_of(gpu: Gpu) -> Amount:
     """What there is to hold of a GPU: its largest profile."""
     found = max(gpu.mig_profiles, key=lambda each: (each.memory, each.slices), default=None)
-    return Amount(cores=0, memory=0) if found is None else amount_of(found)
+    return Amount(cores=0, memory=0) if found is None else amount_of_profile(found)
 
 
 def smallest_of(gpu: Gpu) -> Amount:
     """What a slot holds of which it is not known how much: the smallest profile."""
     found = min(gpu.mig_profiles, key=lambda each: (each.memory, each.slices), default=None)
-    return Amount(cores=0, memory=0) if found is None else amount_of(found)
+    return Amount(cores=0, memory=0) if found is None else amount_of_profile(found)
 
 
-def taken_of(gpu: Gpu, slots: Iterable[tuple[DeviceID, Amount, DeviceID | None]]) -> frozenset[MigPlacement] | None:
+def taken_mig_placements(
+    gpu: Gpu, slots: Iterable[tuple[DeviceID, Amount, DeviceID | None]]
+) -> frozenset[MigPlacement] | None:
     """
     The places of a GPU that are taken. `slots`: those that are held, each with what is held by it and the uuid of its
     instance, None: it has none yet. None: it is not known where all instances are, and nothing is to be had.
@@ -283,7 +290,7 @@ def instances_of(allocations: Iterable[Allocation]) -> Mapping[DeviceID, DeviceI
 def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[DeviceID, DeviceID]:
     """
     Slot -> uuid of its instance, for those instances of an allocation that its GPUs do not have any more, as after a reboot
-    or a reset: its container cannot use them, nor start again, and has to be made anew.
+    or a reset: its container cannot use them, nor start again, and has to be created again.
     """
     gpus = topology.gpu_by_id
     return {
@@ -321,26 +328,26 @@ class SlotsLeft(msgspec.Struct, frozen=True):
         return self.all_slots - self.slots
 
     def instance_for(self, memory: int) -> Amount | None:
-        """What an instance with so many bytes has, where one can be made; None: none can."""
+        """What an instance with so many bytes has, where one can be created; None: none can."""
         place = None if self.taken is None else find_place(self.profiles, self.taken, memory)
-        return None if place is None else amount_of(place[0])
+        return None if place is None else amount_of_profile(place[0])
 
     @property
     def left(self) -> Amount:
-        """What nobody holds; of a GPU whose slots become instances the largest that can be made."""
+        """What nobody holds; of a GPU whose slots become instances the largest that can be created."""
         if not self.usable:
             return NONE_HELD
         if self.profiles:
             free = (each for each in self.profiles if self.instance_for(each.memory) is not None)
             largest = max(free, key=lambda each: (each.memory, each.slices), default=None)
-            return NONE_HELD if largest is None else amount_of(largest)
+            return NONE_HELD if largest is None else amount_of_profile(largest)
         return Amount(
             cores=max(0, self.offered.cores - self.held.cores),
             memory=max(0, self.offered.memory - self.held.memory),
         )
 
 
-@made_once
+@computed_once
 def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
     """
     GPU in slots -> what there is to hold of it: its cores and its memory in whole MiB, each times its scaling and rounded
@@ -355,13 +362,13 @@ def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
             continue
         memory = (instances[gpu] if gpu in instances else topology.gpu_by_id[gpu].memory or 0) // MIB
         found[gpu] = Amount(
-            cores=scaled(CORES, offer.slots.core_scaling),
-            memory=scaled(memory, offer.slots.memory_scaling) * MIB,
+            cores=scale_down(CORES, offer.slots.core_scaling),
+            memory=scale_down(memory, offer.slots.memory_scaling) * MIB,
         )
     return found
 
 
-def scaled(amount: int, scaling: float) -> int:
+def scale_down(amount: int, scaling: float) -> int:
     """A multiple, rounded down, with the scaling as it is written: 1.1 times 10 is 11."""
     return int(amount * Fraction(repr(scaling)))
 
@@ -370,10 +377,10 @@ def equal_part(topology: Topology, gpu: DeviceID) -> Amount:
     """What a slot of a GPU in slots holds of it where nothing else is known; the smallest instance, where it becomes one."""
     if gpu in gpus_by_instances(topology):
         return smallest_of(gpus_by_instances(topology)[gpu])
-    return part_of(offered_in_slots(topology)[gpu], offers_in_slots(topology)[gpu].replicas)
+    return divide_amount(offered_in_slots(topology)[gpu], offers_in_slots(topology)[gpu].replicas)
 
 
-def part_of(offered: Amount, parts: int) -> Amount:
+def divide_amount(offered: Amount, parts: int) -> Amount:
     """One of so many equal parts, in whole cores and MiB."""
     return Amount(cores=offered.cores // parts, memory=offered.memory // MIB // parts * MIB)
 
@@ -385,23 +392,23 @@ def held_by_slot(topology: Topology, allocations: Iterable[Allocation]) -> Mappi
     for allocation in allocations:
         for gpu in allocation.shared_bases & offers.keys() if allocation.shared_bases else ():
             of_gpu = found.setdefault(gpu, {})
-            for slot in slots_of(allocation.device_ids, gpu):
+            for slot in slots_on_gpu(allocation.device_ids, gpu):
                 amount = allocation.slots.get(slot) or equal_part(topology, gpu)
-                of_gpu[slot] = larger(of_gpu.get(slot, NONE_HELD), amount)
+                of_gpu[slot] = larger_amount(of_gpu.get(slot, NONE_HELD), amount)
     return found
 
 
-def slots_of(devices: Iterable[DeviceID], gpu: DeviceID) -> list[DeviceID]:
+def slots_on_gpu(devices: Iterable[DeviceID], gpu: DeviceID) -> list[DeviceID]:
     """Those of the devices that are shares of this GPU."""
     return [device for device in devices if device != gpu and base_of(device) == gpu]
 
 
-def larger(one: Amount, other: Amount) -> Amount:
+def larger_amount(one: Amount, other: Amount) -> Amount:
     """As much of each kind as the larger one has."""
     return Amount(cores=max(one.cores, other.cores), memory=max(one.memory, other.memory))
 
 
-def total(amounts: Iterable[Amount]) -> Amount:
+def sum_amounts(amounts: Iterable[Amount]) -> Amount:
     """All of them together."""
     cores = memory = 0
     for each in amounts:
@@ -419,8 +426,8 @@ def spent_slots(
     topology: Topology, allocations: Iterable[Allocation], running: Iterable[Allocation]
 ) -> frozenset[DeviceID]:
     """
-    The GPUs in slots of which all cores or all memory are held by `running` ones of the allocations, or all places for
-    instances, which stay until a record has ended. Their free slots are not to be had.
+    The GPUs in slots of which all cores or all memory are held by `running` ones of the allocations, or all
+    placements for instances, which stay until a record has ended. Their free slots are not to be had.
     """
     if not offers_in_slots(topology):
         return frozenset()
@@ -430,7 +437,7 @@ def spent_slots(
     spent = {
         gpu
         for gpu, slots in held_by_slot(topology, tuple(running)).items()
-        if gpu not in by_instances and is_spent(offered[gpu], total(slots.values()))
+        if gpu not in by_instances and is_spent(offered[gpu], sum_amounts(slots.values()))
     }
     if by_instances:
         held = held_by_slot(topology, live)
@@ -446,7 +453,7 @@ def taken_by(
     gpu: Gpu, held: Mapping[DeviceID, Amount], made: Mapping[DeviceID, DeviceID]
 ) -> frozenset[MigPlacement] | None:
     """The places of a GPU that are taken: `held` by slots, `made`: slot -> its instance. None: that is not known."""
-    return taken_of(gpu, [(slot, amount, made.get(slot)) for slot, amount in held.items()])
+    return taken_mig_placements(gpu, [(slot, amount, made.get(slot)) for slot, amount in held.items()])
 
 
 def slots_left(
@@ -464,7 +471,7 @@ def slots_left(
             slots=offer.replicas - len(held.get(gpu, ())),
             all_slots=offer.replicas,
             offered=offered_in_slots(topology)[gpu],
-            held=total(held.get(gpu, {}).values()),
+            held=sum_amounts(held.get(gpu, {}).values()),
             usable=handed_out.health_of(gpu).usable,
             profiles=by_instances[gpu].mig_profiles if gpu in by_instances else (),
             taken=taken_by(by_instances[gpu], held.get(gpu, {}), made) if gpu in by_instances else None,

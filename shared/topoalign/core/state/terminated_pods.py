@@ -1,4 +1,4 @@
-"""The facts of a node without what some of its pods have: pods that have terminated, or would be preempted."""
+"""Removes from the facts of a node what pods have that have terminated, or that would be preempted."""
 
 from collections.abc import Collection
 
@@ -7,7 +7,7 @@ import msgspec
 from topoalign.core.model.events import Allocation, MemoryUse, Owner, UsageObserved
 from topoalign.core.model.ids import AllocationID
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.memory import given_back
+from topoalign.core.state.memory_account import given_back
 from topoalign.core.state.reserved_parts import PodNames
 
 
@@ -17,7 +17,7 @@ def without_pods(state: NodeState, uids: Collection[str], names: Collection[PodN
     `names`: of those of them that are known; they count where the node does not know the UID.
     """
     for allocation in tuple(state.allocations.values()):
-        if allocation.pod_uid in uids or (not allocation.pod_uid and named(allocation.owner, names)):
+        if allocation.pod_uid in uids or (not allocation.pod_uid and belongs_to_pods(allocation.owner, names)):
             state = state.without(allocation.id)
     if state.usage is None:
         return state
@@ -27,7 +27,8 @@ def without_pods(state: NodeState, uids: Collection[str], names: Collection[PodN
 def has_anything_of(state: NodeState, uid: str, names: Collection[PodNames]) -> bool:
     """Whether the facts show this pod with devices, CPUs or memory, by its UID or, where that is not known, its names."""
     if any(
-        each.pod_uid == uid or (not each.pod_uid and named(each.owner, names)) for each in state.allocations.values()
+        each.pod_uid == uid or (not each.pod_uid and belongs_to_pods(each.owner, names))
+        for each in state.allocations.values()
     ):
         return True
     kubelet = state.usage.kubelet if state.usage is not None else None
@@ -36,7 +37,7 @@ def has_anything_of(state: NodeState, uid: str, names: Collection[PodNames]) -> 
 
 def without_usage(usage: UsageObserved, uids: Collection[str], names: Collection[PodNames]) -> UsageObserved:
     """What the kubelet gave out, without these pods."""
-    containers = tuple(each for each in usage.containers if not named(each.owner, names))
+    containers = tuple(each for each in usage.containers if not belongs_to_pods(each.owner, names))
     kubelet = usage.kubelet
     if kubelet is not None:
         memory: dict[int, MemoryUse] = dict(kubelet.memory)
@@ -49,6 +50,6 @@ def without_usage(usage: UsageObserved, uids: Collection[str], names: Collection
     return msgspec.structs.replace(usage, containers=containers, kubelet=kubelet)
 
 
-def named(owner: Owner | None, names: Collection[PodNames]) -> bool:
+def belongs_to_pods(owner: Owner | None, names: Collection[PodNames]) -> bool:
     """Whether a container belongs to one of these pods."""
     return owner is not None and (owner.namespace, owner.pod) in names

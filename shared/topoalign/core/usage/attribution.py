@@ -1,9 +1,9 @@
 """
-Which container uses how much of which GPU: a measurement, read with who holds what.
+Attributes measured use of GPUs to the containers that hold them.
 
 A process belongs to the container that holds the GPU, or the MIG instance, on which it runs: the pod's UID must be that of
-the allocation, and the name of the container too, where both are known. All others are listed beside the holders, because
-they are what somebody looks for who finds a GPU busy: processes of the host, of pods that were given no GPU, of containers
+the allocation, and the name of the container too, where both are known. All others are listed next to the holders,
+because a user who finds a GPU busy looks for them: processes of the host, of pods that were given no GPU, of containers
 that were given another one. Nothing is guessed: a process of which nobody knows where it runs belongs to nobody, and then
 what the holders use is not known either.
 
@@ -25,10 +25,10 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Node
 from topoalign.core.model.processes import DeviceUse, GpuProcess, LibraryCount, Measurement, ProcessIdentity
 from topoalign.core.state.fold import NodeState
 from topoalign.core.usage.given import WHOLE_DEVICE as WHOLE_DEVICE
-from topoalign.core.usage.given import Held, all_held, given_to
+from topoalign.core.usage.given import HeldShare, all_held, given_to
 
 Where = Literal["pod", "host", "unknown"]
-"""Where processes run that hold nothing of a device: in a pod, in none, or nobody knows."""
+"""Where processes run that hold nothing of a device: in a pod, in none, or unknown."""
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +42,12 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that holds a device or a part of it, and what it uses. One that uses nothing stands here as well."""
+    """A container that holds a device or a part of it, and what it uses. One that uses nothing is listed as well."""
 
     owner: Owner | None
-    """None: the kubelet has not said yet for whom it is."""
+    """None: the kubelet has not reported yet for whom it is."""
     pod_uid: str
-    """Empty: not known; then its processes cannot be told from others."""
+    """Empty: not known; then its processes cannot be distinguished from others."""
     allocations: tuple[AllocationID, ...]
     devices: tuple[DeviceID, ...]
     """What it holds of the device, under the ids that were handed out: `GPU-x::3`."""
@@ -64,8 +64,8 @@ class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
     use: Use
     library: LibraryCount | None = None
     """
-    What the library that limits it counts, by a file that the container writes: no authority. None: it has none, or it is
-    not known.
+    What the library that limits it counts, by a file that the container writes, so it is not reliable. None: it has
+    none, or it is not known.
     """
 
     @property
@@ -126,7 +126,7 @@ Place = tuple[str, str, str, str]
 """What processes of one group have in common: pod UID, container id, container name, control group."""
 
 
-def shares_of(state: NodeState, measured: Measurement) -> NodeShares:
+def attribute_use(state: NodeState, measured: Measurement) -> NodeShares:
     """What the containers of a node use of its GPUs. GPUs that are known and were not measured are listed, too."""
     hardware = state.hardware
     uses = {use.device: use for use in measured.devices}
@@ -151,13 +151,13 @@ def shares_of(state: NodeState, measured: Measurement) -> NodeShares:
     )
 
 
-def held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[Held]]:
+def held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[HeldShare]]:
     """
     GPU or MIG instance -> what is held of it, in the order of the allocations: of an instance also the whole of its GPU. One
     pass over all that is held, which are thousands on a node with 16 GPUs in units.
     """
     instances = {gpu.id: tuple(instance.uuid for instance in gpu.mig or ()) for gpu in state.hardware.gpus}
-    found = defaultdict[DeviceID, list[Held]](list)
+    found = defaultdict[DeviceID, list[HeldShare]](list)
     for each in all_held(state):
         holding = each.holding
         is_whole = isinstance(holding.part, Whole)
@@ -179,15 +179,15 @@ def owners_by_pod(allocations: Iterable[Allocation]) -> dict[str, Owner]:
 
 def device_shares(
     use: DeviceUse,
-    card: DeviceID,
+    gpu: DeviceID,
     memory: int | None,
-    held: Sequence[Held],
+    held: Sequence[HeldShare],
     owners: Mapping[str, Owner],
     *,
     is_seen: bool,
 ) -> DeviceShares:
     """One row. `held`: what is held of the device. `is_seen`: whether it is known where processes run."""
-    holders: dict[object, list[Held]] = {}
+    holders: dict[object, list[HeldShare]] = {}
     for each in held:
         allocation = each.allocation
         key = (allocation.pod_uid, allocation.owner) if allocation.owner is not None else allocation.id
@@ -197,38 +197,38 @@ def device_shares(
     theirs: list[list[GpuProcess]] = [[] for _ in groups]
     others: dict[Place, list[GpuProcess]] = {}
     for process in use.processes or ():
-        at = holder_of(process.identity, firsts)
+        at = find_holder(process.identity, firsts)
         if at is not None:
             theirs[at].append(process)
         else:
-            others.setdefault(place(process.identity), []).append(process)
+            others.setdefault(process_location(process.identity), []).append(process)
     unclear = {"", *(uid for uid, _, container, _ in others if not container)}  # their processes may be among others
 
-    def is_told(uid: str) -> bool:
+    def is_complete(uid: str) -> bool:
         """Whether it is known which processes are those of this pod."""
         return use.processes is not None and (not use.processes or (is_seen and uid not in unclear))
 
     return DeviceShares(
         device=use.device,
-        card=card,
+        card=gpu,
         memory=memory,
         memory_used=use.memory_used,
         utilization=use.utilization,
         memory_utilization=use.memory_utilization,
         failure=use.failure,
         holders=tuple(
-            holder_use(group, memory, use_of(processes, is_told=is_told(group[0].allocation.pod_uid)))
+            holder_use(group, memory, use_of(processes, is_complete=is_complete(group[0].allocation.pod_uid)))
             for group, processes in zip(groups, theirs, strict=True)
         ),
         others=tuple(other_use(processes, owners) for _, processes in sorted(others.items())),
     )
 
 
-def holder_of(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -> int | None:
+def find_holder(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -> int | None:
     """
     Which of the holders a process belongs to, by its place; None: to none of them.
 
-    A process that does not tell its container belongs to the container of its pod that holds the device, if only one does.
+    A process whose container is not known belongs to the container of its pod that holds the device, if only one does.
     """
     if identity is None or not identity.pod_uid:
         return None
@@ -239,25 +239,25 @@ def holder_of(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -
     return same_pod[0] if len(same_pod) == 1 else None
 
 
-def place(identity: ProcessIdentity | None) -> Place:
+def process_location(identity: ProcessIdentity | None) -> Place:
     """Where a process runs, as far as it is known."""
     if identity is None:
         return ("", "", "", "")
     return (identity.pod_uid, identity.container_id, identity.container, identity.cgroup)
 
 
-def use_of(processes: Sequence[GpuProcess], *, is_told: bool) -> Use:
-    """The sum over processes. `is_told`: whether there are no more than these."""
+def use_of(processes: Sequence[GpuProcess], *, is_complete: bool) -> Use:
+    """The sum over processes. `is_complete`: whether there are no more than these."""
     memory = [process.memory for process in processes]
     percent = [process.utilization for process in processes]
     return Use(
-        memory=sum(each or 0 for each in memory) if is_told and None not in memory else None,
-        utilization=sum(each or 0 for each in percent) if is_told and None not in percent else None,
+        memory=sum(each or 0 for each in memory) if is_complete and None not in memory else None,
+        utilization=sum(each or 0 for each in percent) if is_complete and None not in percent else None,
         processes=tuple(processes),
     )
 
 
-def holder_use(group: Sequence[Held], memory: int | None, use: Use) -> HolderUse:
+def holder_use(group: Sequence[HeldShare], memory: int | None, use: Use) -> HolderUse:
     """What one container holds of a device with this much memory, and its use."""
     first = group[0].allocation
     cores, given = given_to(group, memory)
@@ -275,7 +275,7 @@ def holder_use(group: Sequence[Held], memory: int | None, use: Use) -> HolderUse
 def other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> OtherUse:
     """What the processes of one place use that holds nothing of the device."""
     identity = processes[0].identity
-    use = use_of(processes, is_told=True)
+    use = use_of(processes, is_complete=True)
     if identity is None:
         return OtherUse(where="unknown", owner=None, pod_uid="", container_id="", cgroup="", use=use)
     owner = owners.get(identity.pod_uid)
@@ -289,19 +289,19 @@ def other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> O
     )
 
 
-# Which containers use more memory of a GPU than they were given, for several measurements in a row.
+# Finds containers that use more memory of a GPU than they were given, for several measurements in a row.
 #
 # One measurement proves nothing: memory of a process that ends may count together with that of its successor. Only a
-# container that was given an amount can use more of it; a time slice has none. A measurement that does not tell what a
+# container that was given an amount can use more of it; a time slice has none. A measurement without what a
 # container uses neither counts nor ends a row. Nor does one shortly after another that counted, whoever asked for the
-# two: they tell of the same moment.
+# two: they are of the same moment.
 #
 # Example: measurements at 0, 15, 16, 30 s, all above what was given. That at 16 s does not count; that at 30 s is the
 # third.
 
 
 SAMPLES = 3
-"""Measurements in a row after which a container is said to use more than it was given."""
+"""Measurements in a row after which a container is reported to use more than it was given."""
 APART_SECONDS = 7.5
 """Between two measurements that count: half of what the allocator of a node lets pass between two of its own."""
 
@@ -339,7 +339,7 @@ class ExcessWatch(msgspec.Struct, frozen=True, kw_only=True):
         for row in shares.devices:
             for holder in row.holders:
                 key = (row.device, holder.allocations)
-                rows[key] = counted(self.rows.get(key, 0), holder)
+                rows[key] = count_measurements(self.rows.get(key, 0), holder)
                 if rows[key] >= SAMPLES:
                     lasting.append(Excess(row.device, holder))
                     if self.rows.get(key, 0) < SAMPLES:
@@ -352,7 +352,7 @@ class ExcessWatch(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def counted(before: int, holder: HolderUse) -> int:
+def count_measurements(before: int, holder: HolderUse) -> int:
     """Measurements in a row, after one more."""
     if holder.memory is None:
         return 0

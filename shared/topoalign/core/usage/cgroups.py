@@ -36,17 +36,17 @@ _PATTERNS = tuple(
 _MOUNTED = re.compile(r"(?:/|^)pods/(?P<uid>[^/]+)/containers/(?P<name>[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/[^/]+$")
 
 
-class Placement(NamedTuple):
-    """What a control group tells of its processes."""
+class CgroupPlacement(NamedTuple):
+    """What the path of a control group identifies about its processes."""
 
     pod_uid: str = ""
     container_id: str = ""
     """Empty in a pod: the path of the container cannot be read."""
     path: str = ""
-    """The group's path as the kernel tells it; of version 1 the longest of its paths."""
+    """The group's path as the kernel reports it; of version 1 the longest of its paths."""
 
 
-def placement_of(cgroups: str) -> Placement:
+def placement_of(cgroups: str) -> CgroupPlacement:
     """
     The placement of a process, by the text of its /proc/<pid>/cgroup: lines `<hierarchy>:<controllers>:<path>`.
 
@@ -59,14 +59,14 @@ def placement_of(cgroups: str) -> Placement:
         for path in paths:
             if found := pattern.search(path):
                 uid = found["uid"] or found["named"]
-                return Placement(uid.replace("_", "-") if found["slice"] else uid, found["id"], path)
-    return Placement(path=max(paths, key=len, default=""))
+                return CgroupPlacement(uid.replace("_", "-") if found["slice"] else uid, found["id"], path)
+    return CgroupPlacement(path=max(paths, key=len, default=""))
 
 
 def container_name_of(mounts: str, pod_uid: str) -> ContainerName:
     """
     The name of the container of this pod that has these mounts, by the text of its /proc/<pid>/mountinfo; empty where they
-    do not tell. The fourth field of a line is the path of what is mounted, on its file system.
+    do not show it. The fourth field of a line is the path of what is mounted, on its file system.
     """
     for line in mounts.splitlines():
         fields = line.split(" ", 4)

@@ -1,19 +1,20 @@
 """
-What gpu-manager (Gaia) displays of a node: the tree of its GPUs as text, and who uses them.
+Renders a node as gpu-manager (Gaia) displays it: the tree of its GPUs as text, and who uses them.
 
-The tree is that of Gaia's evaluators (`core.sharing.gaia.tree`). A line for each node, below its parent:
+The tree is that of Gaia's evaluators (`core.sharing.gaia.pcie_tree`). A line for each node, below its parent:
 
     ROOT:1
     |---PHB (aval: 1, pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0)
     |   |---GPU0 (pids: [71 72], usedMemory: 1073741824, totalMemory: 85899345920, allocatableCores: 0, allocatableMemory: 0)
     |   |---GPU1 (pids: [], usedMemory: 0, totalMemory: 85899345920, allocatableCores: 100, allocatableMemory: 85899345920)
 
-`aval` counts the cards below a node that nobody holds anything of. Memory is in bytes, and what is used is that of the
-processes. What is left of a card in units or slots may be more than the card has, where it is scaled; nothing is left of
-one that may not be given. Nodes stand before others of a higher level, then by `aval`, then by their first card.
+`aval` counts the GPUs below a node that nobody holds anything of. Memory is in bytes, and what is used is that of the
+processes. What is left of a GPU in units or slots may be more than the GPU has, where it is scaled; nothing is left of
+one that may not be given. Nodes stand before others of a higher level, then by `aval`, then by their first GPU.
 
-What is not known is 0, because the form has no other word for it. A card in MIG mode is divided by its instances and not by
-cores, so nothing of it can be allocated here. Source: gpu-manager 8cd842ed, device/nvidia (tree, node), display.
+What is not known is 0, because the format has no other value for it. A GPU in MIG mode is partitioned by its
+instances and not by cores, so nothing of it can be allocated here. Source: gpu-manager 8cd842ed, device/nvidia (tree,
+node), display.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,11 +24,11 @@ import msgspec
 from topoalign.core.model.events import HealthState
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard
 from topoalign.core.sharing.gaia.evaluators import tree_root
-from topoalign.core.sharing.gaia.tree import GpuTree, Node, tree_of
-from topoalign.core.state.divisions import Division, divisions
+from topoalign.core.sharing.gaia.pcie_tree import GaiaTreeNode, GpuTree, build_free_tree
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
 
 MIB = 1 << 20
@@ -36,7 +37,7 @@ LABELS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "CPU", 50: "SYS"}
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container uses of one card; the fields are those of Gaia's message."""
+    """What a container uses of one GPU; the fields are those of Gaia's message."""
 
     id: str = ""
     """PCI bus id as NVML writes it: `00000000:07:00.0`."""
@@ -48,16 +49,16 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """MiB in use."""
     pids: tuple[int, ...] = ()
     device_mem: float = 0.0
-    """MiB of the card."""
+    """MiB of the GPU."""
 
 
-class Devices(msgspec.Struct, frozen=True):
-    """The cards of a container."""
+class ContainerGpus(msgspec.Struct, frozen=True):
+    """The GPUs of a container."""
 
     dev: tuple[DeviceInfo, ...]
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class DisplayedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """What a container was given."""
 
     gpu: float = 0.0
@@ -69,14 +70,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 class ContainerStat(msgspec.Struct, frozen=True, kw_only=True):
     """One pod."""
 
-    stat: dict[str, Devices] = {}
+    stat: dict[str, ContainerGpus] = {}
     """By name of the container, as `spec`."""
     project: str = ""
     """Its namespace."""
     user: str = ""
     """Gaia takes it and the next one from the pod's manifest, which is not known on the node: always empty."""
     cluster: str = ""
-    spec: dict[str, Spec] = {}
+    spec: dict[str, DisplayedContainer] = {}
 
 
 class Usages(msgspec.Struct, frozen=True):
@@ -88,36 +89,36 @@ class Usages(msgspec.Struct, frozen=True):
 def graph_of(state: NodeState, shares: NodeShares) -> str:
     """The tree of a node's GPUs as text, each line with its end."""
     gpus = state.hardware.gpus
-    rows = rows_by_card(shares)
-    cards = [shared_card(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
-    tree = tree_of(tree_root(state.hardware), cards)
-    divided = divisions(state)
+    rows = rows_by_gpu(shares)
+    cards = [to_shared_gpu(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
+    tree = build_free_tree(tree_root(state.hardware), cards)
+    divided = partitioning_by_gpu(state)
     texts = [
-        card_text(gpu, left_of(gpu, card, divided[gpu.id]), rows.get(gpu.id, ()))
+        gpu_text(gpu, remaining_amount(gpu, card, divided[gpu.id]), rows.get(gpu.id, ()))
         for gpu, card in zip(gpus, cards, strict=True)
     ]
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
-    lines += (line(tree, node, depth, texts) for node, depth in walk(tree, tree.root))
+    lines += (render_line(tree, node, depth, texts) for node, depth in walk_with_depth(tree, tree.root))
     return "".join(lines)
 
 
-def walk(tree: GpuTree, node: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:
+def walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterator[tuple[GaiaTreeNode, int]]:
     """All nodes below one with their depth, each before those below it."""
     order = sorted(
         node.children,
         key=lambda child: (
-            child.level,  # cards first, then what is nearest,
+            child.level,  # GPUs first, then what is nearest,
             tree.available(child),  # the fullest,
             child.members,  # the lowest index
         ),
     )
     for child in order:
         yield child, depth
-        yield from walk(tree, child, depth + 1)
+        yield from walk_with_depth(tree, child, depth + 1)
 
 
-def line(tree: GpuTree, node: Node, depth: int, texts: Sequence[str]) -> str:
-    """The line of one node. `texts`: of the cards."""
+def render_line(tree: GpuTree, node: GaiaTreeNode, depth: int, texts: Sequence[str]) -> str:
+    """The line of one node. `texts`: of the GPUs."""
     indent = "|   " * depth + "|---"
     if node.children:
         amounts = "pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0"
@@ -126,9 +127,9 @@ def line(tree: GpuTree, node: Node, depth: int, texts: Sequence[str]) -> str:
     return f"{indent}{texts[at]}\n"
 
 
-def card_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
-    """A card, its processes and what is left of it."""
-    processes = [process for row in rows for use in uses(row) for process in use.processes]
+def gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
+    """A GPU, its processes and what is left of it."""
+    processes = [process for row in rows for use in sum_uses(row) for process in use.processes]
     pids = " ".join(str(pid) for pid in sorted({process.pid for process in processes}))
     used = sum(process.memory or 0 for process in processes)
     return (
@@ -137,8 +138,8 @@ def card_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
     )
 
 
-def left_of(gpu: Gpu, card: SharedCard, division: Division) -> Amount:
-    """What of a card may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
+def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning) -> Amount:
+    """What of a GPU may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
     if gpu.mig is not None or not card.healthy:
         return Amount(cores=0, memory=0)
     if division.left.whole or division.offered.slices:
@@ -146,17 +147,17 @@ def left_of(gpu: Gpu, card: SharedCard, division: Division) -> Amount:
     return Amount(cores=division.left.cores, memory=division.left.memory)
 
 
-def uses(row: DeviceShares) -> Iterator[Use]:
-    """The use of all who use a GPU or an instance."""
+def sum_uses(row: DeviceShares) -> Iterator[Use]:
+    """The sum of all use of a GPU or an instance."""
     yield from (holder.use for holder in row.holders)
     yield from (other.use for other in row.others)
 
 
-def shared_card(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedCard:
-    """A card with what is held of it."""
+def to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
+    """A GPU with what is held of it."""
     holders = [holder for row in rows for holder in row.holders]
     health = state.health_of(gpu.id)
-    return SharedCard(
+    return SharedGpu(
         device=gpu.id,
         index=gpu.index,
         minor=gpu.index if gpu.minor is None else gpu.minor,
@@ -166,12 +167,12 @@ def shared_card(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> Sha
         cores_held=sum(holder.cores or 0 for holder in holders),
         memory_held=sum(holder.memory or 0 for holder in holders),
         slots_held=len(holders),
-        exclusive=bool(gpu.mig) or any(holder.cores == WHOLE_CARD for holder in holders),
+        exclusive=bool(gpu.mig) or any(holder.cores == WHOLE_GPU_CORES for holder in holders),
     )
 
 
 def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
-    """Which pod uses how much of which card. A pod of which the UID or a container is not known yet is left out."""
+    """Which pod uses how much of which GPU. A pod of which the UID or a container is not known yet is left out."""
     found: dict[str, tuple[str, dict[str, list[tuple[DeviceInfo, HolderUse]]]]] = {}
     for row in shares.devices:
         for holder in row.holders:
@@ -182,7 +183,7 @@ def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
     return Usages(
         {
             uid: ContainerStat(
-                stat={name: Devices(tuple(info for info, _ in held)) for name, held in containers.items()},
+                stat={name: ContainerGpus(tuple(info for info, _ in held)) for name, held in containers.items()},
                 project=namespace,
                 spec={name: spec_of([holder for _, holder in held]) for name, held in containers.items()},
             )
@@ -192,7 +193,7 @@ def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
 
 
 def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
-    """What a container uses of a card, or of an instance on it."""
+    """What a container uses of a GPU, or of an instance on it."""
     return DeviceInfo(
         id=bus_id(gpu.pci),
         card_idx=str(gpu.index),
@@ -203,10 +204,10 @@ def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
     )
 
 
-def spec_of(held: Sequence[HolderUse]) -> Spec:
+def spec_of(held: Sequence[HolderUse]) -> DisplayedContainer:
     """What a container was given, in all."""
-    return Spec(
-        gpu=sum(holder.cores or 0 for holder in held) / WHOLE_CARD,
+    return DisplayedContainer(
+        gpu=sum(holder.cores or 0 for holder in held) / WHOLE_GPU_CORES,
         mem=float(sum(holder.memory or 0 for holder in held) // MIB),
     )
 
@@ -219,8 +220,8 @@ def bus_id(pci: str | None) -> str:
     return f"{domain:0>8}:{rest}".upper()
 
 
-def rows_by_card(shares: NodeShares) -> dict[str, list[DeviceShares]]:
-    """Card -> its row, and those of its instances."""
+def rows_by_gpu(shares: NodeShares) -> dict[str, list[DeviceShares]]:
+    """GPU -> its row, and those of its instances."""
     rows: dict[str, list[DeviceShares]] = {}
     for row in shares.devices:
         rows.setdefault(row.card, []).append(row)

@@ -1,5 +1,5 @@
 """
-What containers were given of a device, as amounts of computing time and memory.
+Computes what containers were given of a device, as amounts of computing time and memory.
 
 Units are counted; a slot has the amount that is recorded with it, or an equal part of what is offered. Example: of a GPU of
 80 GiB in ten slots, a container with slot 3, recorded with 40 cores and 6000 MiB, was given 40 and 6000 MiB; one with slot 4
@@ -16,13 +16,13 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import equal_part, total
+from topoalign.core.state.share_amounts import equal_part, sum_amounts
 
 WHOLE_DEVICE = 100
 """Hundredths of a device's computing time that are all of it."""
 
 
-class Held(NamedTuple):
+class HeldShare(NamedTuple):
     """One thing that an allocation holds of a GPU."""
 
     allocation: Allocation
@@ -33,10 +33,10 @@ class Held(NamedTuple):
     """What it holds of its GPU by a slot; None: this is no slot."""
 
 
-def all_held(state: NodeState) -> list[Held]:
+def all_held(state: NodeState) -> list[HeldShare]:
     """All that is held of a node, in the order of its allocations."""
     return [
-        Held(
+        HeldShare(
             allocation,
             device,
             state.ownership.holding(allocation.instances.get(device, device)),
@@ -68,7 +68,7 @@ def has_amounts(state: NodeState) -> bool:
     )
 
 
-def given_to(group: Sequence[Held], memory: int | None) -> tuple[int | None, int | None]:
+def given_to(group: Sequence[HeldShare], memory: int | None) -> tuple[int | None, int | None]:
     """
     Cores and bytes that one container was given of a device with this much memory. None: it has time slices, which are no
     amount, or the memory of the device is not known.
@@ -82,5 +82,5 @@ def given_to(group: Sequence[Held], memory: int | None) -> tuple[int | None, int
     slots = {each.device: each.amount for each in group if each.amount is not None}
     if {each.device for each in group} != slots.keys():
         return None, None
-    amount = total(slots.values())
+    amount = sum_amounts(slots.values())
     return amount.cores, amount.memory

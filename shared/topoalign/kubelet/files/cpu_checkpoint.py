@@ -12,7 +12,7 @@ Source: kubelet v1.36.3, cm/cpumanager/state and the static policy's check of it
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.model.errors import clean, quoted
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
@@ -98,7 +98,7 @@ def check_cpu_state(state: CpuManagerState, topology: Topology, rules: Admission
             raise damaged_file(NAME, f"CPUs {format_cpuset(taken)} belong to two pods")
     if both := state.shared & given.keys():
         raise damaged_file(NAME, f"CPUs {format_cpuset(both)} are in the shared pool and belong to a container")
-    reserved = reserved_cpus(topology, rules)
+    reserved = read_reserved_cpus(topology, rules)
     strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
     if misplaced := reserved & state.shared if strict else reserved - state.shared:
         where = "in" if strict else "not in"

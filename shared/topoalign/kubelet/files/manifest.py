@@ -14,7 +14,7 @@ import msgspec
 
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.node_filters import Affinity, Constraints, Toleration
-from topoalign.core.demand.validate import check_pod_level_names, validate_pod
+from topoalign.core.demand.pod_validation import check_pod_level_names, validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import (
     CPU,

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from topoalign.core.hints.memory import memory_node
+from topoalign.core.hints.memory_hints import memory_node
 from topoalign.core.model.errors import clean, quoted
 from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.ids import ResourceName

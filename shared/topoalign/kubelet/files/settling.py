@@ -6,7 +6,7 @@ are gone.
 import stat
 from pathlib import Path
 
-from topoalign.core.admission.prediction import starting
+from topoalign.core.admission.prediction import describe_starting_kubelet
 
 SOCKET = Path("device-plugins/kubelet.sock")
 """The kubelet makes it anew at each start (v1.36.3, cm/devicemanager/plugin/v1beta1)."""
@@ -30,4 +30,4 @@ def unsettled_reason(root: Path, now: float, seconds: float = SETTLE_SECONDS) ->
     has settled, or does not run. `now`: wall seconds.
     """
     since = started(root)
-    return starting(now - since) if since is not None and 0 <= now - since < seconds else None
+    return describe_starting_kubelet(now - since) if since is not None and 0 <= now - since < seconds else None

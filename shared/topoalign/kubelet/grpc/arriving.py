@@ -14,7 +14,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.protocol import Stream
 
-from topoalign.core.model.topology.validate import MOST_HANDED_OUT
+from topoalign.core.model.topology.topology_checks import MOST_HANDED_OUT
 
 LARGEST_REQUEST = 4 * 2**20
 """

@@ -14,7 +14,7 @@ from itertools import combinations, count
 import msgspec
 
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
 from topoalign.machines import pcie
 

@@ -6,7 +6,7 @@ from itertools import combinations
 import msgspec
 
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Fabric, NumaNode, Topology
 from topoalign.machines.catalogue.build import (
     GBIT,

@@ -60,7 +60,7 @@ class NatsBus:
     """Made by `connect_bus`."""
 
     def __init__(self, url: str, name: str, access: Access, node: NodeName | None, publishes: Sequence[str]) -> None:
-        if wire.token(name) != name or not name:
+        if wire.encode_node_token(name) != name or not name:
             raise InvalidField("name", f"{clean(name)!r}", "use letters, digits, `_` and `-`")
         self.url = hide_credentials(url)
         """The URL without credentials."""
@@ -70,7 +70,7 @@ class NatsBus:
         self._name = name
         self._access = access
         access.options(), access.tls(self._urls)  # so that a wrong file is reported at once, and not by a task
-        self._inbox = f"_INBOX_{name}" if node is None else f"_INBOX_{name}.{wire.token(node)}"
+        self._inbox = f"_INBOX_{name}" if node is None else f"_INBOX_{name}.{wire.encode_node_token(node)}"
         self._self_test = SelfTest(publishes)
         self._connection: NatsConnection | None = None
         self._came = anyio.Event()
@@ -236,7 +236,7 @@ def not_taken(message: Message) -> BusUnavailable:
 
 def is_service_reply(delivered: Delivered) -> bool:
     """Whether a service has sent this, and not NATS, which acknowledges what a stream takes."""
-    return not delivered.is_of_a_store and wire.is_answer(delivered.body)
+    return not delivered.is_of_a_store and wire.is_service_answer(delivered.body)
 
 
 async def answer_requests(connection: NatsConnection, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:

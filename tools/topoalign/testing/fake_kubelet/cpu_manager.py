@@ -11,7 +11,7 @@ Source: kubelet v1.36.3, cm/cpumanager (`removeStaleState`, `allocateCPUs`, `Rem
 from collections.abc import Callable
 from pathlib import Path
 
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.cpuset import format_cpuset
@@ -81,6 +81,6 @@ class CpuManager:
 def kept_for_the_system(machine: Topology, rules: AdmissionRules) -> frozenset[int]:
     """None where they cannot be chosen: every pod will be refused for that."""
     try:
-        return reserved_cpus(machine, rules)
+        return read_reserved_cpus(machine, rules)
     except NoFit:
         return frozenset()

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from topoalign.core.hints.memory import memory_node
+from topoalign.core.hints.memory_hints import memory_node
 from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.ids import MEMORY
 from topoalign.core.model.requests import AdmissionRules

@@ -15,7 +15,7 @@ from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse
 from topoalign.core.model.ids import AllocationID
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.memory import given_back
+from topoalign.core.state.memory_account import given_back
 from topoalign.kubelet.files import memory_checkpoint
 from topoalign.testing.fake_kubelet.files import machine_state, memory_file, nothing, replace
 

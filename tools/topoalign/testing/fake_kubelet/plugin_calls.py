@@ -8,10 +8,10 @@ from functools import partial
 
 from grpclib.exceptions import ProtocolError
 
-from topoalign.core.admission.admit import decided, drive_async
+from topoalign.core.admission.admit import drive_async, iterate_decision
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.providers import answer
+from topoalign.core.hints.providers import answer_hint_request
 from topoalign.core.model.decisions import Decision, Explanation, PreferenceQuestion, Refusal
 from topoalign.core.model.ids import DeviceID
 from topoalign.kubelet.grpc.api import v1beta1
@@ -44,7 +44,7 @@ async def decide(deciding: AdmissionRun, plugins: Plugins) -> Decision:
 
     async def answered(asked: Question) -> Reply:
         if isinstance(asked, HintRequest):
-            return answer(asked)
+            return answer_hint_request(asked)
         try:
             if isinstance(asked, HandOut) and isinstance(deciding, Admitting):
                 deciding.given(asked, await allocated(asked, plugins))
@@ -59,7 +59,7 @@ async def decide(deciding: AdmissionRun, plugins: Plugins) -> Decision:
             ) from error
 
     try:
-        return await drive_async(decided(deciding), answered)
+        return await drive_async(iterate_decision(deciding), answered)
     except AllocateFailed as failed:
         return unexpected(describe_call_error(failed.error), deciding.explanation())
 

@@ -14,8 +14,8 @@ from typing import cast
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
-from topoalign.core.hints.reuse import allocations_of
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.hints.reuse import live_allocations_of_pod
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -66,7 +66,7 @@ class PodResources(Servicer, v1.PodResourcesListerBase):
     ) -> v1.AllocatableResourcesResponse:
         """Answer GetAllocatableResources: healthy devices, CPUs that are not reserved, and memory."""
         state = self._state()
-        reserved = reserved_cpus(state.hardware, self._rules)
+        reserved = read_reserved_cpus(state.hardware, self._rules)
         return v1.AllocatableResourcesResponse(
             devices=[
                 part
@@ -84,7 +84,7 @@ class PodResources(Servicer, v1.PodResourcesListerBase):
 
 def pod_resources(running: Running, state: NodeState) -> v1.PodResources:
     """What the managers hold for it: after a checkpoint was lost, that is less than it uses."""
-    all_held = allocations_of(state, running.pod.namespace, running.pod.name)
+    all_held = live_allocations_of_pod(state, running.pod.namespace, running.pod.name)
     held = {a.owner.container: a for a in all_held if a.owner is not None}
     return v1.PodResources(
         name=running.pod.name,

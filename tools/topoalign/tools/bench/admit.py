@@ -19,9 +19,9 @@ from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
 from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.state.fold import NodeState, announced
+from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
 
 NODE = NodeName("bench")
@@ -64,7 +64,7 @@ def half_held(machine: str, replicas: int) -> NodeState:
     plain = load_machine(machine).topology
     offer = Offer(resource=GPU, devices=tuple(plain.gpu_by_id), replicas=replicas)
     health = dict.fromkeys(offer.devices, DeviceHealth(state=HealthState.HEALTHY))
-    state = announced(NODE, msgspec.structs.replace(plain, offers=(offer,)), health, "described: bench")
+    state = initial_state(NODE, msgspec.structs.replace(plain, offers=(offer,)), health, "described: bench")
     for gpu in offer.devices:
         held = [*handed_out(gpu, replicas)][: replicas // 2]
         for start in range(0, len(held), SHARES):
@@ -83,4 +83,4 @@ def empty_node(topology: Topology) -> NodeState:
     """A node with all devices healthy and none allocated."""
     healthy = DeviceHealth(state=HealthState.HEALTHY)
     devices = {device: healthy for each in topology.devices.values() for device in each}
-    return announced(NODE, topology, devices, "described: bench")
+    return initial_state(NODE, topology, devices, "described: bench")

@@ -14,12 +14,12 @@ import msgspec
 
 from topoalign.cli.measuring import measure_calls
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.rules import Supply
+from topoalign.core.hints.hint_rules import Supply
 from topoalign.core.model.decisions import Decision
-from topoalign.core.model.hints import HintRule, Need, TopologyHint
+from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
-from topoalign.core.model.topology.bitmask import mask_of, masks_by_size
+from topoalign.core.model.topology.bitmask import masks_by_size, node_mask
 from topoalign.core.model.topology.model import PluginDevice
 from topoalign.core.policy import POLICIES
 from topoalign.machines import load_machine
@@ -40,11 +40,13 @@ def cases() -> Iterator[dict[str, object]]:
             [TopologyHint(mask, mask.bit_count() == width) for mask in masks_by_size(range(nodes))]
             for width in range(1, providers + 1)
         ]
-        yield measure_calls(f"{nodes}x{providers}", partial(RESTRICTED.merge, lists, mask_of(range(nodes))), n)
-    yield measure_calls("64x8", partial(RESTRICTED.merge, uneven(64, 8), mask_of(range(64))), 100)
+        yield measure_calls(f"{nodes}x{providers}", partial(RESTRICTED.merge, lists, node_mask(range(nodes))), n)
+    yield measure_calls("64x8", partial(RESTRICTED.merge, uneven(64, 8), node_mask(range(64))), 100)
     yield measure_calls("gb200", gb200())
     for nodes in GROWTH:
-        yield measure_calls(f"growth-{nodes}x5", partial(RESTRICTED.merge, uneven(nodes, 5), mask_of(range(nodes))), 50)
+        yield measure_calls(
+            f"growth-{nodes}x5", partial(RESTRICTED.merge, uneven(nodes, 5), node_mask(range(nodes))), 50
+        )
 
 
 def uneven(nodes: int, resources: int) -> list[HintRule]:
@@ -53,7 +55,7 @@ def uneven(nodes: int, resources: int) -> list[HintRule]:
     rules = []
     for number in range(resources):
         supply = {1 << node: chance.randint(4, 16) for node in range(nodes)}
-        wanted = Supply(mask_of(range(nodes)), (Need(10 * (number % 5 + 1), supply),))
+        wanted = Supply(node_mask(range(nodes)), (ResourceNeed(10 * (number % 5 + 1), supply),))
         rules.append(HintRule(nodes=wanted.nodes, needs=wanted.needs, least=wanted.least_size() or 0))
     return rules
 

@@ -13,24 +13,24 @@ from functools import partial
 import msgspec
 
 from topoalign.cli.measuring import measure_calls
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.diagnosis.answers import Answer
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.nodes import Nodes
-from topoalign.core.diagnosis.records import ClusterRecord, record_of
+from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.diagnosis.node_records import ClusterRecord, record_node
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationsSnapshot, DeviceHealth, HealthState, UsageObserved
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.shapes import Shapes, renamed
-from topoalign.core.scoring.quality import FreeDevices, Packing, compute_key, device_need, key_of
-from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.state.fold import NodeState, announced
+from topoalign.core.model.topology.shapes import Shapes, rename_devices
+from topoalign.core.scoring.quality import FreeDevices, NodePacking, compute_key, device_need, node_key
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
+from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import pod_of
 
@@ -50,9 +50,9 @@ def cases() -> Iterator[dict[str, object]]:
     yield from scores(load_machine("hgx-h100").topology)
 
 
-def ask(cluster: ClusterRecord, pod: PodRequest, pods: int) -> Answer:
+def ask(cluster: ClusterRecord, pod: PodRequest, pods: int) -> ClusterAnswer:
     """What the cluster says."""
-    return diagnose(Nodes(cluster), pod, scorer_of(Scoring.QUALITY, Packing.BINPACK), pods=pods)
+    return diagnose(Nodes(cluster), pod, scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK), pods=pods)
 
 
 def scores(topology: Topology) -> Iterator[dict[str, object]]:
@@ -63,11 +63,13 @@ def scores(topology: Topology) -> Iterator[dict[str, object]]:
     cold = iter(free)
     kept = iter(free)
     yield measure_calls(
-        "score-cold", lambda: compute_key(topology, need, next(cold), Packing.BINPACK), len(free), warm=0
+        "score-cold", lambda: compute_key(topology, need, next(cold), NodePacking.BINPACK), len(free), warm=0
     )
     for each in free:
-        key_of(topology, need, each, Packing.BINPACK)
-    yield measure_calls("score-kept", lambda: key_of(topology, need, next(kept), Packing.BINPACK), len(free), warm=0)
+        node_key(topology, need, each, NodePacking.BINPACK)
+    yield measure_calls(
+        "score-kept", lambda: node_key(topology, need, next(kept), NodePacking.BINPACK), len(free), warm=0
+    )
 
 
 def half_full_cluster() -> ClusterRecord:
@@ -78,17 +80,17 @@ def half_full_cluster() -> ClusterRecord:
     nodes = []
     for number in range(NODES):
         uuids = {gpu: DeviceID(f"GPU-{number:04d}-{place}") for place, gpu in enumerate(model.gpu_by_id)}
-        state = empty_node(NodeName(f"node-{number:04d}"), shapes.interned(renamed(model, uuids)))
+        state = empty_node(NodeName(f"node-{number:04d}"), shapes.interned(rename_devices(model, uuids)))
         for size in chance.choice(([1, 1, 2], [1, 2, 1], [2, 2], [1, 1, 1, 1])):
             pod = pod_of(
                 {GPU: size, CPU: chance.choice((4_000, 8_000)), MEMORY: 16 << 30}, f"p{len(state.allocations)}"
             )
             demand = read_pod(pod, RULES)
-            decision = decide(as_others(state, demand), demand)
+            decision = decide_demand(as_others(state, demand), demand)
             assert isinstance(decision, Admission), "half of a node is free"
             for each in decision.allocations:
                 state = state.holding(each)
-        nodes.append(record_of(announcing(state)))
+        nodes.append(record_node(announcing(state)))
     return ClusterRecord(time=TIME, nodes=tuple(nodes))
 
 
@@ -96,7 +98,7 @@ def empty_node(name: NodeName, topology: Topology) -> NodeState:
     """A node with all devices healthy and none allocated."""
     healthy = DeviceHealth(state=HealthState.HEALTHY)
     cards = [*topology.gpu_by_id, *topology.nic_by_id]
-    return announced(name, topology, dict.fromkeys(cards, healthy), "described: bench")
+    return initial_state(name, topology, dict.fromkeys(cards, healthy), "described: bench")
 
 
 def announcing(state: NodeState) -> NodeState:
@@ -107,7 +109,7 @@ def announcing(state: NodeState) -> NodeState:
         for each in held
         if each.owner is not None
     )
-    kubelet = KubeletObserved(rules=kubelet_rules(RULES), entries=entries, memory=dict(state.memory))
+    kubelet = KubeletObserved(rules=to_kubelet_rules(RULES), entries=entries, memory=dict(state.memory))
     devices = tuple(msgspec.structs.replace(each, cpus="", memory=()) for each in held)
     bare = NodeState(node=state.node, topology=state.topology, health=state.health)
     snapshot = AllocationsSnapshot(node=state.node, epoch=1, seq=1, allocations=devices, digest="")

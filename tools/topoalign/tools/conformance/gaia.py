@@ -8,10 +8,17 @@ import msgspec
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK, evaluators
-from topoalign.core.sharing.gaia.tree import GpuTree, Node, build, occupy, release, tree_of
-from topoalign.core.sharing.refusals import AmountMissing, MemoryAboveCard, NothingAsked, NotWholeCards
+from topoalign.core.sharing.gaia.pcie_tree import (
+    GaiaTreeNode,
+    GpuTree,
+    build_free_tree,
+    build_pcie_tree,
+    occupy,
+    release_amounts,
+)
+from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
 from topoalign.tools.conformance import gaia_admission
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.gaia_admission import Amounts, request_of
@@ -19,10 +26,10 @@ from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
 ERRORS: dict[type[TopoalignError], str] = {
     NothingAsked: "zero-request",
-    NotWholeCards: "cores-not-multiple-of-100",
+    NotWholeGpus: "cores-not-multiple-of-100",
     AmountMissing: "zero-cores-or-memory-in-share-mode",
-    MemoryAboveCard: "request-memory-larger-than-one-card",
-    evaluators.NoFreeCard: "no-free-node",
+    MemoryAboveGpu: "request-memory-larger-than-one-card",
+    evaluators.NoFreeGpu: "no-free-node",
 }
 """What the cases call the refusals."""
 
@@ -125,7 +132,7 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
         msgspec.structs.replace(card, processes=occupied.processes)
         for card, occupied in zip(tree.cards, case.occupancy, strict=True)
     ]
-    tree = tree_of(tree.root, used)
+    tree = build_free_tree(tree.root, used)
     for at, occupied in enumerate(case.occupancy):
         if occupied.used_cores or occupied.used_memory_blocks:
             tree = occupy(tree, at, occupied.used_cores, occupied.used_memory_blocks * BLOCK)
@@ -140,16 +147,16 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
 
 
 def answer(case: EvaluatorCase, tree: GpuTree, request: ShareRequest) -> evaluators.Chosen:
-    """The cards by the evaluator that the request asks for, or by the one that the case names. Raises NoFreeCard."""
-    count = request.cores // WHOLE_CARD
+    """The cards by the evaluator that the request asks for, or by the one that the case names. Raises NoFreeGpu."""
+    count = request.cores // WHOLE_GPU_CORES
     if case.via == "dispatch":
         return evaluators.evaluate(tree, request)
     if case.evaluator == "share":
         chosen = evaluators.share(tree, request.cores, request.memory)
     else:
-        chosen = (evaluators.link if case.evaluator == "link" else evaluators.fragment)(tree, count)
+        chosen = (evaluators.choose_linked_gpus if case.evaluator == "link" else evaluators.fragment)(tree, count)
     if not chosen:
-        raise evaluators.NoFreeCard(request)
+        raise evaluators.NoFreeGpu(request)
     return chosen
 
 
@@ -165,7 +172,7 @@ def shape(case: ShapeCase) -> Outcome:
     return case.expect, Shape([*root.members], nodes)
 
 
-def shaped(node: Node, depth: int = 1) -> Iterator[ShapedNode]:
+def shaped(node: GaiaTreeNode, depth: int = 1) -> Iterator[ShapedNode]:
     """All nodes below one."""
     for child in node.children:
         yield ShapedNode(depth, child.level, [*child.members], [*node.members])
@@ -184,7 +191,7 @@ def operations(case: OperationsCase) -> Outcome:
     positions = {minor: at for at, minor in enumerate(case.topology.minors)}
     for each in case.ops:
         if each.minor in positions:
-            change = occupy if each.op == "occupy" else release
+            change = occupy if each.op == "occupy" else release_amounts
             tree = change(tree, positions[each.minor], each.cores, each.memory_blocks * BLOCK)
         got.append(state_of(tree))
     return case.expect_after_each_op, got
@@ -203,10 +210,10 @@ def state_of(tree: GpuTree) -> TreeState:
 def empty_tree(machine: Machine) -> GpuTree:
     """The tree of a machine of which nothing is held."""
     cards = [
-        SharedCard(device=DeviceID(f"GPU-{minor}"), index=index, minor=minor, memory=memory)
+        SharedGpu(device=DeviceID(f"GPU-{minor}"), index=index, minor=minor, memory=memory)
         for index, (minor, memory) in enumerate(zip(machine.minors, machine.total_memory_bytes, strict=True))
     ]
-    return tree_of(build(machine.levels, machine.multi_gpu_board), cards)
+    return build_free_tree(build_pcie_tree(machine.levels, machine.multi_gpu_board), cards)
 
 
 SUITES: dict[str, Suite] = {

@@ -12,9 +12,15 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.admission import AdmissionNode, asks_for_gpu, place, rank, take
+from topoalign.core.sharing.gaia.admission import (
+    AdmissionNode,
+    admission_order_key,
+    asks_for_gpu,
+    hold_container_amounts,
+    place_containers,
+)
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -89,8 +95,8 @@ def promise(nodes: Sequence[AdmissionNodeCase], containers: Sequence[ShareReques
     read = {node.name: node_of(node) for node in nodes}
     failed = {name: NO_GPU for name, node in read.items() if node is None}
     tried = sorted((node for node in read.values() if node is not None), key=lambda node: node.load)
-    best = min(tried, key=lambda node: rank(node, containers), default=None)
-    cards = None if best is None else place(best.cards, containers)
+    best = min(tried, key=lambda node: admission_order_key(node, containers), default=None)
+    cards = None if best is None else place_containers(best.cards, containers)
     chosen = None if best is None or cards is None else best
     for node in tried:
         if node != chosen:
@@ -112,15 +118,15 @@ def node_of(node: AdmissionNodeCase) -> AdmissionNode | None:
     Memory is divided by the number of cards in whole blocks. A promise counts nothing on a card that the node does not have,
     or that has not as much left.
     """
-    count = node.capacity_cores // WHOLE_CARD
+    count = node.capacity_cores // WHOLE_GPU_CORES
     if count <= 0:
         return None
     each = node.capacity_memory_blocks // count * BLOCK
-    cards = [SharedCard(device=DeviceID(str(i)), index=i, minor=i, memory=each) for i in range(count)]
+    cards = [SharedGpu(device=DeviceID(str(i)), index=i, minor=i, memory=each) for i in range(count)]
     for container in (container for pod in node.pods for container in pod.containers):
         for index in indexes(container.predicate_idx or ""):
             if 0 <= index < count:
-                cards[index] = take(cards[index], request_of(container)) or cards[index]
+                cards[index] = hold_container_amounts(cards[index], request_of(container)) or cards[index]
     return AdmissionNode(name=node.name, cards=tuple(cards), rest=node.capacity_memory_blocks * BLOCK - each * count)
 
 

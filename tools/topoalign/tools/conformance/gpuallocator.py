@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from topoalign.core.model.errors import Undecodable, quoted
-from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.set_scorer import SetScorer
-from topoalign.core.placement.preference import PLACEMENTS, choose
+from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -69,7 +69,7 @@ def outcome(case: GpuCase) -> Outcome:
         raise Undecodable(f"case {quoted([case.id])}", f"no policy is named {quoted([case.policy])}")
     scores = [[sum(map(link_score, links or ())) for links in row] for row in case.topology.links]
     asked = GpuChoice(SetScorer(scores), case.available or (), case.required or (), case.size)
-    got = list(choose(PLACEMENTS[POLICY[case.policy]], asked))
+    got = list(choose_gpu_set(PLACEMENTS[POLICY[case.policy]], asked))
     acceptable = [case.expect or []] if case.acceptable is None else case.acceptable or [[]]
     return got if got in acceptable else acceptable, got
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.demand.quantities import Quantities, pod_wide
+from topoalign.core.demand.resource_quantities import Quantities, pod_wide
 from topoalign.core.model.ids import ContainerName, PodName, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Qos
 from topoalign.core.scoring.numa import NumaNeed, NumaScore, numa_score

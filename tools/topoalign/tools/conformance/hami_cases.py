@@ -6,11 +6,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from topoalign.core.demand.shares import CardRequest
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.cards import SharedCard
-from topoalign.core.sharing.hami.usage import MIB, CardUsage, usage_of
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -81,9 +81,9 @@ class Card(msgspec.Struct, frozen=True):
     score: float = 0.0
 
     @property
-    def read(self) -> CardUsage:
+    def read(self) -> HamiGpuUsage:
         """The card as the product makes it of what it knows of a card."""
-        card = SharedCard(
+        card = SharedGpu(
             device=DeviceID(self.uuid),
             index=self.index,
             minor=self.index,
@@ -97,7 +97,7 @@ class Card(msgspec.Struct, frozen=True):
             memory_held=self.used_mem * MIB,
             slots_held=self.used_slots,
         )
-        return usage_of(card, self.mode, tuple(each.read for each in self.mig_profiles))
+        return to_hami_usage(card, self.mode, tuple(each.read for each in self.mig_profiles))
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -110,9 +110,9 @@ class Request(msgspec.Struct, frozen=True):
     cores: int
 
     @property
-    def read(self) -> CardRequest:
+    def read(self) -> HamiRequest:
         """The request in the type of the product."""
-        return CardRequest(
+        return HamiRequest(
             count=self.count, vendor=self.vendor, memory=self.mem_mb, percent=self.mem_percent, cores=self.cores
         )
 

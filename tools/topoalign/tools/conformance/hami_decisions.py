@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
-from topoalign.core.demand.quantities import largest_moment
+from topoalign.core.demand.resource_quantities import largest_moment
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.ids import NodeName, ResourceName
-from topoalign.core.model.topology.mig import MigPlacement, place_of
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.device_offers import Slots
+from topoalign.core.model.topology.mig import MigPlacement, free_mig_placement
 from topoalign.core.scoring.scorers import hami_order, node_policy
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.place import NodeCards, Placed, PodShares, place
-from topoalign.core.sharing.hami.scores import ScoredCard, device_score, node_score, sort_key, walk
+from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
+from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial, sort_key
+from topoalign.core.sharing.hami.place import NodeGpus, Placed, PodShares, place_pod_as_hami
 from topoalign.core.sharing.hami.selection import read_rules
-from topoalign.core.sharing.hami.topology import GpuLink, GpuLinks, link_scores
-from topoalign.core.sharing.quotas import OverQuota, check_quota, lowest_limits, total
+from topoalign.core.sharing.quota_amounts import OverQuota, check_quota, lowest_limits, sum_quota_amounts
 from topoalign.kubelet.files.manifest import read_quota_limits
 from topoalign.tools.conformance.gpuallocator import PCIE
 from topoalign.tools.conformance.hami_cases import Case, Share, close_to, suite
@@ -49,22 +49,24 @@ NAMES = Slots()
 
 def device_order(case: OrderInput, _: OrderExpected) -> OrderExpected:
     """Which of two cards is tried last."""
-    a, b = (sort_key(ScoredCard(each.read, each.score), case.policy, case.numa_bind) for each in (case.a, case.b))
+    a, b = (sort_key(ScoredGpu(each.read, each.score), case.policy, case.numa_bind) for each in (case.a, case.b))
     return OrderExpected(a < b)
 
 
 def scores(case: ScoreInput, expect: Score) -> Score:
     """How full a card or a node is."""
     if case.devices is not None:
-        return Score(close_to(expect.score, node_score([each.read for each in case.devices])))
-    return Score(close_to(expect.score, device_score(case.device.read, [r.read for r in case.requests], case.weights)))
+        return Score(close_to(expect.score, hami_gpus_score([each.read for each in case.devices])))
+    return Score(
+        close_to(expect.score, hami_gpu_score(case.device.read, [r.read for r in case.requests], case.weights))
+    )
 
 
 def container_fit(case: FitInput, expect: Answer) -> Answer:
     """The cards of one container."""
     if case.devices:
-        scored = [ScoredCard(each.read, each.score) for each in case.devices]
-        cards = walk(scored, case.gpu_policy, case.group_by_numa)
+        scored = [ScoredGpu(each.read, each.score) for each in case.devices]
+        cards = order_of_trial(scored, case.gpu_policy, case.group_by_numa)
     else:
         cards = tuple(each.read for each in reversed(case.devices_in_order))
     rules = read_rules(case.annotations, case.gpu_policy)
@@ -112,7 +114,7 @@ def mig_place(case: MigInput, expect: MigExpected) -> MigExpected:
     if case.request is None:
         return MigExpected(placements=instances(case))
     pod = PodShares(containers=((case.request.read,),), rules=read_rules(case.annotations))
-    found = place(NodeCards(cards=tuple(each.read for each in case.devices)), pod)
+    found = place_pod_as_hami(NodeGpus(cards=tuple(each.read for each in case.devices)), pod)
     shares = () if isinstance(found, Unfit) else found.containers[0]
     made = [Allocation(str(each.uuid), each.profile, each.placement, each.memory, each.cores) for each in shares]
     return MigExpected(
@@ -128,7 +130,7 @@ def instances(case: MigInput) -> list[Placing]:
     taken: list[MigPlacement] = []
     found = []
     for name in case.requests:
-        placement = place_of(profiles[name], taken)
+        placement = free_mig_placement(profiles[name], taken)
         if placement is not None:
             taken.append(placement)
             found.append(Placing(name, placement.start, placement.size))
@@ -148,7 +150,7 @@ def quota_fit(case: QuotaInput, _: QuotaExpected) -> QuotaExpected:
         [(of_card(share), False) for each in init for share in each],
         [of_card(share) for each in apps for share in each],
     )
-    used = total({resource: amount} for (_, resource), amount in by_card.items())
+    used = sum_quota_amounts({resource: amount} for (_, resource), amount in by_card.items())
     quotas = [case.quota] if case.quota is not None and case.quota.namespace == case.namespace else []
     try:
         check_quota(case.namespace, used, {}, lowest_limits(read_quota_limits(each.hard) for each in quotas))
@@ -183,7 +185,7 @@ def placed(node: NodeInput, case: PlaceInput) -> Placed | Unfit:
         init_containers=case.init_containers,
         rules=read_rules(case.annotations, node.gpu_policy),
     )
-    return place(NodeCards(cards=tuple(each.read for each in node.devices), scores=node.pair_scores), pod)
+    return place_pod_as_hami(NodeGpus(cards=tuple(each.read for each in node.devices), scores=node.pair_scores), pod)
 
 
 def node_fits(name: NodeName, found: Placed, expect: PlaceExpected) -> NodeFits:

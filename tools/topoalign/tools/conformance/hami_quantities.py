@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.demand.shares import NO_DEFAULTS, CardRequest, Defaults, card_request
+from topoalign.core.demand.shares import NO_DEFAULTS, Defaults, HamiRequest, read_hami_request
 from topoalign.core.model.ids import GPU, ResourceName
-from topoalign.core.model.topology.offers import Slots
+from topoalign.core.model.topology.device_offers import Slots
 
 Amounts = Mapping[ResourceName, int | str]
 """Quantities as in a manifest."""
@@ -35,19 +35,19 @@ BINARY_DIGITS = 14
 """How many digits a plain integer has at most, those after the point included; `Gi` counts as 9, three for each 2^10."""
 
 
-def read_request(limits: Amounts, requests: Amounts, defaults: Defaults = NO_DEFAULTS) -> CardRequest:
+def read_request(limits: Amounts, requests: Amounts, defaults: Defaults = NO_DEFAULTS) -> HamiRequest:
     """What HAMi takes a container to ask for. Other amounts that are no plain integers count as not said."""
     read = [{name: plain_integer(said) for name, said in each.items()} for each in (limits, requests)]
     first = {**read[1], **read[0]}
     memory = first.get(NAMES.memory, 0)
     if first.get(GPU) is None or memory is None:
-        return CardRequest()
+        return HamiRequest()
     if not 0 <= memory <= INT32 // max(defaults.memory_factor, 1):
-        return CardRequest()
+        return HamiRequest()
     said, asked = (
         {name: value for name, value in each.items() if value is not None and first[name] is not None} for each in read
     )
-    found = card_request(GPU, NAMES, said, asked, defaults)
+    found = read_hami_request(GPU, NAMES, said, asked, defaults)
     return msgspec.structs.replace(found, count=as_int32(found.count), cores=as_int32(found.cores))
 
 

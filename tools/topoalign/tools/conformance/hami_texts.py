@@ -6,7 +6,7 @@ import msgspec
 
 from topoalign.core.demand.share_annotations import type_selection, uuid_selection
 from topoalign.core.demand.shares import Defaults
-from topoalign.core.sharing.hami.foreign import PodCard, check_handshake, decode_pod, encode_pod
+from topoalign.core.sharing.hami.node_annotations import PodGpu, check_handshake, decode_pod, encode_pod
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, decode_old_register
 from topoalign.tools.conformance.hami_cases import Case, Request, suite
 from topoalign.tools.conformance.hami_quantities import Amounts, read_request
@@ -129,7 +129,7 @@ def pod_annotation_codec(case: CodecInput, _: CodecExpected) -> CodecExpected:
     """The annotation of a pod, and what is read of it."""
     encoded = encode_pod(
         [
-            [PodCard(uuid=each.uuid, type=each.type, memory=each.mem_mb, cores=each.cores) for each in cards]
+            [PodGpu(uuid=each.uuid, type=each.type, memory=each.mem_mb, cores=each.cores) for each in cards]
             for cards in case.containers
         ]
     )

@@ -7,12 +7,12 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.allocate import allocate
-from topoalign.core.deviceshare.candidates import Asked, wanted
+from topoalign.core.deviceshare.candidates import JointRequest, count_wanted
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.names import DeviceType
+from topoalign.core.deviceshare.device_scores import DeviceScorer, score_node
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.numa_hints import numa_hints
-from topoalign.core.deviceshare.scores import Scorer, node_score
 from topoalign.core.model.errors import TopoalignError
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.koordinator_answers import Answer, outcome, refused
@@ -39,9 +39,9 @@ class Allocations(Answer, frozen=True, kw_only=True):
     allocations: dict[DeviceType, list[Part] | None] | UnsetType | None = UNSET
 
 
-def allocations(asked: Asked) -> Allocations:
+def allocations(asked: JointRequest) -> Allocations:
     """`koordinator/allocate`: what is given."""
-    return Allocations(allocations={kind: parts(each) for kind, each in allocate(asked).items()}, error=None)
+    return Allocations(allocations={kind: parts(each) for kind, each in allocate_all_types(asked).items()}, error=None)
 
 
 class NumaHint(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Hints(Answer, frozen=True, kw_only=True):
     hints: dict[DeviceType, list[NumaHint] | None] | UnsetType | None = UNSET
 
 
-def hints(asked: Asked) -> Hints:
+def hints(asked: JointRequest) -> Hints:
     """`koordinator/numa_hints`: the hints of each device type."""
     got: dict[DeviceType, list[NumaHint] | None] = {
         kind: [NumaHint(list(hint.nodes), hint.preferred, hint.score) for hint in each]
@@ -73,13 +73,13 @@ class Score(Answer, frozen=True, kw_only=True):
     node_score: int | UnsetType | None = UNSET
 
 
-def score(asked: Asked) -> Score:
+def score(asked: JointRequest) -> Score:
     """`koordinator/node_score`: the higher, the better the pod fits on the node."""
-    wants = [(asked.inventory.by_type[kind], wanted(asked, kind).each) for kind in asked.demand.requests]
-    return Score(node_score=node_score(asked.scorer or Scorer(), wants), error=None)
+    wants = [(asked.inventory.by_type[kind], count_wanted(asked, kind).each) for kind in asked.demand.requests]
+    return Score(node_score=score_node(asked.scorer or DeviceScorer(), wants), error=None)
 
 
-def on_node(kind: type[NodeCase[A]], answer: Callable[[Asked], A]) -> Suite:
+def on_node(kind: type[NodeCase[A]], answer: Callable[[JointRequest], A]) -> Suite:
     """A suite of pods that are put to the nodes of `devices.json`."""
 
     def cases(path: Path) -> Iterator[CaseResult]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.refusals import DevicesDoNotFit, InvalidShareRequest
+from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, InvalidShareRequest
 from topoalign.core.model.errors import TopoalignError, Undecodable
 from topoalign.tools.conformance.suite import Outcome
 

@@ -11,11 +11,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from topoalign.core.deviceshare.candidates import Asked, Given
+from topoalign.core.deviceshare.candidates import DeviceGrant, JointRequest
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
-from topoalign.core.deviceshare.inventory import Function, Inventory
-from topoalign.core.deviceshare.names import DeviceType
-from topoalign.core.deviceshare.scores import Scorer
+from topoalign.core.deviceshare.device_scores import DeviceScorer
+from topoalign.core.deviceshare.inventory import InventoryFunction, NodeInventory
+from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.model.errors import InvalidField, Undecodable, quoted
 from topoalign.tools.conformance.case_files import Beside
 from topoalign.tools.conformance.koordinator_answers import Answer
@@ -45,7 +45,7 @@ class Part(msgspec.Struct, frozen=True):
 
     minor: int
     resources: dict[str, int]
-    vfs: list[Function] | None = []
+    vfs: list[InventoryFunction] | None = []
 
 
 Parts = dict[DeviceType, list[Part]]
@@ -61,18 +61,18 @@ class NodeCase(msgspec.Struct, Generic[A], frozen=True, kw_only=True):
     assigned: Parts = {}
     node_labels: dict[str, str] = {}
     numa_nodes: list[int] | None = None
-    scorer: Scorer | None = None
+    scorer: DeviceScorer | None = None
     required_free: dict[DeviceType, dict[int, dict[str, int]]] = {}
     phase: Literal["Filter", "Reserve"] | None = None
     """Of the scheduler. None: Reserve where there is a scorer, since Filter runs without."""
 
-    def asked(self, inventories: "Inventories") -> Asked:
+    def asked(self, inventories: "Inventories") -> JointRequest:
         """The demand and the inventory of the case, with devices that are in use already."""
         inventory = inventories.read(self.device, self.node_labels)
         for kind, parts in self.assigned.items():
             for part in parts:
-                inventory = inventory.booked(kind, part.minor, part.resources, [each.bus for each in part.vfs or ()])
-        return Asked(
+                inventory = inventory.with_used(kind, part.minor, part.resources, [each.bus for each in part.vfs or ()])
+        return JointRequest(
             demand=self.pod.demand,
             inventory=inventory,
             nodes=None if self.numa_nodes is None else frozenset(self.numa_nodes),
@@ -88,7 +88,7 @@ class Inventories:
     def __init__(self, path: Path) -> None:
         self._described = Beside(path, INVENTORIES)
 
-    def read(self, name: str, node_labels: Mapping[str, str]) -> Inventory:
+    def read(self, name: str, node_labels: Mapping[str, str]) -> NodeInventory:
         """The inventory of this name. Raises Undecodable if it is missing or wrong."""
         try:
             return read_device(without_nulls(msgspec.json.decode(self._described[name])), node_labels)
@@ -96,7 +96,7 @@ class Inventories:
             raise Undecodable(f"{quoted([name])} of {INVENTORIES}", str(error)) from error
 
 
-def parts(given: Iterable[Given]) -> list[Part]:
+def parts(given: Iterable[DeviceGrant]) -> list[Part]:
     """Allocated devices in the fields of a case."""
     return [Part(each.device.minor, dict(each.resources), list(each.functions)) for each in given]
 

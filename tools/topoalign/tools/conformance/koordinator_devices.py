@@ -1,7 +1,7 @@
 """
 Reads Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), as the suites `koordinator/…` describe nodes.
 
-It says what there is; what pods use is not in it, and is booked on top (`Inventory.booked`).
+It says what there is; what pods use is not in it, and is added by `NodeInventory.with_used`.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from topoalign.core.deviceshare.annotations import quantity
-from topoalign.core.deviceshare.inventory import HOPPER_TABLE, HOPPERS, Device, Inventory, Partition, Table
-from topoalign.core.deviceshare.names import (
+from topoalign.core.deviceshare.annotations import parse_quantity_exactly
+from topoalign.core.deviceshare.inventory import HOPPER_TABLE, HOPPERS, InventoryDevice, NodeInventory, Partition, Table
+from topoalign.core.deviceshare.koordinator_names import (
     GPU_MODEL,
     GPU_VENDOR,
     PARTITION_POLICY,
@@ -36,7 +36,7 @@ class DeviceObject(msgspec.Struct):
     annotations: dict[str, Any] = {}
 
 
-def read_device(raw: object, node_labels: Mapping[str, str]) -> Inventory:
+def read_device(raw: object, node_labels: Mapping[str, str]) -> NodeInventory:
     """
     The inventory that a Device object describes. Devices of a type that is not known are left out.
 
@@ -45,14 +45,14 @@ def read_device(raw: object, node_labels: Mapping[str, str]) -> Inventory:
     try:
         described = msgspec.convert(raw, DeviceObject)
         known = [{**LEFT_OUT, **each} for each in described.devices if each.get("type") in [*DeviceType]]
-        devices = msgspec.convert(known, tuple[Device, ...])
+        devices = msgspec.convert(known, tuple[InventoryDevice, ...])
         table = own_table(described.annotations.get(PARTITION_TABLE))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidField(
             "device", clean(str(error), 200), "give the Device object as Koordinator writes it"
         ) from error
     policy = (node_labels if table is None else described.labels).get(PARTITION_POLICY)
-    return Inventory(
+    return NodeInventory(
         devices=devices,
         table=built_in_table(node_labels) if table is None else table,
         honored=policy == "Honor",
@@ -78,6 +78,6 @@ def own_table(annotation: object) -> Table | None:
 
 def bandwidth(_: type[Fraction], text: Any) -> Fraction:
     """A quantity such as `200Gi`. Raises ValueError if it is none."""
-    if (found := quantity(text)) is None:
+    if (found := parse_quantity_exactly(text)) is None:
         raise ValueError(f"{text!r} is not a quantity")
     return found

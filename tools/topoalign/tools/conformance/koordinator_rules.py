@@ -7,11 +7,17 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.deviceshare.candidates import Asked, Candidate, by_minor, by_preferred_pcie, wanted
-from topoalign.core.deviceshare.inventory import Device, Place
-from topoalign.core.deviceshare.names import HINT_ANNOTATION, DeviceType
-from topoalign.core.deviceshare.quantities import check, gpu_demand, normalised
-from topoalign.core.deviceshare.refusals import InvalidShareRequest
+from topoalign.core.deviceshare.candidates import (
+    DeviceCandidate,
+    JointRequest,
+    by_minor,
+    by_preferred_pcie,
+    count_wanted,
+)
+from topoalign.core.deviceshare.inventory import DeviceLocation, InventoryDevice
+from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest
+from topoalign.core.deviceshare.koordinator_names import HINT_ANNOTATION, DeviceType
+from topoalign.core.deviceshare.request_combinations import check_combination, gpu_demand, normalise_quantities
 from topoalign.core.model.errors import TopoalignError, Undecodable, quoted
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.koordinator_answers import Answer, outcome, refused
@@ -27,10 +33,10 @@ class Ranked(msgspec.Struct, frozen=True, rename={"pcie": "pcieID"}):
     pcie: str = ""
 
     @property
-    def read(self) -> Candidate:
+    def read(self) -> DeviceCandidate:
         """The candidate in the types of the product."""
-        device = Device(kind=DeviceType.RDMA, minor=self.minor, place=Place(pcie=self.pcie))
-        return Candidate(device, {}, self.score)
+        device = InventoryDevice(kind=DeviceType.RDMA, minor=self.minor, place=DeviceLocation(pcie=self.pcie))
+        return DeviceCandidate(device, {}, self.score)
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -70,7 +76,7 @@ class RuleCase(msgspec.Struct, frozen=True):
 def valid(given: Input, inventories: Inventories) -> RuleAnswer:
     """Whether the requests are valid."""
     try:
-        check(given.requests)
+        check_combination(given.requests)
     except InvalidShareRequest as error:
         return RuleAnswer(valid=False, error=error.reasons[0])
     return RuleAnswer(valid=True, error=None)
@@ -78,14 +84,16 @@ def valid(given: Input, inventories: Inventories) -> RuleAnswer:
 
 def converted(given: Input, inventories: Inventories) -> RuleAnswer:
     """The requests in Koordinator's normal form."""
-    return RuleAnswer(normalized=dict(normalised(given.requests)), error=None)
+    return RuleAnswer(normalized=dict(normalise_quantities(given.requests)), error=None)
 
 
 def counted(given: Input, inventories: Inventories) -> RuleAnswer:
     """The number of devices of a type and the amount of each."""
     pod = Pod(given.requests, {HINT_ANNOTATION: {given.device_type.value: given.hint}})
     try:
-        want = wanted(Asked(demand=pod.demand, inventory=inventories.read(given.device, {})), given.device_type)
+        want = count_wanted(
+            JointRequest(demand=pod.demand, inventory=inventories.read(given.device, {})), given.device_type
+        )
     except TopoalignError as error:
         return RuleAnswer(ok=False, count=0, per_instance={}, error=refused(error))
     return RuleAnswer(ok=True, count=want.count, per_instance=dict(want.each), error=None)

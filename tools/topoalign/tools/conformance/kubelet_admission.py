@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.admission.admit import admission, answer_to, drive
+from topoalign.core.admission.admit import answer_to, drive, iterate_decision_for_request
 from topoalign.core.admission.pipeline import Question, Reply
-from topoalign.core.cpu_assignment.reserved import reserved_cpus
+from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.hints.cpu import shared_cpus
-from topoalign.core.hints.memory import memory_nodes
+from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion, Refusal
 from topoalign.core.model.errors import Undecodable, quoted
 from topoalign.core.model.events import (
@@ -28,7 +28,7 @@ from topoalign.core.model.ids import ContainerName, DeviceID, PodName, ResourceN
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.state.fold import announced
+from topoalign.core.state.fold import initial_state
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import kind_of, kind_of_refusal
 from topoalign.tools.conformance.kubelet_memory import Block
@@ -156,7 +156,7 @@ def outcome(case: AdmissionCase) -> Outcome:
     """The first difference of a case, or its equal last step."""
     sequence = Sequence(case.machine, case.config.rules(case.machine))
     wanted: object = case.expect.reserved_cpus
-    got: object = format_cpuset(reserved_cpus(sequence.state.hardware, sequence.rules))
+    got: object = format_cpuset(read_reserved_cpus(sequence.state.hardware, sequence.rules))
     for number, step in enumerate(case.steps):
         if wanted != got:
             break
@@ -174,7 +174,7 @@ class Sequence:
         self.healthy = {
             device: each.healthy for plugin in self.plugins.values() for device, each in plugin.devices.items()
         }
-        self.state = announced(NODE, machine.read, {}, "described: case")
+        self.state = initial_state(NODE, machine.read, {}, "described: case")
         self.judge()
 
     def judge(self) -> None:
@@ -217,7 +217,7 @@ class Sequence:
 
     def decide(self, pod: PodRequest) -> Decision:
         """The decision about a pod; the plugin of the case answers preference questions."""
-        return drive(admission(self.state, pod, self.rules), self.answer)
+        return drive(iterate_decision_for_request(self.state, pod, self.rules), self.answer)
 
     def answer(self, asked: Question) -> Reply:
         """Hints as this process knows them; preferences as the case's plugins have them."""

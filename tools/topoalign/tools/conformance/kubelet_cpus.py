@@ -14,15 +14,15 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from topoalign.core.admission.pipeline import reason_of
-from topoalign.core.cpu_assignment.distributed import distributed
-from topoalign.core.cpu_assignment.packed import packed
+from topoalign.core.cpu_assignment.distributed import take_distributed
+from topoalign.core.cpu_assignment.packed import take_packed
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Cpu
-from topoalign.core.placement.cpus import allocate_cpus
+from topoalign.core.placement.exclusive_cpus import allocate_cpus
 from topoalign.tools.conformance.case_files import Beside, results
 from topoalign.tools.conformance.kubelet_devices import mask_or_none
 from topoalign.tools.conformance.kubelet_errors import Answer
@@ -183,10 +183,10 @@ def taken(case: TakeCase, cpus: CpuTopology) -> Expected:
     options = case.options
     try:
         if case.strategy == "distributed":
-            got = distributed(cpus, available, case.count, options.group_size)
+            got = take_distributed(cpus, available, case.count, options.group_size)
         else:
             spread = case.strategy == "spread"
-            got = packed(cpus, available, case.count, spread=spread, prefer_uncore=options.prefer_uncore)
+            got = take_packed(cpus, available, case.count, spread=spread, prefer_uncore=options.prefer_uncore)
     except NoFit as misfit:
         return Expected(error=misfit.code)
     return Expected(cpus=format_cpuset(got))

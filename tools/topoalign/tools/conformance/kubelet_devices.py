@@ -7,13 +7,13 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.admission.admit import drive
-from topoalign.core.hints.devices import device_hints, possible
+from topoalign.core.hints.device_hints import device_hints, device_hints_of_count
 from topoalign.core.model.errors import DriverFault, NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
-from topoalign.core.model.topology.bitmask import Mask, mask_of
-from topoalign.core.model.topology.device_sets import Devices
-from topoalign.core.placement.devices import Choice, choose_devices, sides
+from topoalign.core.model.topology.bitmask import Mask, node_mask
+from topoalign.core.model.topology.device_sets import OfferedDevices
+from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, split_by_affinity
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
@@ -22,14 +22,14 @@ from topoalign.tools.conformance.suite import CaseResult, Outcome
 Listed = dict[DeviceID, tuple[int, ...] | None]
 
 
-def in_text_order(devices: Listed) -> Devices:
+def in_text_order(devices: Listed) -> OfferedDevices:
     """The cases pick devices in ascending order of their ids; production picks in the order of this mapping."""
-    return Devices({device: devices[device] for device in sorted(devices)})
+    return OfferedDevices({device: devices[device] for device in sorted(devices)})
 
 
 def mask_or_none(nodes: list[int] | None) -> Mask | None:
     """NUMA node ids as a mask; None stays None."""
-    return None if nodes is None else mask_of(nodes)
+    return None if nodes is None else node_mask(nodes)
 
 
 class HintsExpected(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ def hinted(case: DeviceHintsCase) -> Outcome:
             devices, case.available, case.reusable, case.requested, case.numa_nodes, mode, held=case.already_allocated
         )
     else:
-        got = possible(devices, case.available, case.reusable, case.requested, case.numa_nodes, mode)
+        got = device_hints_of_count(devices, case.available, case.reusable, case.requested, case.numa_nodes, mode)
     return case.expect.hints, all_written(got)
 
 
@@ -95,7 +95,7 @@ def filter_affinity(path: Path) -> Iterator[CaseResult]:
 
 def parted(case: SidesCase) -> Outcome:
     """Expected and actual groups of a case."""
-    got = sides(in_text_order(case.devices), case.available, mask_or_none(case.hint_nodes))
+    got = split_by_affinity(in_text_order(case.devices), case.available, mask_or_none(case.hint_nodes))
     return case.expect, SidesExpected(*map(list, got))
 
 
@@ -154,7 +154,7 @@ def allocated(case: AllocateCase) -> AllocateExpected:
     )
     call: PreferredCall | None = None
 
-    def preferred(choice: Choice) -> tuple[DeviceID, ...] | None:
+    def preferred(choice: DeviceChoice) -> tuple[DeviceID, ...] | None:
         nonlocal call
         if not case.plugin.preferred_available:
             return None

@@ -19,8 +19,8 @@ import msgspec
 
 from topoalign.cli.predict import Described
 from topoalign.core.admission.admit import answer_to, drive
-from topoalign.core.admission.admit import decided as decision_steps
-from topoalign.core.admission.kubelet_devices import check_resources
+from topoalign.core.admission.admit import iterate_decision as decision_steps
+from topoalign.core.admission.kubelet_devices import explain_unavailable_resources
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Decision, PreferenceQuestion, Refusal
@@ -135,7 +135,7 @@ def decided(case: FilesCase) -> Decision:
         rules = kubelet_configuration.load_configuration(config)
         node = Described(case.machine, config, root).node(load_machine(case.machine), rules)
     demand = read_pod(manifest.request_from_document(case.pod), rules)
-    check_resources(demand, node.state.hardware, node.registered)
+    explain_unavailable_resources(demand, node.state.hardware, node.registered)
 
     def answer(asked: Question) -> Reply:
         if isinstance(asked, PreferenceQuestion) and (recorded := case.expect.preferred(asked)):

@@ -8,17 +8,17 @@ import msgspec
 from msgspec.structs import replace
 
 from topoalign.core.demand.pod_demand import pod_demand
-from topoalign.core.hints.memory import memory_answer, memory_nodes
+from topoalign.core.hints.memory_hints import memory_answer, memory_nodes
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.reuse import allocations_of, held_by_pod, own_part, reusable_memory
+from topoalign.core.hints.reuse import held_by_pod, live_allocations_of_pod, own_part, reusable_memory
 from topoalign.core.model.errors import NoFit, Undecodable, clean
 from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse, Owner
 from topoalign.core.model.ids import MEMORY, AllocationID, ContainerName, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.model import NumaNode, Topology
-from topoalign.core.placement.memory import holding, memory_for
-from topoalign.core.state.fold import NodeState, announced
+from topoalign.core.placement.memory_blocks import hold_allocation, memory_for
+from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
@@ -127,7 +127,7 @@ def allocated(case: AllocateCase) -> AllocateExpected:
         return AllocateExpected(error=misfit.code)
     earlier = held_by_pod(state, demand)
     if blocks and not own_part(earlier, demand):
-        state = holding(state, allocation(pod, demand.container, blocks), earlier)
+        state = hold_allocation(state, allocation(pod, demand.container, blocks), earlier)
     held = {each.owner.container: written(each.memory) for each in held_by_pod(state, demand) if each.owner}
     return AllocateExpected(
         blocks=written(blocks) or None,
@@ -174,7 +174,7 @@ def situation(case: MemoryCase) -> tuple[NodeState, PodRequest, AdmissionRules]:
         for container in (*pod.init_containers, *pod.containers)
         if container.name in case.held_blocks
     ]
-    machine = announced(NodeName("case"), Topology(nodes=nodes), {}, "described: case")
+    machine = initial_state(NodeName("case"), Topology(nodes=nodes), {}, "described: case")
     state = replace(machine, allocations={each.id: each for each in allocations}, memory=use)
     left = reusable(state, pod)
     if case.reusable is not None and left != in_order(case.reusable):
@@ -184,7 +184,7 @@ def situation(case: MemoryCase) -> tuple[NodeState, PodRequest, AdmissionRules]:
 
 def reusable(state: NodeState, pod: PodRequest) -> list[Block]:
     """What the pod's finished init containers leave to its next containers."""
-    left = reusable_memory(allocations_of(state, pod.namespace, pod.name))
+    left = reusable_memory(live_allocations_of_pod(state, pod.namespace, pod.name))
     return in_order(Block(nodes_of(group), name, size) for (group, name), size in left.items())
 
 

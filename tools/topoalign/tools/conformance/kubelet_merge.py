@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.hints.rules import hints_of_rule
+from topoalign.core.hints.hint_rules import hints_of_rule
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy
-from topoalign.core.model.topology.bitmask import mask_of, nodes_of
+from topoalign.core.model.topology.bitmask import node_mask, nodes_of
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.kubelet_merge import offers_of
+from topoalign.core.policy.merge.kubelet_merge import offers_of_providers
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome
 
@@ -25,7 +25,7 @@ class Hint(msgspec.Struct, frozen=True):
     @property
     def read(self) -> TopologyHint:
         """The hint in the types of the product."""
-        return TopologyHint(None if self.nodes is None else mask_of(self.nodes), self.preferred)
+        return TopologyHint(None if self.nodes is None else node_mask(self.nodes), self.preferred)
 
 
 def written(hint: TopologyHint) -> Hint:
@@ -76,7 +76,7 @@ def outcome(case: MergeCase) -> Outcome:
     rows = case.distances if case.options.prefer_closest_numa_nodes else None
     distances = None if rows is None else distances_of(case.numa_nodes, rows)
     providers = [{name: hints_of(hints) for name, hints in (each or {}).items()} for each in case.providers]
-    merged = policy.merge(offers_of(providers), mask_of(case.numa_nodes), distances)
+    merged = policy.merge(offers_of_providers(providers), node_mask(case.numa_nodes), distances)
     return case.expect, Expected(written(merged).nodes, merged.preferred, policy.admits(merged))
 
 

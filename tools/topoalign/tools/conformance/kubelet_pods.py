@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.demand.quantities import asked, device_limits, pod_cpus, pod_memory, pod_wide
+from topoalign.core.demand.resource_quantities import device_limits, effective_requests, pod_cpus, pod_memory, pod_wide
 from topoalign.core.model.ids import CPU, MEMORY, PodName, ResourceName, is_hugepages
 from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest, Qos
 from topoalign.core.profile import KUBELET
@@ -43,7 +43,7 @@ def as_the_kubelet_reads(pod: PodRequest) -> PodRequest:
     """
     groups = (tuple(map(evened, group)) for group in (pod.init_containers, pod.containers))
     init_containers, containers = groups
-    together = pod_wide(pod, asked)
+    together = pod_wide(pod, effective_requests)
     requests = {name: max(amount, together.get(name, 0)) for name, amount in pod.resources.requests.items()}
     resources = PodLevelResources(requests=requests, limits=pod.resources.limits)
     return msgspec.structs.replace(pod, init_containers=init_containers, containers=containers, resources=resources)

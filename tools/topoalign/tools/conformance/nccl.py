@@ -29,7 +29,7 @@ from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.preference import positions, prefer
+from topoalign.core.placement.preference import positions_by_gpu, prefer
 from topoalign.machines import load_machine
 from topoalign.tools.bench.placement_quality import streams
 from topoalign.tools.conformance.suite import RatedResult, Suite
@@ -71,9 +71,9 @@ class Machine:
     def chosen(self, free: Members, size: int, placement: str = Placement.TOPOLOGY) -> Members:
         """The set that a device policy chooses under topology policy `none`."""
         gpus = tuple(self.gpus[position] for position in free)
-        beside = PlacementContext(free=gpus)
-        position = positions(self.topology)
-        return tuple(position[gpu] for gpu in prefer(self.topology, GPU, gpus, (), size, placement, beside=beside))
+        context = PlacementContext(free=gpus)
+        position = positions_by_gpu(self.topology)
+        return tuple(position[gpu] for gpu in prefer(self.topology, GPU, gpus, (), size, placement, context=context))
 
     def best(self, free: Members, size: int) -> float:
         """The bandwidth of the best listed set that is free."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from topoalign.core.deviceshare.names import JOINT_ANNOTATION, DeviceType, JointScope
+from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION, DeviceType, JointScope
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ResourceName
 

@@ -11,7 +11,7 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from topoalign.core.deviceshare.demand import is_joint
-from topoalign.core.deviceshare.node_inventory import places_of
+from topoalign.core.deviceshare.node_inventory import locate_devices
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.events import HealthState
@@ -195,7 +195,7 @@ class SimulatedNode:
                 self.doubled.append((request.name, device))
             self._held[device] = request.name
         if is_joint(request.annotations):
-            places = places_of(self._topology)
+            places = locate_devices(self._topology)
             beside = {places[nic].switch for nic in nics}
             self.apart += ((request.name, gpu) for gpu in gpus if places[gpu].switch not in beside)
         self._set_status(request.namespace, request.name, phase="Running")

@@ -79,7 +79,7 @@ class Reservations:
         """Listens until cancelled."""
         async with bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
-                event = wire.decode(received.message)
+                event = wire.decode_event(received.message)
                 if isinstance(event, ReservationsChanged):
                     self.nodes[event.node].note(event, anyio.current_time())
 

@@ -31,13 +31,13 @@ from topoalign.core.model.errors import BadRequest, NoFit, quoted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.model.topology.bitmask import mask_of
+from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.device_sets import NO_DEVICES
-from topoalign.core.placement.reserved import parts_of, reserved_with
+from topoalign.core.placement.reserved_choice import open_reservations, reserved_with
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.node_reservations import NodeReservations, reserved_allocations
 from topoalign.core.state.ownership import Ownership
-from topoalign.core.state.reservations import NodeReservations, allocations_of
 
 
 def reported_co_allocated(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
@@ -144,7 +144,7 @@ class ReservedCoAllocations:
             return None
         wanted = frozenset(devices)
         reserved = self._reserved()
-        parts = parts_of(reserved, self._clock.monotonic(), resource) if reserved.reservations else ()
+        parts = open_reservations(reserved, self._clock.monotonic(), resource) if reserved.reservations else ()
         return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
     def held_of(self, waiting: ReservedContainer | None) -> list[AllocationID]:
@@ -211,7 +211,7 @@ class ReservedCoAllocations:
         the devices that were reserved instead. Both are empty if no container waits for this number of GPUs. Raises
         CoAllocatedLacking.
         """
-        to_come = parts_of(self._reserved(), self._clock.monotonic(), resource)
+        to_come = open_reservations(self._reserved(), self._clock.monotonic(), resource)
         is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
         found = (
             self._replacement(Bounds(len(devices), tuple(devices), ()), gone)
@@ -249,7 +249,7 @@ class ReservedCoAllocations:
             for name in gone:
                 state = state.without(name)
             others = [each for each in held if each.pod_uid != pod.pod_uid and (with_planned or not each.planned)]
-            for allocation in chain.from_iterable(map(allocations_of, others)):
+            for allocation in chain.from_iterable(map(reserved_allocations, others)):
                 state = state.holding(without_gpus(allocation))
             if (
                 request is not None
@@ -271,7 +271,7 @@ class ReservedCoAllocations:
             for each in self._state().allocations.values()
             if each.owner is not None and GPU in each.devices
         }
-        certain = {(uid, each.container) for uid, each, _ in parts_of(reserved, now, GPU)}
+        certain = {(uid, each.container) for uid, each, _ in open_reservations(reserved, now, GPU)}
         found = [
             WaitingContainer(pod, each, (pod.pod_uid, each.container) in certain)
             for pod in reserved.reservations
@@ -338,7 +338,7 @@ def place_joint_devices(
     numa_nodes = {node for gpu in gpus.allowed for node in state.hardware.devices.get(GPU, NO_DEVICES).get(gpu) or ()}
     try:
         container = next(each for each in read_pod(request, rules).containers if each.container == reserved.container)
-        return place_among(state, container, rules, bounds, (mask_of(numa_nodes), None) if numa_nodes else (None,))
+        return place_among(state, container, rules, bounds, (node_mask(numa_nodes), None) if numa_nodes else (None,))
     except (BadRequest, NoFit, StopIteration):
         return None
 

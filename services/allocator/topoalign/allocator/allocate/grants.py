@@ -48,9 +48,9 @@ from topoalign.core.model.topology.by_amounts import is_by_amounts
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.placement.sparing import is_any_held
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.reserved import ShareQuestion
+from topoalign.core.sharing.reserved_shares import ShareQuestion
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 
 # The kubelet may take other devices than were preferred, and an Allocate does not name the preference that it follows. It is
 # the last one for its resource, if that was given a moment ago and for a set of this size.

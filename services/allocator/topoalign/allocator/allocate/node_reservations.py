@@ -22,7 +22,7 @@ from topoalign.core.model.errors import BadRequest, Unavailable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.ports import Bus, Clock, Received, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.runtime.tasks import wait_for_first
 
 AGAIN_SECONDS = 1.0
@@ -114,7 +114,7 @@ class NodeReservationList:
     def take(self, received: Received) -> None:
         """Applies a message of the subject. One that is no reservation of this node is ignored and counted."""
         try:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
         except BadRequest as error:
             self._note_unreadable(error.finding)
             return

@@ -27,7 +27,7 @@ from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
 from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.demand.shares import Share, UnitFields, check_share
-from topoalign.core.hints.devices import DeviceProvider
+from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.decisions import Explanation, Refusal
 from topoalign.core.model.errors import NoFit, Unavailable, quoted
@@ -36,13 +36,13 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Name
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.by_amounts import offers_in_slots
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import check_gpus
-from topoalign.core.sharing.refusals import WholeGpuInUse
-from topoalign.core.sharing.reserved import bounds_for, is_within
-from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import Holder, equal_part, excluded, larger
+from topoalign.core.sharing.reserved_shares import bounds_for, is_within
+from topoalign.core.sharing.share_refusals import WholeGpuInUse
+from topoalign.core.state.node_reservations import NodeReservations
+from topoalign.core.state.share_amounts import Holder, equal_part, exclusive_conflicts, larger_amount
 
 STARTED_AGAIN = "the kubelet starts the container again; see whether its device plugin directory can be read"
 """The remedy while the kubelet does not report yet what must be known of the container."""
@@ -175,7 +175,7 @@ class SlotStarts:
             amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
             if not amounts:
                 continue
-            most = reduce(larger, amounts.values())
+            most = reduce(larger_amount, amounts.values())
             kept = [*self._kept(resource)]
             own = next((reservation for reservation, *_ in kept if is_reserved_for_owner(reservation, record)), None)
             name = None if record.owner is None else record.owner.container
@@ -352,9 +352,9 @@ class ShareStarts:
         cores = sum(each.cores for each in own.values())
         memory = sum(each.memory for each in own.values())
         check_share(Share(cores, memory // MEMORY_BLOCK), fields)
-        check_gpus(own, fields.memory, cards=None)
+        check_gpus(own, fields.memory, gpus=None)
         for name, theirs in self._others(mine, parts, poll):
-            if gpus := excluded(own, theirs):
+            if gpus := exclusive_conflicts(own, theirs):
                 raise WholeGpuInUse(gpus, name, fields.cores)
 
     def _others(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> Iterator[tuple[str, Amounts]]:
@@ -403,7 +403,7 @@ def can_start(holder: Holder, parts: Collection[ResourceEntry]) -> bool:
     """Whether a container with these entries can have started: not if its halves are of different GPUs."""
     own = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
     try:
-        check_gpus(own, cards=None)
+        check_gpus(own, gpus=None)
     except NoFit:
         return False
     return True

@@ -44,12 +44,12 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import Placement, PodRequest
 from topoalign.core.model.topology.device_sets import NO_DEVICES
-from topoalign.core.placement.reserved import prefer_reserved, reserved_devices
+from topoalign.core.placement.reserved_choice import prefer_reserved, reserved_devices
 from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.reserved import ShareQuestion
+from topoalign.core.sharing.reserved_shares import ShareQuestion
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 
 
 def confirm_record(ledger: Ledger, reconciliation: Reconciliation, poll: Poll) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from topoalign.allocator.ports import AskedDevices, Poll
 from topoalign.allocator.reconciliation.displacement import kept_of
 from topoalign.allocator.reconciliation.liveness import LivenessCheck
-from topoalign.core.demand.share_annotations import InvalidShare, card_rules
+from topoalign.core.demand.share_annotations import InvalidShare, read_gpu_rules
 from topoalign.core.demand.shares import (
     gpus_of_numa_nodes,
     gpus_with_slots,
@@ -33,31 +33,37 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.placement.sparing import held_among, overlapping
+from topoalign.core.placement.sparing import held_among, overlapping_devices
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import choose_gpus_for_slots, several_of_one_gpu, slot_of
-from topoalign.core.sharing.refusals import (
-    NotEnoughShareCores,
-    NotEnoughShareMemory,
-    ShareDoesNotFit,
-    ShareFields,
-    ShareSplit,
-)
-from topoalign.core.sharing.reserved import (
+from topoalign.core.sharing.reserved_shares import (
     OpenPart,
     PartName,
     ShareQuestion,
     amounts_reserved,
     answering_part,
     displaced_pod,
-    open_parts,
+    iterate_open_parts,
     pods_reserved_for,
     unmatched_part,
     with_reserved_shares,
 )
+from topoalign.core.sharing.share_refusals import (
+    NotEnoughShareCores,
+    NotEnoughShareMemory,
+    ShareDoesNotFit,
+    ShareFields,
+    ShareSplit,
+)
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import equal_part, gpus_by_instances, held_by_slot, offered_in_slots, total
+from topoalign.core.state.node_reservations import NodeReservations
+from topoalign.core.state.share_amounts import (
+    equal_part,
+    gpus_by_instances,
+    held_by_slot,
+    offered_in_slots,
+    sum_amounts,
+)
 
 FIELD = "devices_ids"
 FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
@@ -91,7 +97,7 @@ class SlotGrants:
         self._clock = clock
         self._reserved = reserved
         self._liveness = liveness
-        self._rules = card_rules((), as_hami=compat == "hami")
+        self._rules = read_gpu_rules((), as_hami=compat == "hami")
         self.moved: dict[PartName, MovedSlots] = {}
         """Container -> its slots instead of those reserved for it."""
         self._ended = frozenset[AllocationID]()
@@ -109,7 +115,7 @@ class SlotGrants:
         reserved = self._reserved()
         now = self._clock.monotonic()
         instead = {name: each.slots for name, each in self.moved.items()}
-        parts = [*open_parts(live, reserved, now, question, instead)]
+        parts = [*iterate_open_parts(live, reserved, now, question, instead)]
         own = answering_part(question, parts)
         if own is not None and not are_used(live, own.slots.difference(must_include)):
             self._swap(parts[0], own, reserved)
@@ -123,7 +129,7 @@ class SlotGrants:
             return ()
         if size == len(must):
             return tuple(must_include)
-        offered -= overlapping(live.ownership, devices, displaced)
+        offered -= overlapping_devices(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
         amount = parts[0].amount if parts else None
         unknown = unknown_share(live.hardware, resource, size - len(must))
@@ -320,7 +326,7 @@ class SlotGrants:
                 continue  # the slot's instance exists, which proves that there is room
             offered = offered_in_slots(hardware)[gpu]
             others = [amount for other, amount in by_gpu.get(gpu, {}).items() if other != slot]
-            used = total(others)
+            used = sum_amounts(others)
             cores = offered.cores - used.cores
             memory = offered.memory - used.memory
             if cores < max(1, asked.cores) or (others and asked.cores >= offered.cores):

@@ -30,18 +30,17 @@ import msgspec
 
 from topoalign.allocator.ports import AskedDevices, KubeletListing, Poll
 from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places, still_displaced
-from topoalign.core.demand.shares import Left, Share, UnitFields, check_share, gpus_with_room, has_room, unit_of
+from topoalign.core.demand.shares import Left, Share, UnitFields, check_share, fits_left_units, gpus_with_room, unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.offers import CORES
-from topoalign.core.placement.reserved import parts_of
-from topoalign.core.placement.sparing import held_among, overlapping
+from topoalign.core.model.topology.device_offers import CORES
+from topoalign.core.placement.reserved_choice import open_reservations
+from topoalign.core.placement.sparing import held_among, overlapping_devices
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import check_gpus, choose_gpus_for_units, units_on, with_missing
-from topoalign.core.sharing.refusals import ShareSplit, WholeGpuInUse
-from topoalign.core.sharing.reserved import (
+from topoalign.core.sharing.reserved_shares import (
     OpenHalf,
     ShareQuestion,
     are_together,
@@ -56,9 +55,16 @@ from topoalign.core.sharing.reserved import (
     spread_for,
     with_reserved_shares,
 )
+from topoalign.core.sharing.share_refusals import ShareSplit, WholeGpuInUse
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import Holder, UnitsLeft, excluded, holder_of, unshareable
+from topoalign.core.state.node_reservations import NodeReservations
+from topoalign.core.state.share_amounts import (
+    Holder,
+    UnitsLeft,
+    container_holder,
+    exclusive_conflicts,
+    preventing_allocations,
+)
 
 # Preferences without a matching reservation.
 #
@@ -88,7 +94,7 @@ def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservat
     Returns the shares that a request may be for: first that of a container which waits for this number of units at monotonic
     second `now`, so that one GPU must have both halves left.
     """
-    for _, container, units in parts_of(reserved, now, question.resource):
+    for _, container, units in open_reservations(reserved, now, question.resource):
         if len(units) == question.size:
             held = [unit for ids in container.devices.values() for unit in ids]
             cores, blocks = (sum(unit_kind(unit) == each for unit in held) for each in ("cores", "memory"))
@@ -155,7 +161,9 @@ def with_other_half(left: Left, share: Share, kind: UnitKind, *, was_split: bool
     left take precedence. `was_split` as for `gpus_for`.
     """
     room = gpus_with_room(left, share)
-    in_use = [gpu for gpu in room if not left[gpu].unused and has_room(left[gpu], with_equal_part(share, left[gpu]))]
+    in_use = [
+        gpu for gpu in room if not left[gpu].unused and fits_left_units(left[gpu], with_equal_part(share, left[gpu]))
+    ]
     among = room if was_split else in_use or room
     others = {gpu: left[gpu].blocks if kind == "cores" else left[gpu].cores for gpu in among}
     return [gpu for gpu, other in others.items() if other == max(others.values())]
@@ -320,7 +328,7 @@ class Shares:
             pods |= self._newest.pods
             if self._newest.pods:
                 records.add(half.allocation.id)
-                pods |= {holder_of(owner, "").pod for owner in (half.allocation.owner,) if owner is not None}
+                pods |= {container_holder(owner, "").pod for owner in (half.allocation.owner,) if owner is not None}
         return PossibleOwners(frozenset(pods) - {""}, frozenset(records))
 
     def prefer(
@@ -349,7 +357,7 @@ class Shares:
             return own.units
         if own is None and spread_for(reserved, now, resource, size) is not None:
             return ()  # Allocate refuses all others
-        offered -= required | overlapping(live.ownership, devices, displaced)
+        offered -= required | overlapping_devices(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
         kept = held_among(states[0].ownership, resource, devices) if len(states) > 1 else devices.nothing
         for share, state in product(shares_asked(kind, question, reserved, now), states):
@@ -494,10 +502,10 @@ class ShareExclusion:
             (ended if is_over or is_dropped else counted).append(record)
         owners = self._shares.possible_owners(resource, units, poll)
         for holder, held in units_held(counted, conflicts, listing, liveness).items():
-            gpus = excluded(asked, amounts_of(held))
+            gpus = exclusive_conflicts(asked, amounts_of(held))
             if gpus and holder.pod not in owners.pods and holder.container not in owners.records:
                 raise WholeGpuInUse(gpus, " ".join(filter(None, holder)))
-        return {each.id: each for each in unshareable(ended, asked)}
+        return {each.id: each for each in preventing_allocations(ended, asked)}
 
     def _is_unowned(self, record: Allocation, listing: KubeletListing) -> bool:
         """
@@ -532,10 +540,10 @@ def units_held(
     names = {each.id for each in entered_later}
     for each in records:
         if each.owner is not None:
-            found[holder_of(each.owner, each.pod_uid)] |= each.device_ids
+            found[container_holder(each.owner, each.pod_uid)] |= each.device_ids
         elif each.id not in names or entered.isdisjoint(each.device_ids):
             found[Holder("", each.id)] |= each.device_ids
     for each in every:
         for former in still_displaced(each.displaced, listing):
-            found[holder_of(former.owner, former.pod_uid)].update(*former.devices.values())
+            found[container_holder(former.owner, former.pod_uid)].update(*former.devices.values())
     return found

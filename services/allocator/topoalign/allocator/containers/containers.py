@@ -21,8 +21,8 @@ from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.topology.device_offers import Limiter
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Limiter
 from topoalign.core.ports import Clock
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.clock import until_tick

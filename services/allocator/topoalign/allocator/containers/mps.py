@@ -23,8 +23,8 @@ from topoalign.allocator.containers.limiter_files import amount_of_slot
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.holdings import Amount, base_of, unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES, MEMORY_BLOCK
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.mps_files import CONTAINER_ROOT, CONTAINER_SHM, PIPE, SHM, Serves, read_served, root_here
 

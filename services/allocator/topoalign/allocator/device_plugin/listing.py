@@ -15,10 +15,10 @@ from itertools import groupby
 from anyio.lowlevel import checkpoint
 
 from topoalign.core.model.events import TopologyDiscovered
-from topoalign.core.model.holdings import base_of, is_share
+from topoalign.core.model.holdings import base_of, is_share_id
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.device_sets import NO_DEVICES
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.decoding import field, number_field
@@ -50,7 +50,9 @@ class DeviceListing:
             self._encoded = {}
         known = self._encoded
         listed = state.hardware.devices.get(self.resource, NO_DEVICES)
-        differing = {base_of(device) for device in state.told if is_share(device)} | state.ownership.spent_gpus
+        differing = {
+            base_of(device) for device in state.reported_health if is_share_id(device)
+        } | state.ownership.spent_gpus
         faults = self._faults()
         parts = list[bytes]()
         done = 0

@@ -29,7 +29,7 @@ from topoalign.allocator.ledger.state_dir import (
 )
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 
 KEPT = 5
 """Newest journals set aside that are kept."""
@@ -66,7 +66,7 @@ class FileJournal:
         numbered = [(path.name.rpartition("-")[2], path) for path in self.directory.glob("journal.corrupt-*")]
         return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
 
-    def load(self) -> list[Entry]:
+    def load(self) -> list[JournalEntry]:
         """Reads the entries that can be trusted; makes a missing journal, recovers a damaged one. Raises StateFault."""
         content, found = self.read()
         if content is None and found.damage is None:
@@ -142,7 +142,7 @@ class FileJournal:
             self._unconfirmed = unconfirmed
             raise
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Writes one entry and syncs it. Raises StateFault, and then the entry is not in the journal."""
         line = encode_line(entry)
         with faults(self.path, "write the journal"):
@@ -158,7 +158,7 @@ class FileJournal:
         self._lines.append(line)
         self._size += len(line)
 
-    def rewrite(self, entries: Sequence[Entry]) -> None:
+    def rewrite(self, entries: Sequence[JournalEntry]) -> None:
         """Replaces all entries by these, at once or not at all. Raises StateFault."""
         lines = [encode_line(entry) for entry in entries]
         with faults(self.path, "rewrite the journal"):

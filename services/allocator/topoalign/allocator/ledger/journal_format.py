@@ -23,7 +23,7 @@ import msgspec
 from topoalign.core.model.errors import Undecodable, clean, quoted
 from topoalign.core.model.events import AllocationsSnapshot, LedgerEvent
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Entry
+from topoalign.core.ports import JournalEntry
 
 VERSION = 1
 
@@ -43,7 +43,7 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class JournalLine(NamedTuple):
     """One line that is whole."""
 
-    entry: Entry
+    entry: JournalEntry
     encoded: bytes
     """As it is on disk."""
 
@@ -64,10 +64,10 @@ class JournalContent(msgspec.Struct, frozen=True, kw_only=True):
 T = TypeVar("T")
 
 _headers = msgspec.json.Decoder(JournalHeader)
-_entries = msgspec.json.Decoder(Entry)
+_entries = msgspec.json.Decoder(JournalEntry)
 
 
-def encode_line(record: Entry | JournalHeader) -> bytes:
+def encode_line(record: JournalEntry | JournalHeader) -> bytes:
     """The line for a header or an entry: CRC-32 in hexadecimal, a blank, JSON, a line feed."""
     payload = msgspec.json.encode(record)
     return b"%08x %s\n" % (crc32(payload), payload)
@@ -141,7 +141,7 @@ def missing_at_end(run: Sequence[JournalLine], published: Place | None) -> list[
     return []
 
 
-def decode_entry(number: int, line: bytes, node: NodeName) -> Entry:
+def decode_entry(number: int, line: bytes, node: NodeName) -> JournalEntry:
     """Decodes line `number` (from 1). Raises Undecodable, also for facts of another node."""
     entry = decode_line(f"line {number}", line, _entries)
     for event in entry.events:

@@ -48,7 +48,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.ports import Clock, Entry, Journal
+from topoalign.core.ports import Clock, Journal, JournalEntry
 from topoalign.core.state.fold import NodeState, replay
 
 
@@ -339,7 +339,7 @@ class Ledger:
 
     def _write(self, events: Sequence[LedgerEvent], state: NodeState) -> None:
         """Makes these facts true, which lead to this state. Raises StateFault, and then nothing has changed."""
-        entry = Entry(time=self._clock.wall(), events=tuple(events))
+        entry = JournalEntry(time=self._clock.wall(), events=tuple(events))
         with self.faults.noted():
             self._journal.append(entry)
         self._facts += len(events)
@@ -362,7 +362,7 @@ class Ledger:
             self.dropped += len(self.pending) - 1
             self.pending = deque([self.pending[-1]])
         with self.faults.noted():
-            self._journal.rewrite([Entry(time=time, events=(event,)) for event, time in self.pending])
+            self._journal.rewrite([JournalEntry(time=time, events=(event,)) for event, time in self.pending])
         self._facts = len(self.pending)
         self._compact_at = self._facts + self.compact_after
 

@@ -77,7 +77,7 @@ class Outbox:
         while self._ledger.pending:
             size = 0
             for event, time in islice(self._ledger.pending, 1 if self.publisher.alone else MOST_FACTS):
-                message = wire.encode(event, time)
+                message = wire.encode_event(event, time)
                 size += len(message.body)
                 if len(message.body) > wire.LARGEST_BODY or (self._due and size > MOST_BYTES):
                     break

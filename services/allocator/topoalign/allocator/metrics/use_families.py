@@ -13,7 +13,7 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.processes import LibraryCount
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.state.divisions import Division, Parts
+from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts
 from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
 from topoalign.core.usage.given import WHOLE_DEVICE
 from topoalign.runtime.metrics import format_header, format_sample
@@ -292,7 +292,7 @@ class GpuUsage(NamedTuple):
     """What may be handed out now."""
 
 
-def gpu_usages(divided: Mapping[DeviceID, Division], hardware: Topology) -> list[GpuUsage]:
+def gpu_usages(divided: Mapping[DeviceID, GpuPartitioning], hardware: Topology) -> list[GpuUsage]:
     """All GPUs of a node."""
     return [
         GpuUsage(
@@ -307,7 +307,7 @@ def gpu_usages(divided: Mapping[DeviceID, Division], hardware: Topology) -> list
     ]
 
 
-def count_holders(division: Division) -> int:
+def count_holders(division: GpuPartitioning) -> int:
     """
     How many containers hold some of a GPU. An init container from which later ones have taken over all holds nothing. One
     whose units a kubelet gave to another pod counts: both may be running.
@@ -315,7 +315,7 @@ def count_holders(division: Division) -> int:
     return sum(any(each.alone) or not each.taken_over for each in division.held)
 
 
-def sum_granted(gpu: Gpu, division: Division) -> Amounts:
+def sum_granted(gpu: Gpu, division: GpuPartitioning) -> Amounts:
     """
     What containers were given. Whoever was given all units of computing time was given all memory, and nobody else gets any
     until its record ends: also an init container of which a later one has taken over some. Two containers with half of the
@@ -332,7 +332,7 @@ def has_all_time(parts: Parts) -> bool:
     return parts.cores >= WHOLE_DEVICE and not parts.slots
 
 
-def sum_parts(gpu: Gpu, division: Division, parts: Iterable[Parts]) -> Amounts:
+def sum_parts(gpu: Gpu, division: GpuPartitioning, parts: Iterable[Parts]) -> Amounts:
     """These parts of a GPU together."""
     found = list(parts)
     held = [each.parts for each in division.held]

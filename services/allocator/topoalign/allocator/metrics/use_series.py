@@ -125,16 +125,16 @@ class UseSeries:
         a node may hold 20,000 units.
         """
         from topoalign.allocator.metrics.use_families import gpu_usages
-        from topoalign.core.state.divisions import divisions
+        from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 
         state = self._ledger.state
         if self._rows is None or not has_same_devices(self._rows[0], state):
-            self._rows = state, gpu_usages(divisions(state), state.hardware)
+            self._rows = state, gpu_usages(partitioning_by_gpu(state), state.hardware)
         return self._rows[1]
 
     async def shares(self) -> "NodeShares":
         """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""
-        from topoalign.core.usage.library import with_library
+        from topoalign.core.usage.limiter_library import with_library
 
         shares = await self._measured()
         return shares if self._library is None else with_library(shares, await self._library())
@@ -142,12 +142,12 @@ class UseSeries:
     async def _measured(self) -> "NodeShares":
         """The same without what libraries count."""
         from topoalign.core.model.processes import Measurement
-        from topoalign.core.usage.attribution import shares_of
+        from topoalign.core.usage.attribution import attribute_use
 
         node = self._ledger.node
         question = msgspec.json.encode(UseRequest(node=node))
         answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
-        return shares_of(self._ledger.state, wire.answered(answer, Measurement))
+        return attribute_use(self._ledger.state, wire.decode_answer(answer, Measurement))
 
     def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":
         """Who is above its memory for some measurements in a row; logged when it begins."""
@@ -171,7 +171,11 @@ class UseSeries:
 
 def has_same_devices(had: "NodeState", state: "NodeState") -> bool:
     """Whether two states of a node have one hardware, one health and one record, of which `NodeState.ownership` is made."""
-    return had.hardware is state.hardware and had.allocations is state.allocations and had.told is state.told
+    return (
+        had.hardware is state.hardware
+        and had.allocations is state.allocations
+        and had.reported_health is state.reported_health
+    )
 
 
 def excess_fact(excess: "Excess") -> MemoryExcess:

@@ -33,9 +33,15 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.reserved import with_reserved_shares
-from topoalign.core.state.reservations import NodeReservations
-from topoalign.core.state.share_amounts import amount_of, gpus_by_instances, held_by_slot, instances_of, taken_by
+from topoalign.core.sharing.reserved_shares import with_reserved_shares
+from topoalign.core.state.node_reservations import NodeReservations
+from topoalign.core.state.share_amounts import (
+    amount_of_profile,
+    gpus_by_instances,
+    held_by_slot,
+    instances_of,
+    taken_by,
+)
 from topoalign.runtime.tasks import wait_for_first
 
 SEEN_SECONDS = 20.0
@@ -136,7 +142,7 @@ class InstanceCalls:
         in_use = {uuid for each in live for other, uuid in each.instances.items() if other != slot}
         instance = await instances.make(slot, gpu.mig_profiles, amount.memory, self._spared(gpu.id, slot), in_use)
         profile = next(each for each in gpu.mig_profiles if each.name == instance.profile)
-        return CreatedInstance(instance.uuid, amount_of(profile))
+        return CreatedInstance(instance.uuid, amount_of_profile(profile))
 
     def _spared(self, gpu: DeviceID, slot: DeviceID) -> frozenset[MigPlacement]:
         """Returns the placements that other reserved slots of a GPU without an instance may need."""

@@ -101,7 +101,7 @@ async def report_fault(bus: Bus, node: NodeName, gpu: DeviceID, why: str) -> Non
     request = DevicesRequest(node=node, devices=(gpu,), reason=f"its MIG instances cannot be changed: {why}")
     with suppress(TopoalignError):  # a discovery of an earlier version does not know `report`
         answer = await bus.ask(wire.devices_subject(node, "report"), msgspec.json.encode(request), ASK_SECONDS)
-        wire.answered(answer, dict[DeviceID, DeviceHealth])
+        wire.decode_answer(answer, dict[DeviceID, DeviceHealth])
 
 
 class CreatedInstance(NamedTuple):

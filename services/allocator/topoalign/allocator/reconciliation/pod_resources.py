@@ -20,7 +20,7 @@ from topoalign.core.model.events import ContainerUsage, MemoryBlock, Owner
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.kubelet import ListedDevices
 from topoalign.core.model.topology.cpuset import LARGEST_ID, format_cpuset, parse_cpuset
-from topoalign.core.model.topology.validate import MOST_OTHERS
+from topoalign.core.model.topology.topology_checks import MOST_OTHERS
 from topoalign.core.ports import Clock
 from topoalign.kubelet.files import checkpoint, device_checkpoint, pod_directories
 from topoalign.kubelet.files.pod_directories import PodDirectories

@@ -19,7 +19,7 @@ import structlog
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
-from topoalign.core.admission.prediction import spread
+from topoalign.core.admission.prediction import spread_memory_blocks
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import ContainerUsage, KubeletObserved, Owner, UsageObserved
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -140,7 +140,7 @@ class UsagePublisher:
         Builds the message. If it exceeds the limit, the kubelet's containers are left out and the message states that. The
         predictions of this node itself still use all of it.
         """
-        message = wire.encode(usage, self._clock.wall())
+        message = wire.encode_event(usage, self._clock.wall())
         size = len(message.body)
         had = self._shortened
         self._shortened = size > wire.LARGEST_BODY
@@ -148,7 +148,7 @@ class UsagePublisher:
             return message
         if not had:
             log.error("the data for predictions is too large for the bus: subscribers cannot predict", bytes=size)
-        return wire.encode(without_details(usage, size), self._clock.wall())
+        return wire.encode_event(without_details(usage, size), self._clock.wall())
 
 
 def without_details(usage: UsageObserved, size: int) -> UsageObserved:
@@ -173,7 +173,7 @@ def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceI
 def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
     """Returns CPUs, memory and foreign devices of all containers, sorted by owner; containers without any are left out."""
     containers = by_owner(shown)
-    blocks = spread([block for each in containers for block in each.memory], hardware)
+    blocks = spread_memory_blocks([block for each in containers for block in each.memory], hardware)
     usage = [
         msgspec.structs.replace(
             each, memory=tuple(next(blocks) for _ in each.memory), devices=foreign(each.devices, hardware)

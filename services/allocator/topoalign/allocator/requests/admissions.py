@@ -20,18 +20,18 @@ from topoalign.allocator.ports import nothing_to_ask
 from topoalign.allocator.requests.kubelet_files import KubeletWatch, absence, lists_nothing
 from topoalign.allocator.requests.predictions import Predictions, check_discovered, check_own
 from topoalign.core import wire
-from topoalign.core.admission.admit import answer_to, decided, drive_async
+from topoalign.core.admission.admit import answer_to, drive_async, iterate_decision
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
-from topoalign.core.admission.prediction import doubted
-from topoalign.core.admission.resolvability import explained, with_resolvability
+from topoalign.core.admission.prediction import describe_unconfirmed_record
+from topoalign.core.admission.resolvability import explain_decision, with_resolvability
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
-from topoalign.core.demand.shares import share_of
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.hints.answers import check_answer
-from topoalign.core.hints.joint_devices import decided_together, is_held
+from topoalign.core.demand.pod_validation import validate_pod
+from topoalign.core.demand.shares import share_from_units
+from topoalign.core.hints.answer_checks import check_answer
+from topoalign.core.hints.joint_hints import decided_together, is_held
 from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.providers import question
+from topoalign.core.hints.providers import to_hint_question
 from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation
 from topoalign.core.model.errors import (
@@ -62,7 +62,7 @@ from topoalign.core.model.requests import (
     PodRequest,
     ReleaseRequest,
     SnapshotRequest,
-    overridden,
+    override_rules,
 )
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.ports import Bus, Clock, Endpoint
@@ -87,7 +87,7 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
         together = decided_together(state, container) if demand.together else frozenset()
         if together and not is_held(state, container, allocation):
             return False
-        share = share_of(state.hardware, container.devices, container.cards)
+        share = share_from_units(state.hardware, container.devices, container.cards)
         if share is not None and len(allocation.amounts) != share.gpus:
             return False
         devices = {name: n for name, n in container.devices.items() if n and name not in together}
@@ -250,7 +250,7 @@ class Admissions:
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         pod = validate_pod(request.pod)
-        rules = overridden(self._rules, check_rule_changes(request.rules))
+        rules = override_rules(self._rules, check_rule_changes(request.rules))
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         check_discovered(self._ledger)
@@ -320,7 +320,7 @@ class Admissions:
         """No kubelet shows here what else is held, so an operator has to confirm the record. Raises StateFault."""
         if self._ledger.unconfirmed is not None:
             raise StateFault(
-                doubted(self._ledger.unconfirmed),
+                describe_unconfirmed_record(self._ledger.unconfirmed),
                 "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
                 "`topoalign trust`",
             )
@@ -350,17 +350,17 @@ class Admissions:
                     return reply
             return answer_to(asked, state, demand.rules)
 
-        decision = await drive_async(decided(AdmissionRun(state, demand, explain=True)), answer)
+        decision = await drive_async(iterate_decision(AdmissionRun(state, demand, explain=True)), answer)
         if self._ledger.state is not state:
-            return explained(self._ledger.state, demand)
+            return explain_decision(self._ledger.state, demand)
         return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
     async def _hints(self, asked: HintRequest, pod: PodRequest) -> HintAnswer | None:
         """The answer of the hinting service; None without an answer or if it cannot be used."""
         try:
-            body = msgspec.json.encode(question(asked, pod))
+            body = msgspec.json.encode(to_hint_question(asked, pod))
             reply = await self._bus.ask(wire.hints_subject(self._ledger.node), body, self._hint_seconds)
-            answer = wire.answered(reply, HintAnswer)
+            answer = wire.decode_answer(reply, HintAnswer)
             check_answer(asked, answer)
         except (Unavailable, BadRequest, NoFit) as error:
             if self.hint_fallbacks == 0:

@@ -21,7 +21,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import nothing_ended
 from topoalign.allocator.reconciliation.pod_resources import Listed
 from topoalign.core.admission.kubelet_devices import dropped_of
-from topoalign.core.admission.prediction import kubelet_rules
+from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.model.errors import NotFound, TopoalignError, Unavailable, clean
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, ContainerName, ResourceName
@@ -132,7 +132,7 @@ class KubeletFiles:
         `state`: that of the node before this reading. `ended`: live allocations whose containers are
         known to have ended; what the files list for their pods counts no more. The devices of other plugins are in no file.
         """
-        rules = kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
+        rules = to_kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
         found = KubeletObserved(version=self._version, rules=rules, ended=tuple(ended), unknown=LATE)
         with anyio.move_on_after(self._seconds):
             async with self._turn:
@@ -183,7 +183,7 @@ class KubeletFiles:
         self._ended_pods = pods.ended & pods.uids
         return KubeletObserved(
             version=self._version,
-            rules=kubelet_rules(rules, clean(unknown, LONGEST)),
+            rules=to_kubelet_rules(rules, clean(unknown, LONGEST)),
             registered=tuple(sorted(devices.registered)) if devices.registered is not None else None,
             entries=held_entries(held, pods.is_known_to_run),
             dropped=dropped_of(state.allocations, devices.dropped),

@@ -12,19 +12,26 @@ import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
-from topoalign.core.admission.admit import decide
-from topoalign.core.admission.prediction import doubted, predict
-from topoalign.core.admission.resolvability import explained
+from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.prediction import describe_unconfirmed_record, predict
+from topoalign.core.admission.resolvability import explain_decision
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import unserved_names
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.model.decisions import Decision, noted, with_unserved
+from topoalign.core.model.decisions import Decision, with_notes, with_unserved
 from topoalign.core.model.errors import HardwareUnknown, InvalidField, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ConfirmRequest, Mode, PodRequest, overridden
+from topoalign.core.model.requests import (
+    AdmissionRules,
+    AllocateRequest,
+    ConfirmRequest,
+    Mode,
+    PodRequest,
+    override_rules,
+)
 from topoalign.core.model.reservations import Reservation
-from topoalign.core.state.reservations import with_reserved
+from topoalign.core.state.node_reservations import with_reserved
 
 
 class Predictions:
@@ -60,7 +67,7 @@ class Predictions:
         decision = self._predict(request.pod, request.rules, explain=True)
         if not self._by_variable_alone():
             return decision
-        return noted(decision, list_notes(self._ledger.state.hardware, request.pod))
+        return with_notes(decision, list_notes(self._ledger.state.hardware, request.pod))
 
     async def confirm(self, request: ConfirmRequest) -> Decision:
         """Predicts the decision after others were given what is reserved for them. Nothing is recorded."""
@@ -85,10 +92,13 @@ class Predictions:
             now = self._ledger.clock.wall()
             return predict(self._ledger.state, pod, now, changes, explain=explain, reserved=reserved)
         state = with_reserved(self._ledger.state, self._ledger.state, reserved)
-        demand = pod_demand(pod, overridden(self._rules, changes))
-        decision = explained(state, demand) if explain else decide(state, demand)
+        demand = pod_demand(pod, override_rules(self._rules, changes))
+        decision = explain_decision(state, demand) if explain else decide_demand(state, demand)
         decision = with_unserved(decision, unserved_names(demand, state.hardware))
-        return noted(decision, () if self._ledger.unconfirmed is None else (doubted(self._ledger.unconfirmed),))
+        return with_notes(
+            decision,
+            () if self._ledger.unconfirmed is None else (describe_unconfirmed_record(self._ledger.unconfirmed),),
+        )
 
 
 def check_own(ledger: Ledger, node: NodeName) -> None:

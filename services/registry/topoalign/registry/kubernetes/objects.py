@@ -14,7 +14,7 @@ import msgspec
 from topoalign.core.demand.node_filters import Taint
 from topoalign.core.model.errors import TopoalignError, Undecodable, clean, quoted
 from topoalign.core.model.ids import GPU, NodeName
-from topoalign.core.sharing.hami.foreign import NodeAnnotations
+from topoalign.core.sharing.hami.node_annotations import NodeAnnotations
 from topoalign.kubelet.files import manifest
 from topoalign.kubelet.files.manifest import read_quota_limits
 from topoalign.kubelet.files.resource_quantities import whole

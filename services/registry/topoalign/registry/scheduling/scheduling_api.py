@@ -8,7 +8,7 @@ import msgspec
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.demand.share_annotations import OF_PODS
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
-from topoalign.core.deviceshare.names import ANNOTATIONS, DEVICE_PREFIX
+from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS, DEVICE_PREFIX
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import NodeName

@@ -11,15 +11,15 @@ from prometheus_client.registry import Collector
 
 from topoalign.client import Client
 from topoalign.client.superseded import KeptNodes
-from topoalign.core.admission.gang_plan import Candidate
-from topoalign.core.diagnosis.foreign import CONTESTED_NODE, FOREIGN_NODE
+from topoalign.core.admission.gang_plan import GangPlacement
+from topoalign.core.diagnosis.hami_nodes import CONTESTED_NODE, FOREIGN_NODE
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.scoring.scorers import scorer_of
+from topoalign.core.scoring.scorers import scorer_by_name
 from topoalign.core.sharing.slot_defaults import FilledIn
-from topoalign.core.state.reservations import holding_reserved
+from topoalign.core.state.node_reservations import holding_reserved
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, serve_foreign
 from topoalign.registry.ports import KubernetesApi
@@ -137,7 +137,7 @@ class SchedulingService:
         context.readiness[READINESS] = {"nodes": self.unread_nodes}
         clock = context.clock
         self.view = ClusterView(
-            cluster, lambda: client.unsettled, clock, scorer_of(settings.scoring, settings.scoring_packing)
+            cluster, lambda: client.unsettled, clock, scorer_by_name(settings.scoring, settings.scoring_packing)
         )
         self.scheduler = Scheduler(self.view, self.behind)
         self.reservations = ClusterReservations(
@@ -368,7 +368,7 @@ class SchedulingService:
     def _hardware(self, node: NodeName) -> Topology:
         return self.view.facts(node).hardware
 
-    def _candidate(self, node: NodeName) -> Candidate | None:
+    def _candidate(self, node: NodeName) -> GangPlacement | None:
         self.view.renew()  # its reservations may have changed a moment ago
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
@@ -378,4 +378,4 @@ class SchedulingService:
         for each in self.reservations.held(node):
             if each.pod_uid not in known:  # its pod is gone, and its end is not stored yet
                 state = holding_reserved(state, each)
-        return Candidate(state, basis.rules)
+        return GangPlacement(state, basis.rules)

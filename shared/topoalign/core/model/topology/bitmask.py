@@ -1,8 +1,8 @@
 """
 Sets of NUMA nodes as plain integers: bit i is the node with id i.
 
-A node's id is not its position: ids may be sparse (0, 8, 252) and beyond 63, which an int takes without a limit. The
-order of masks is the kubelet's (spec/kubelet.md section 1): fewer nodes first, and among equally many the smaller number.
+A node's id is not its position: ids may be sparse (0, 8, 252) and above 63; a Python int has no limit. The
+order of masks is the kubelet's: fewer nodes first, and among equally many the smaller number.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ EVERYWHERE: Mask = -1
 """All nodes, known or not."""
 
 
-def mask_of(nodes: Iterable[int]) -> Mask:
+def node_mask(nodes: Iterable[int]) -> Mask:
     """The mask of these node ids. Raises ValueError for a negative id."""
     mask = 0
     for node in nodes:

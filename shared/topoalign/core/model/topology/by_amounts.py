@@ -1,14 +1,14 @@
-"""Which GPUs and MIG instances of a machine are offered by amounts: in units, or in slots."""
+"""Lists the GPUs and MIG instances of a machine that are offered by amounts: in units, or in slots."""
 
 from collections.abc import Mapping
 
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.offers import Offer
-from topoalign.core.model.topology.views import made_once
 
 
-@made_once
+@computed_once
 def offers_in_slots(topology: Topology) -> Mapping[DeviceID, Offer]:
     """GPU or MIG instance that is offered in slots -> its offer, in the hardware's order."""
     found = {base: offer for offer in topology.offered if offer.slots and offer.replicas > 1 for base in offer.devices}

@@ -1,5 +1,6 @@
 """
-Degraded GPUs: they work, but they have fewer NVLinks than their peers, or an NVLink fabric that is not fully working.
+Finds degraded GPUs: they work, but with fewer NVLinks than their peers, or on an NVLink fabric that is not fully
+working.
 
 The peers of a GPU are the GPUs of its model on the node. Its NVLinks are compared with the most that a peer has:
 
@@ -19,9 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.queries import links_to_switch, nvlinks_of_pairs
-from topoalign.core.model.topology.views import made_once
 
 FABRIC_FINDINGS = {
     "not-started": "its NVLink fabric is not started",
@@ -32,7 +33,7 @@ FABRIC_FINDINGS = {
 """`Gpu.fabric_state` -> the finding."""
 
 
-@made_once
+@computed_once
 def degraded_gpus(topology: Topology) -> Mapping[DeviceID, str]:
     """GPU -> the finding, a sentence for people, for each degraded GPU in the order of `gpus`."""
     models: dict[str, list[Gpu]] = {}

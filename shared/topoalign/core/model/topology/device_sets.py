@@ -1,5 +1,5 @@
 """
-Sets of the devices of one resource, of which there may be thousands.
+Holds the devices of one resource, of which there may be thousands, as a set.
 
 A device has a place: its index in the hardware's order. A set is an integer in which bit i stands for the device in place i,
 so sets are joined, intersected and counted without a look at their devices one by one. Example:
@@ -23,7 +23,7 @@ def bits_of(marks: bytearray) -> int:
     return int(marks[::-1].translate(DIGITS) or b"0", 2)
 
 
-class Devices(dict[DeviceID, tuple[int, ...] | None]):
+class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
     """
     All that is handed out of one resource, in the hardware's order -> the NUMA nodes that it is listed with to the kubelet:
     None without topology, () with one that is empty. It is not changed once it is made.
@@ -32,7 +32,7 @@ class Devices(dict[DeviceID, tuple[int, ...] | None]):
     @cached_property
     def unlisted_nodes(self) -> dict[DeviceID, tuple[int, ...]]:
         """
-        Device without the number of a share that is listed without topology -> the NUMA nodes of its card, where
+        Device without the number of a share that is listed without topology -> the NUMA nodes of its GPU, where
         `Topology.devices` knows them.
         """
         return {}
@@ -115,7 +115,7 @@ class Devices(dict[DeviceID, tuple[int, ...] | None]):
         return DeviceSet(self, bits_of(marks) << lowest)
 
 
-NO_DEVICES = Devices()
+NO_DEVICES = OfferedDevices()
 
 
 class DeviceSet(Collection[DeviceID]):
@@ -123,7 +123,7 @@ class DeviceSet(Collection[DeviceID]):
 
     __slots__ = ("bits", "devices")
 
-    def __init__(self, devices: Devices, bits: int) -> None:
+    def __init__(self, devices: OfferedDevices, bits: int) -> None:
         """`bits`: bit i stands for the device in place i."""
         self.devices = devices
         self.bits = bits

@@ -1,7 +1,7 @@
 """
-How a GPU in MIG mode is divided, and how it can be.
+Describes how a GPU in MIG mode is partitioned, and finds where further instances fit.
 
-The memory of a GPU is in slices, numbered from 0. An instance occupies a run of them, and no two overlap; its profile says
+The memory of a GPU is in slices, numbered from 0. An instance occupies a run of them, and no two overlap; its profile gives
 where it can begin. Example: a GPU of eight slices with an instance `1g.10gb` at slice 6
 
     profile    placements (start:size)               still free
@@ -33,7 +33,7 @@ class MigPlacement(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class MigProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One kind of MIG instance that a GPU can be divided into."""
+    """One kind of MIG instance that a GPU can be partitioned into."""
 
     name: str
     """As NVIDIA names it: `1g.10gb`."""
@@ -63,17 +63,17 @@ class MigDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     index: int | None = None
     """NVML's index of it on its GPU, the 1 of `0:1`; may change when another instance goes. None: not known."""
     placement: MigPlacement | None = None
-    """The memory slices of its GPU instance. None: not known, as where the driver tells them to root alone."""
+    """The memory slices of its GPU instance. None: not known, for example where the driver reports them only to root."""
 
 
-def occupied(instances: Iterable[MigDevice]) -> frozenset[MigPlacement] | None:
+def occupied_placements(instances: Iterable[MigDevice]) -> frozenset[MigPlacement] | None:
     """The runs of slices that instances of one GPU occupy. None: it is not known of all of them."""
     found = [each.placement for each in instances]
     return None if None in found else frozenset(each for each in found if each is not None)
 
 
 def free_placements(profile: MigProfile, taken: Collection[MigPlacement]) -> tuple[MigPlacement, ...]:
-    """Where an instance of this profile can still be made beside those that are `taken`."""
+    """Where an instance of this profile can still be created next to those that are `taken`."""
     return tuple(each for each in profile.placements if not any(map(each.overlaps, taken)))
 
 
@@ -83,23 +83,23 @@ def find_place(
     """
     The smallest profile with so many bytes that has a free place, and the place; None: there is none.
 
-    Smallest by memory, then by compute slices, then in the driver's order (HAMi 4707fb02, spec hami.md 6.2).
+    Smallest by memory, then by compute slices, then in the driver's order (HAMi 4707fb02).
     """
     enough = [each for each in profiles if each.memory >= memory]
     for profile in sorted(enough, key=lambda each: (each.memory, each.slices)):
-        place = place_of(profile, taken)
+        place = free_mig_placement(profile, taken)
         if place is not None:
             return profile, place
     return None
 
 
-def place_of(profile: MigProfile, taken: Collection[MigPlacement]) -> MigPlacement | None:
+def free_mig_placement(profile: MigProfile, taken: Collection[MigPlacement]) -> MigPlacement | None:
     """
-    Where an instance of this profile goes beside those that are `taken`; None: no place of it is free.
+    Finds the placement of an instance of this profile next to those that are `taken`; None: none is free.
 
     Profiles of one and three compute slices take the highest free start and all others the lowest, so that both ends fill up
-    and large instances keep their places: on an A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2 (HAMi 4707fb02, spec
-    hami.md 6.2).
+    and large instances keep their places: on an A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2 (HAMi 4707fb02
+    ).
     """
     free = free_placements(profile, taken)
     if not free:

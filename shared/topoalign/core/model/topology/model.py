@@ -1,9 +1,9 @@
 """
-What a node consists of, as found by discovery or described by a person.
+Describes the hardware of a node, as found by discovery or written by a person.
 
 Everything is frozen and goes over the bus as defined here: `TopologyDiscovered` carries a `Topology`. NUMA ids are the
 kernel's: sparse, beyond 63, and some without CPUs (GPU memory, CXL). An empty `numa_affinity` is unknown, not node 0.
-A part can be in no cycle of references, so the garbage collector passes it over (`gc=False`): a large cluster has a million.
+These objects cannot form reference cycles, so the garbage collector skips them (`gc=False`): a large cluster has a million.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ import msgspec
 
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.model.topology.cpus import CpuTopology, cpu_topology, groups
+from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology, invert_groups
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.model.topology.device_sets import Devices
-from topoalign.core.model.topology.links import Link
+from topoalign.core.model.topology.derived_tables import Viewed
+from topoalign.core.model.topology.device_links import Link
+from topoalign.core.model.topology.device_offers import Kind, Offer, by_base, group_offers
+from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.model.topology.mig import MigDevice, MigProfile
-from topoalign.core.model.topology.offers import Kind, Offer, by_base, by_resource
-from topoalign.core.model.topology.views import Viewed
 
 
 class Cpu(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -100,7 +100,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     mig: tuple[MigDevice, ...] | None = None
     """Its MIG instances; None where MIG is off."""
     mig_profiles: tuple[MigProfile, ...] = ()
-    """What it can be divided into. Empty: MIG is off, or the driver does not tell, as where that takes root."""
+    """The MIG profiles that it offers. Empty: MIG is off, or the driver does not report it, for example without root."""
 
 
 class NicPort(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -188,19 +188,19 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     """False: the NUMA nodes are not known, and CPUs that GPUs name as theirs in one list count as one node."""
 
     @cached_property
-    def devices(self) -> Mapping[ResourceName, Devices]:
+    def devices(self) -> Mapping[ResourceName, OfferedDevices]:
         """Resource -> what is handed out of it."""
-        devices: dict[ResourceName, Devices] = {}
+        devices: dict[ResourceName, OfferedDevices] = {}
         for offer in self.offered:
-            listed = devices.setdefault(offer.resource, Devices())
+            listed = devices.setdefault(offer.resource, OfferedDevices())
             for base in offer.devices:
-                card = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
-                nodes = self.listed_nodes(card.numa_affinity) if card is not None else None
+                gpu = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
+                nodes = self.listed_nodes(gpu.numa_affinity) if gpu is not None else None
                 listed.update(dict.fromkeys(offer.handed_out(base), nodes if offer.has_numa_topology else None))
                 if nodes is not None and not offer.has_numa_topology:
                     listed.unlisted_nodes[base] = nodes
         for other in self.others:
-            devices.setdefault(other.resource, Devices())[other.id] = other.nodes
+            devices.setdefault(other.resource, OfferedDevices())[other.id] = other.nodes
         return devices
 
     @cached_property
@@ -214,7 +214,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def offers_of(self) -> Mapping[ResourceName, tuple[Offer, ...]]:
         """Resource -> its offers, for the resources that topoalign offers."""
-        return by_resource(self.offered)
+        return group_offers(self.offered)
 
     @cached_property
     def offers_by_base(self) -> Mapping[DeviceID, tuple[Offer, ...]]:
@@ -248,7 +248,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
 
     def listed_nodes(self, affinity: tuple[int, ...]) -> tuple[int, ...] | None:
         """The one node a device is listed with: the first of its affinity that has CPUs, else the first; None if unknown."""
-        # all fifteen that GB200 reports would give the kubelet 2^30 subsets for two GPUs (spec/kubelet.md section 3)
+        # all fifteen that GB200 reports would give the kubelet 2^30 subsets for two GPUs
         if not affinity:
             return None
         return (next((node for node in affinity if self.cpus_by_node.get(node)), affinity[0]),)
@@ -256,7 +256,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def cpus_by_node(self) -> Mapping[int, frozenset[int]]:
         """NUMA node id -> its CPUs. A node without CPUs is absent."""
-        return groups({cpu.id: cpu.node for cpu in self.cpus}) if self.shape is self else self.shape.cpus_by_node
+        return invert_groups({cpu.id: cpu.node for cpu in self.cpus}) if self.shape is self else self.shape.cpus_by_node
 
     @cached_property
     def cpu_topology(self) -> CpuTopology:
@@ -288,5 +288,5 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         sockets = self.cpu_topology.sockets
         counts = {"socket": sockets, "NUMA node": len(self.nodes), "GPU": len(self.gpus), "NIC": len(self.nics)}
         known = {"socket": self.sockets_known, "NUMA node": self.nodes_known}
-        said = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if known.get(noun, True)]
-        return ", ".join([*said[:-2], f"CPUs {format_cpuset(cpu.id for cpu in self.cpus) or 'unknown'}", *said[-2:]])
+        texts = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if known.get(noun, True)]
+        return ", ".join([*texts[:-2], f"CPUs {format_cpuset(cpu.id for cpu in self.cpus) or 'unknown'}", *texts[-2:]])

@@ -1,12 +1,12 @@
-"""Questions about a node's hardware that more than one part of the core asks."""
+"""Answers questions about a node's hardware that several packages of the core ask."""
 
 from collections.abc import Mapping
 from itertools import combinations
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
 
 
 def pcie_class(topology: Topology, a: DeviceID, b: DeviceID) -> PcieClass:
@@ -28,11 +28,11 @@ def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
     return found.numa_affinity if found is not None else ()
 
 
-def pair_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
+def connection_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     """
-    The score of the connection of two devices: that of the PCIe path plus that of each NVLink (spec/nvidia.md (a)).
+    The score of the connection of two devices: that of the PCIe path plus that of each NVLink, as go-gpuallocator adds them.
 
-    NVLinks between two cliques of a fabric count nothing: the fabric manager keeps the cliques apart.
+    NVLinks between two cliques of a fabric do not count: the fabric manager keeps the cliques apart.
     """
     link = topology.link_by_pair.get((a, b))
     if link is None:
@@ -46,7 +46,7 @@ MOST_NVLINKS_OF_A_GPU = 18
 """Of an H100 and of a B200."""
 
 
-@made_once
+@computed_once
 def links_to_switch(topology: Topology) -> Mapping[DeviceID, int]:
     """
     GPU -> its NVLinks that end at an NVSwitch. A pasted matrix does not show the switch: there, GPUs are on one if a GPU has

@@ -1,5 +1,5 @@
 """
-Keeps the topologies of many nodes small: what equal machines have in common is there once.
+Shares the equal contents of many nodes' topologies in memory.
 
 Machines of one model differ in the uuids of their GPUs and MIG instances. A shape is a topology in which these ids are
 replaced by their positions. `Shapes` keeps each shape once and makes the topology of a node of it, which shares with the
@@ -8,8 +8,8 @@ the shape alone. Parts are shared one by one as well, since machines of one mode
 
     GPU-5f0c…, GPU-1e7a… and the link between them: shape `gpu/0`, `gpu/1` and the link between these
 
-Equal machines have the same shape object, and `uuids` in the order of its positions: what is decided for a shape holds for
-each of them under its own ids.
+Equal machines have the same shape object, and its `uuids` in the order of its positions: what is decided for a shape
+holds for each of them under its own ids.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from typing import TypeVar
 import msgspec
 
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.derived_tables import SHAPE, computed_once
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.views import SHAPE, made_once
 
 MOST_PARTS = 100_000
 """Parts of topologies that are remembered; a cluster of 5,000 different machines has half as many."""
@@ -32,17 +32,17 @@ UNSHARED = "others"
 T = TypeVar("T")
 
 
-def uuids(topology: Topology) -> tuple[DeviceID, ...]:
+def device_uuids(topology: Topology) -> tuple[DeviceID, ...]:
     """The ids that no other machine has: of each GPU its own and those of its MIG instances, in the topology's order."""
-    return tuple(uuid for _, uuid in placed(topology))
+    return tuple(uuid for _, uuid in device_positions(topology))
 
 
-def positions(topology: Topology) -> tuple[DeviceID, ...]:
+def shape_device_ids(topology: Topology) -> tuple[DeviceID, ...]:
     """What stands in the shape for each of `uuids`."""
-    return tuple(position for position, _ in placed(topology))
+    return tuple(position for position, _ in device_positions(topology))
 
 
-def placed(topology: Topology) -> Iterator[tuple[DeviceID, DeviceID]]:
+def device_positions(topology: Topology) -> Iterator[tuple[DeviceID, DeviceID]]:
     """The positions of the GPUs and MIG instances, each with the uuid that it stands for."""
     for gpu_number, gpu in enumerate(topology.gpus):
         yield DeviceID(f"gpu/{gpu_number}"), gpu.id
@@ -50,7 +50,7 @@ def placed(topology: Topology) -> Iterator[tuple[DeviceID, DeviceID]]:
             yield DeviceID(f"gpu/{gpu_number}/{number}"), instance.uuid
 
 
-def renamed(topology: Topology, names: Mapping[DeviceID, DeviceID]) -> Topology:
+def rename_devices(topology: Topology, names: Mapping[DeviceID, DeviceID]) -> Topology:
     """The same hardware with other ids for these. Parts without any of them are the same objects."""
     replace = msgspec.structs.replace
 
@@ -75,10 +75,10 @@ def renamed(topology: Topology, names: Mapping[DeviceID, DeviceID]) -> Topology:
     )
 
 
-@made_once
+@computed_once
 def without_uuids(topology: Topology) -> Topology:
     """The same hardware as another machine of its model might be: with ids of GPUs and MIG instances that none has."""
-    return renamed(topology, dict(zip(uuids(topology), positions(topology), strict=True)))
+    return rename_devices(topology, dict(zip(device_uuids(topology), shape_device_ids(topology), strict=True)))
 
 
 class Shapes:
@@ -99,9 +99,9 @@ class Shapes:
         A topology in which a uuid stands for two things is left as it is, and one with devices of other plugins has a shape
         of its own.
         """
-        names = dict(placed(topology))
-        shape = self._shared(renamed(topology, {uuid: position for position, uuid in names.items()}))
-        same = renamed(shape, names)
+        names = dict(device_positions(topology))
+        shape = self._shared(rename_devices(topology, {uuid: position for position, uuid in names.items()}))
+        same = rename_devices(shape, names)
         if same != topology:
             return topology
         same.__dict__[SHAPE] = shape

@@ -1,5 +1,5 @@
 """
-What a device policy is: it chooses which GPUs a container gets, of those that its NUMA affinity leaves.
+Defines a device policy: it chooses the GPUs of a container from those that its NUMA affinity leaves.
 
 A policy is a module with its class, a line in PLACEMENTS and its name in `Placement`. Code elsewhere asks its methods, and
 never which policy it is.
@@ -29,7 +29,7 @@ class GpuChoice(NamedTuple):
     free: frozenset[int] = frozenset()
     """All GPUs that nobody holds, those that are not offered here included."""
     nics: Nics = NO_NICS
-    """The NICs that the container could get beside them."""
+    """The NICs that the container could get with them."""
 
     @property
     def scores(self) -> Scores:

@@ -1,18 +1,18 @@
 """
-How many of the NICs that a container asks for are local to its GPUs.
+Counts how many of the NICs that a container asks for are local to its GPUs.
 
 A NIC is local to a GPU if nothing but PCIe switches is between them (PIX, PXB) or, on Grace, if both are at the same CPU.
 One local GPU is enough for a set: NCCL's PXN moves the data of the other members through it. A NIC that is local to none is
-near if it is on the NUMA node of a member. Example of one NIC beside each of GPU-0 to GPU-3:
+near if it is on the NUMA node of a member. Example of one NIC near each of GPU-0 to GPU-3:
 
-    wanted 2, free beside GPU-1 and GPU-3: the set GPU-0, GPU-1 has 1 local NIC, GPU-1, GPU-3 has 2
+    wanted 2, free near GPU-1 and GPU-3: the set GPU-0, GPU-1 has 1 local NIC, GPU-1, GPU-3 has 2
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import pcie_class, share_node
 
@@ -47,7 +47,7 @@ def count_nics(nics: Nics, members: Sequence[int]) -> tuple[int, int]:
     return min(local, nics.wanted), min(near, nics.wanted)
 
 
-def locality(topology: Topology, nic: DeviceID) -> NicLocality:
+def nic_locality(topology: Topology, nic: DeviceID) -> NicLocality:
     """The GPUs of the machine that a NIC is local to, and near."""
     local = set()
     near = set()

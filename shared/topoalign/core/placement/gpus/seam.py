@@ -1,5 +1,5 @@
 """
-The weakest seam of a set of GPUs: the measure of how fast a collective runs on it.
+Computes the weakest seam of a set of GPUs, which measures how fast a collective runs on it.
 
 A set can be divided into two parts in many ways. The seam is the weakest of these divisions, which is the minimum cut of the
 set: the number of NVLinks between both parts or, where no NVLink connects them, the best PCIe path between them. Every ring
@@ -10,20 +10,20 @@ agrees with it more often than with the sum of all links (docs/decisions/0020).
     GPUs 0, 1, 4, 5: {0, 4} and {1, 5} are linked by 2 NVLinks, all other divisions by more: the seam is 2 NVLinks
     GPUs 0 and 5: no NVLink, PCIe across sockets
 
-Any NVLink is stronger than any PCIe path. At an NVSwitch every GPU reaches every other with all of its links, so the seam is
-that of the GPU with the fewest links. The seam does not include measured bandwidth, congestion or other jobs.
+Any NVLink is stronger than any PCIe path. At an NVSwitch every GPU reaches every other with all of its links, so the
+seam is that of the GPU with the fewest links. The seam does not include measured bandwidth, congestion or other jobs.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from topoalign.core.model.topology.links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.queries import kept_apart, links_to_switch, pair_score, pcie_class, share_node
-from topoalign.core.model.topology.views import made_once
+from topoalign.core.model.topology.queries import connection_score, kept_apart, links_to_switch, pcie_class, share_node
 
-# What the links between some devices are worth, as a table of numbers that the choosing functions work on.
+# Tables of link scores, which the choosing functions use.
 
 
 Scores = Sequence[Sequence[int]]
@@ -32,17 +32,17 @@ Members = tuple[int, ...]
 """GPUs by their positions on the machine, ascending."""
 
 
-@made_once
+@computed_once
 def gpu_scores(topology: Topology) -> Scores:
     """The table of the pair scores of all GPUs of a machine, in the hardware's order."""
     gpus = tuple(topology.gpu_by_id)
     table = [[0] * len(gpus) for _ in gpus]
     for (i, a), (j, b) in combinations(enumerate(gpus), 2):
-        table[i][j] = table[j][i] = pair_score(topology, a, b)
+        table[i][j] = table[j][i] = connection_score(topology, a, b)
     return table
 
 
-def total(scores: Scores, members: Iterable[int]) -> int:
+def total_score(scores: Scores, members: Iterable[int]) -> int:
     """The score of a set: the sum over all its pairs."""
     return sum([scores[a][b] for a, b in combinations(members, 2)])
 
@@ -122,7 +122,7 @@ class Links(NamedTuple):
     """Product name of the GPUs. Empty: not known, or they differ."""
 
 
-@made_once
+@computed_once
 def gpu_links(topology: Topology) -> Links:
     """
     The links of all GPUs of a machine. SYS between GPUs of one NUMA node counts as NODE, as NCCL treats it on Grace. A GPU

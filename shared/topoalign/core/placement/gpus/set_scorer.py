@@ -1,28 +1,28 @@
 """
-What sets of GPUs of one machine are worth: their weakest seam, the links among them, and the links that they cut.
+Scores sets of GPUs of one machine: their weakest seam, the links among them, and the links that they cut.
 
-Each figure of a set is remembered, because the same GPUs stay free between two pods.
+Each score of a set is cached, because the same GPUs stay free between two pods.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
-from topoalign.core.model.topology.links import NVLINK_SCORE
-from topoalign.core.placement.gpus.seam import Links, Members, Scores, Seam, total, weakest_seam
+from topoalign.core.model.topology.device_links import NVLINK_SCORE
+from topoalign.core.placement.gpus.seam import Links, Members, Scores, Seam, total_score, weakest_seam
 
 MOST_KEPT = 4096
-"""Figures of each kind that are remembered: of a machine with eight GPUs those of all 256 sets."""
+"""Scores of each kind that are cached: for a machine with eight GPUs those of all 256 sets."""
 
 Asked = tuple[object, ...]
-"""Whatever an answer depends on."""
+"""What an answer depends on."""
 
 
 class SetScorer:
     """Scores sets of GPUs of one machine. Keep one per machine."""
 
     def __init__(self, scores: Scores, links: Links | None = None) -> None:
-        """`scores`: of all pairs (`pair_score`); `links`: None where nothing but the scores is known."""
+        """`scores`: of all pairs (`connection_score`); `links`: None where nothing but the scores is known."""
         self.scores = scores
         self.links = Links(scores, ()) if links is None else links
         self._seams: dict[Members, Seam] = {}
@@ -51,7 +51,7 @@ class SetScorer:
         """The sum of the scores of all links among the members."""
         own = self._own.get(members)
         if own is None:
-            own = keep(self._own, members, total(self.scores, members))
+            own = keep(self._own, members, total_score(self.scores, members))
         return own
 
     def describe(self, members: Members) -> str:
@@ -74,7 +74,7 @@ Value = TypeVar("Value")
 
 
 def keep(kept: dict[Key, Value], key: Key, value: Value) -> Value:
-    """Remembers a value, and forgets all others where there are too many."""
+    """Caches a value, and drops all others where there are too many."""
     if len(kept) >= MOST_KEPT:
         kept.clear()
     kept[key] = value

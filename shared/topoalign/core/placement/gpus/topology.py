@@ -1,5 +1,6 @@
 """
-topology: the set of GPUs on which a collective runs fastest; of equally fast sets the one that fragments the rest the least.
+Policy `topology`: chooses the set of GPUs on which a collective runs fastest; of equally fast sets the one that
+fragments the rest the least.
 
 Sets are compared by one key, element by element:
 
@@ -147,14 +148,16 @@ def by_topology(
 
     def choose() -> Members:
         order = SetOrder(scorer, everything, nics)
-        return order.first(candidates(order, available, required, size))
+        return order.first(candidate_sets(order, available, required, size))
 
     if nics.wanted:
         return choose()
     return scorer.chosen((Placement.TOPOLOGY, frozenset(available), frozenset(required), size, everything), choose)
 
 
-def candidates(order: SetOrder, available: Sequence[int], required: Collection[int], size: int) -> Iterable[Members]:
+def candidate_sets(
+    order: SetOrder, available: Sequence[int], required: Collection[int], size: int
+) -> Iterable[Members]:
     """The sets to compare, each ascending: all of them, or beyond MOST_COMPARED those that grow well."""
     others = [position for position in sorted(available) if position not in required]
     if compares_all(len(others), size - len(required)):
@@ -164,7 +167,7 @@ def candidates(order: SetOrder, available: Sequence[int], required: Collection[i
     strength = order.scorer.links.strength
     to_free = order.links_to_free
     sets = {
-        grow(strength, others, (*required, *seed), size, to_free)
+        grow_connected_set(strength, others, (*required, *seed), size, to_free)
         for seed in (seeds(strength, available, others) if len(required) < size else [()])
     }
     sets.add(peel(strength, others, tuple(required), size))
@@ -178,7 +181,9 @@ def seeds(strength: Scores, available: Sequence[int], others: Sequence[int]) -> 
     return alike.values()
 
 
-def grow(strength: Scores, among: Iterable[int], seed: Sequence[int], size: int, to_free: Sequence[int]) -> Members:
+def grow_connected_set(
+    strength: Scores, among: Iterable[int], seed: Sequence[int], size: int, to_free: Sequence[int]
+) -> Members:
     """Adds to the seed the GPU with the strongest links to the members, of equals the one with the fewest to free GPUs."""
     members = list(seed)
     gain = [-inf] * len(strength)

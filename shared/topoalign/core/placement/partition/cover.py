@@ -1,14 +1,17 @@
-"""Combines sets in every way that covers all devices, each exactly once: the last part of the Lagrangian search."""
+"""
+Combines sets in every possible manner that covers all devices, each exactly once: the last step of the Lagrangian
+search.
+"""
 
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.placement.partition.search_budget import SearchBudget
+from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 
 
 class Cover:
     """Finds the best covers by sets of one size and at most one smaller set of what is left over, all as masks."""
 
-    def __init__(self, masks: Iterable[int], size: int, worth: Sequence[int], work: SearchBudget) -> None:
+    def __init__(self, masks: Iterable[int], size: int, worth: Sequence[int], work: PartitionSearchBudget) -> None:
         self.size = size
         self.worth = worth
         self.work = work

@@ -1,5 +1,5 @@
 """
-A good partition, without a promise that it is the best: sets that grow, and then exchange devices.
+Finds a good partition, which may not be the best: sets that grow, and then exchange devices.
 
 Each set grows by the device that adds most, from every start there is, and the best of these is kept; the next one grows out
 of the rest. Then devices of different sets change places while that adds to the total.
@@ -8,8 +8,8 @@ of the rest. Then devices of different sets change places while that adds to the
 from collections.abc import Collection, Sequence
 from itertools import combinations
 
-from topoalign.core.placement.gpus.seam import Scores, total
-from topoalign.core.placement.partition.masks import mask_of
+from topoalign.core.placement.gpus.seam import Scores, total_score
+from topoalign.core.placement.partition.masks import mask_of_members
 
 MOST_LOOKS = 40_000
 """At pairs that might change places: 20 ms. Sixty-four devices have 2,016, and a dozen rounds bring nearly all there is."""
@@ -24,26 +24,28 @@ def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[li
 
     Neither is worth less than without exchanges.
     """
-    sets = exchanged(scores, grown(scores, required, size), required, guarded=True)
+    sets = exchange_devices(scores, grow_partition(scores, required, size), required, guarded=True)
     holding = [members for members in sets if len(members) == size and {*required} <= {*members}]
-    best = max(holding, key=lambda members: (total(scores, members), mask_of(members, len(scores))))
-    return best, sum(total(scores, members) for members in sets)
+    best = max(holding, key=lambda members: (total_score(scores, members), mask_of_members(members, len(scores))))
+    return best, sum(total_score(scores, members) for members in sets)
 
 
-def grown(scores: Scores, required: Sequence[int], size: int) -> Sets:
+def grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
     """Splits all positions into sets that grow one after the other, the first from the required ones."""
     rest = list(range(len(scores)))
     sets: Sets = []
     while len(rest) > size:
         seeds = [list(required)] if required and not sets else [[start] for start in rest]
-        candidates = (grow(scores, rest, seed, size) for seed in seeds)
-        best = max(candidates, key=lambda members: (total(scores, members), mask_of(members, len(scores))))
+        candidates = (grow_scored_set(scores, rest, seed, size) for seed in seeds)
+        best = max(
+            candidates, key=lambda members: (total_score(scores, members), mask_of_members(members, len(scores)))
+        )
         sets.append(sorted(best))
         rest = [position for position in rest if position not in best]
     return [*sets, rest] if rest else sets
 
 
-def grow(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -> list[int]:
+def grow_scored_set(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -> list[int]:
     """Adds to the seed, in this order, what raises the score most, up to `size` devices; of equals the lowest."""
     members = list(seed)
     gain = {other: sum(scores[other][member] for member in members) for other in among if other not in members}
@@ -57,7 +59,7 @@ def grow(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -
     return members
 
 
-def exchanged(scores: Scores, sets: Sets, fixed: Collection[int], *, guarded: bool) -> Sets:
+def exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int], *, guarded: bool) -> Sets:
     """
     Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay where they are.
 

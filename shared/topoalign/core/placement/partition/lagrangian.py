@@ -1,5 +1,5 @@
 """
-The best partition of up to 18 devices without any structure: by prices.
+Finds the best partition of up to 18 devices of any structure, by prices (Lagrangian relaxation).
 
 Give each device a price. A set then costs what the prices of its devices exceed its score by, and whatever the prices
 are, no partition is worth more than all prices together less the cheapest sets there are, as many as a partition has.
@@ -20,17 +20,17 @@ from itertools import chain
 from operator import add, itemgetter, sub
 from typing import NamedTuple
 
-from topoalign.core.placement.gpus.seam import Scores, total
+from topoalign.core.placement.gpus.seam import Scores, total_score
 from topoalign.core.placement.partition.cover import Cover
-from topoalign.core.placement.partition.greedy import exchanged, grown
+from topoalign.core.placement.partition.greedy import exchange_devices, grow_partition
 from topoalign.core.placement.partition.masks import (
     by_preference,
-    doubled,
+    mask_members,
     masks_of_size,
-    members_of,
     set_scores,
+    sums_by_mask,
 )
-from topoalign.core.placement.partition.search_budget import SearchBudget
+from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 
 MOST_PRICED = 18
 """Devices. Each more doubles the number of sets."""
@@ -48,7 +48,7 @@ INERTIA = 0.6
 """How much of the last step's direction the next one keeps."""
 
 
-class Kind(NamedTuple):
+class SetKind(NamedTuple):
     """Sets of which every partition has the same number, with their scores."""
 
     masks: tuple[int, ...]
@@ -61,11 +61,11 @@ class Kind(NamedTuple):
         """The cost of each set: the prices of its devices less its score."""
         return list(map(sub, self.sums(prices), self.scores))
 
-    def only(self, numbers: Iterable[int]) -> "Kind":
+    def only(self, numbers: Iterable[int]) -> "SetKind":
         """The kind with only the sets at these positions."""
         chosen = [*numbers]
         masks = tuple(self.masks[each] for each in chosen)
-        return Kind(masks, [self.scores[each] for each in chosen], self.number, sums_of(masks))
+        return SetKind(masks, [self.scores[each] for each in chosen], self.number, sums_of(masks))
 
 
 class Bound(NamedTuple):
@@ -77,7 +77,7 @@ class Bound(NamedTuple):
     """Of the sets of each kind."""
 
 
-def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget) -> tuple[int, int]:
+def best_by_prices(scores: Scores, required: int, size: int, work: PartitionSearchBudget) -> tuple[int, int]:
     """
     Finds the chosen set, as a mask, and the total; `required` is a mask, too.
 
@@ -85,17 +85,17 @@ def best_by_prices(scores: Scores, required: int, size: int, work: SearchBudget)
     """
     devices = len(scores)
     worth = set_scores(scores)
-    kinds = kinds_of(worth, devices, required, size)
-    fixed = members_of(required, devices)
-    start = exchanged(scores, grown(scores, fixed, size), fixed, guarded=False)
-    target = PARTS * sum(total(scores, members) for members in start)
+    kinds = group_sets(worth, devices, required, size)
+    fixed = mask_members(required, devices)
+    start = exchange_devices(scores, grow_partition(scores, fixed, size), fixed, guarded=False)
+    target = PARTS * sum(total_score(scores, members) for members in start)
     home = {device: members for members in start for device in members}
     halves = [PARTS * sum(scores[device][other] for other in home[device]) // 2 for device in range(devices)]
     bound = lowest_bound(kinds, halves, target)
     return put_together(kinds, bound, target, size, worth, work)
 
 
-def kinds_of(worth: Sequence[int], devices: int, required: int, size: int) -> list[Kind]:
+def group_sets(worth: Sequence[int], devices: int, required: int, size: int) -> list[SetKind]:
     """The sets that can be in a partition, by kind; the chosen set is of the first kind."""
     full, left_over = divmod(devices, size)
     sets = masks_of_size(devices, size)
@@ -108,7 +108,7 @@ def kinds_of(worth: Sequence[int], devices: int, required: int, size: int) -> li
     else:
         offered = [(sets, full), (rests, int(left_over > 0))]
     return [
-        Kind(masks, [PARTS * worth[mask] for mask in masks], number, sums_of(masks))
+        SetKind(masks, [PARTS * worth[mask] for mask in masks], number, sums_of(masks))
         for masks, number in offered
         if number
     ]
@@ -123,12 +123,12 @@ def sums_of(masks: Sequence[int]) -> Callable[[Sequence[int]], list[int]]:
 
     def sums(values: Sequence[int]) -> list[int]:
         by_bit = values[::-1]
-        return list(map(add, upper(doubled(by_bit[half:])), lower(doubled(by_bit[:half]))))[:-2]
+        return list(map(add, upper(sums_by_mask(by_bit[half:])), lower(sums_by_mask(by_bit[:half]))))[:-2]
 
     return sums
 
 
-def lowest_bound(kinds: Sequence[Kind], prices: list[int], target: int) -> Bound:
+def lowest_bound(kinds: Sequence[SetKind], prices: list[int], target: int) -> Bound:
     """The lowest bound that a few rounds of changing prices find; `target` is what some partition is worth."""
     best = bound_at(kinds, prices)
     pools: list[dict[int, None]] = [{} for _ in kinds]
@@ -146,17 +146,17 @@ def lowest_bound(kinds: Sequence[Kind], prices: list[int], target: int) -> Bound
     return best
 
 
-def bound_at(kinds: Iterable[Kind], prices: list[int]) -> Bound:
+def bound_at(kinds: Iterable[SetKind], prices: list[int]) -> Bound:
     """The bound at these prices: their sum less the cheapest sets, as many as a partition has."""
     costs = [kind.costs(prices) for kind in kinds]
     least = sum(sum(nsmallest(kind.number, of_kind)) for kind, of_kind in zip(kinds, costs, strict=True))
     return Bound(sum(prices) - least, prices, costs)
 
 
-def lowered(kinds: Sequence[Kind], prices: list[int], target: int) -> list[int]:
-    """Prices with a lower bound, as far as these sets tell: subgradient steps with inertia, while the gap allows."""
+def lowered(kinds: Sequence[SetKind], prices: list[int], target: int) -> list[int]:
+    """Prices with a lower bound for these sets: subgradient steps with inertia, while the gap allows."""
     devices = len(prices)
-    members = [[members_of(mask, devices) for mask in kind.masks] for kind in kinds]
+    members = [[mask_members(mask, devices) for mask in kind.masks] for kind in kinds]
     direction = [0.0] * devices
     best = prices
     best_value = sum(prices) * 2
@@ -191,7 +191,7 @@ def cheapest(costs: Sequence[int], number: int) -> list[int]:
 
 
 def put_together(
-    kinds: Sequence[Kind], bound: Bound, target: int, size: int, worth: Sequence[int], work: SearchBudget
+    kinds: Sequence[SetKind], bound: Bound, target: int, size: int, worth: Sequence[int], work: PartitionSearchBudget
 ) -> tuple[int, int]:
     """Finds the chosen set and the total among the sets that cost little enough. Raises TooMuchWork."""
     everything = len(worth) - 1

@@ -1,5 +1,5 @@
 """
-Sets of devices as masks.
+Converts sets of devices to masks and back.
 
 The first device has the highest bit. So of two masks with equally many bits the greater one is the set with the lower
 indexes: what comes first where two sets are equally good.
@@ -13,12 +13,12 @@ from operator import add
 from topoalign.core.placement.gpus.seam import Scores
 
 
-def mask_of(members: Iterable[int], devices: int) -> int:
+def mask_of_members(members: Iterable[int], devices: int) -> int:
     """The mask of these positions among so many devices."""
     return sum(1 << devices - 1 - member for member in members)
 
 
-def members_of(mask: int, devices: int) -> tuple[int, ...]:
+def mask_members(mask: int, devices: int) -> tuple[int, ...]:
     """The positions of a mask, ascending."""
     return tuple(member for member in range(devices) if mask >> devices - 1 - member & 1)
 
@@ -34,12 +34,12 @@ def set_scores(scores: Scores) -> list[int]:
     """Mask -> the score of the set, as a list. A device adds its links to the devices that are there."""
     worth = [0]
     for position in reversed(range(len(scores))):
-        gains = doubled(scores[position][:position:-1])
+        gains = sums_by_mask(scores[position][:position:-1])
         worth = [*worth, *map(add, worth, gains)]
     return worth
 
 
-def doubled(values: Iterable[int]) -> list[int]:
+def sums_by_mask(values: Iterable[int]) -> list[int]:
     """The sum of every set of these values, by its mask; the first value has the lowest bit."""
     sums = [0]
     for value in values:

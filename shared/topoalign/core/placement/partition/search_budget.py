@@ -1,11 +1,11 @@
-"""The limit on work: a search counts its steps, and ends with TooMuchWork instead of never."""
+"""Limits the work of a search: it counts its steps, and ends with TooMuchWork."""
 
 from typing import NoReturn
 
 from topoalign.core.model.errors import TooMuchWork
 
 
-class SearchBudget:
+class PartitionSearchBudget:
     """Counts the steps of one search against a limit. No clock: the same question always gets the same answer."""
 
     def __init__(self, steps: int) -> None:

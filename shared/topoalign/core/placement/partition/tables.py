@@ -1,5 +1,5 @@
 """
-The best partition of a few devices: by looking at every partition, listed beforehand.
+Finds the best partition of a few devices by comparing every partition, listed beforehand.
 
 Which partitions there are depends on the number of devices and the size only. They are kept as columns: column i holds the
 i-th set of each partition. A call looks up the scores of a whole column at once and adds the columns up, so that no loop
@@ -13,7 +13,7 @@ from operator import add, itemgetter
 from typing import NamedTuple
 
 from topoalign.core.placement.gpus.seam import Scores
-from topoalign.core.placement.partition.masks import by_preference, mask_of, masks_of_size, set_scores
+from topoalign.core.placement.partition.masks import by_preference, mask_of_members, masks_of_size, set_scores
 
 MOST_LISTED = 9
 """Devices. Ten would have 2,800 partitions: a millisecond for each request."""
@@ -32,7 +32,7 @@ class Table(NamedTuple):
 
 def best_by_table(scores: Scores, required: int, size: int) -> tuple[int, int]:
     """Finds the chosen set, as a mask, and the total. `required` is a mask, too; 1 < size < devices <= MOST_LISTED."""
-    table = table_of(len(scores), size)
+    table = list_partitions(len(scores), size)
     worth = set_scores(scores)
     totals: Sequence[int] = table.columns[0](worth)
     for column in table.columns[1:]:
@@ -47,11 +47,11 @@ def best_by_table(scores: Scores, required: int, size: int) -> tuple[int, int]:
 
 
 @cache
-def table_of(devices: int, size: int) -> Table:
+def list_partitions(devices: int, size: int) -> Table:
     """Lists every partition of so many devices into sets of `size`. Cached: it does not depend on scores."""
     full = devices // size
     partitions = [
-        [mask_of(each, devices) for each in (*sets, left_over)]
+        [mask_of_members(each, devices) for each in (*sets, left_over)]
         for left_over in combinations(range(devices), devices % size)
         for sets in equal_sets(tuple(device for device in range(devices) if device not in left_over), size)
     ]

@@ -1,5 +1,5 @@
 """
-What is left of a tree of devices, as far as it matters.
+Describes what is left of a tree of devices, without what does not matter for the search.
 
 A form is a number. Two parts of the tree have the same form if they look alike: as many devices, in equal blocks with equal
 scores. So a machine of 72 equal devices has 72 forms and not 2^72 sets. A form is empty, a device, a device that the next
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator
 from math import comb
 from typing import NamedTuple
 
-from topoalign.core.placement.partition.search_budget import SearchBudget
+from topoalign.core.placement.partition.search_budget import PartitionSearchBudget
 
 EMPTY, DEVICE, NEEDED = range(3)
 
 
-class Share(NamedTuple):
+class ChildShare(NamedTuple):
     """What a set takes from some children with one form."""
 
     taken: int
@@ -35,10 +35,10 @@ class Share(NamedTuple):
 class Forms:
     """All forms that occur in one search, by number, and what sets can take from them."""
 
-    def __init__(self, size: int, work: SearchBudget | None = None) -> None:
+    def __init__(self, size: int, work: PartitionSearchBudget | None = None) -> None:
         self.size = size
         """The most devices in a set."""
-        self.work = work or SearchBudget(sys.maxsize)
+        self.work = work or PartitionSearchBudget(sys.maxsize)
         self.numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self.values = [0, 0, 0]
         """The score of a pair from two different children."""
@@ -48,7 +48,7 @@ class Forms:
         """How many of its devices the next set must hold."""
         self.scores = [0, 0, 0]
         """Of all devices together."""
-        self._shares: dict[tuple[int, int, int, int], list[Share]] = {}
+        self._shares: dict[tuple[int, int, int, int], list[ChildShare]] = {}
         self._best: dict[int, list[int]] = {}
         self._extras: dict[tuple[int, int, int], list[int]] = {}
         self._marked = {DEVICE: NEEDED}
@@ -130,30 +130,32 @@ class Forms:
             ways = grown
         return {rests: extra + everywhere for (_, rests), extra in ways.items()}
 
-    def shares(self, child: int, number: int, most: int, value: int) -> list[Share]:
+    def shares(self, child: int, number: int, most: int, value: int) -> list[ChildShare]:
         """What can be taken from `number` children with this form, `most` devices in all, in a block of this value."""
         key = child, min(number, most), most, value
         if key not in self._shares:
             options = [
-                Share(count, (rest,), score - value * comb(count, 2))
+                ChildShare(count, (rest,), score - value * comb(count, 2))
                 for count in range(1, min(most, self.sizes[child]) + 1)
                 for rest, score in self.takes(child, count).items()
             ]
             self._shares[key] = [
                 share
-                for share in self.combined(Share(0, (), 0), options, number, most)
+                for share in self.combined(ChildShare(0, (), 0), options, number, most)
                 if len(share.rests) == number or not self.needed[child]
             ]
         return self._shares[key]
 
-    def combined(self, share: Share, options: list[Share], number: int, most: int) -> Iterator[Share]:
+    def combined(self, share: ChildShare, options: list[ChildShare], number: int, most: int) -> Iterator[ChildShare]:
         """Yields the share, and with it all repeatable choices of the options: `number` and `most` devices in all."""
         self.work.step(2)
         yield share
         if len(share.rests) < number:
             for at, option in enumerate(options):
                 if share.taken + option.taken <= most:
-                    more = Share(share.taken + option.taken, share.rests + option.rests, share.extra + option.extra)
+                    more = ChildShare(
+                        share.taken + option.taken, share.rests + option.rests, share.extra + option.extra
+                    )
                     yield from self.combined(more, options[at:], number, most)
 
     def best(self, form: int) -> list[int]:

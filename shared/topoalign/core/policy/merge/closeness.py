@@ -1,6 +1,6 @@
 """
-Which of several sets of NUMA nodes is best: the fewest, then the first in an order of the caller's if there is one, then the
-closest to one another if asked for, then the lowest.
+Chooses the best of several sets of NUMA nodes: the fewest nodes, then the first in the order of the caller if there is
+one, then the closest to one another if asked for, then the lowest.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ MasksOfSize = Callable[[int, Hopeless | None], Iterator[Mask]]
 """The sets of so many nodes, ascending, without branches that are hopeless."""
 
 
-def narrowest(masks: Iterable[Mask], distances: Distances | None, order: MaskOrder | None = None) -> Mask:
+def choose_narrowest_mask(masks: Iterable[Mask], distances: Distances | None, order: MaskOrder | None = None) -> Mask:
     """The best of these masks."""
     masks = list(masks)
     fewest = min(mask.bit_count() for mask in masks)
@@ -30,13 +30,13 @@ def narrowest(masks: Iterable[Mask], distances: Distances | None, order: MaskOrd
         equal,
         key=lambda mask: (
             order(mask) if order is not None else (),
-            spread(mask, distances) if distances is not None else 0,
+            distance_sum(mask, distances) if distances is not None else 0,
             mask,
         ),
     )
 
 
-def spread(mask: Mask, distances: Distances) -> int:
+def distance_sum(mask: Mask, distances: Distances) -> int:
     """
     The sum of distances over all ordered pairs of nodes, a node with itself included.
 
@@ -79,7 +79,7 @@ def closest(
         return sum(rows.values()) + sum(near[:more]) + more * (more - 1) * apart >= best[1]
 
     for mask in masks(size, hopeless):
-        far = spread(mask, distances)
+        far = distance_sum(mask, distances)
         if best is None or far < best[1]:
             best = (mask, far)
         if best[1] <= least_of_all:

@@ -1,7 +1,7 @@
 """
-How long the kubelet's own merge takes: it walks through every combination of one hint of each resource.
+Estimates how long the kubelet's own merge takes: it tries every combination of one hint of each resource.
 
-A combination takes it 0.14 to 0.3 microseconds (v1.36.3, on a whole core; spec/kubelet.md, section 10), with the option
+A combination takes it 0.14 to 0.3 microseconds (v1.36.3, on a whole core), with the option
 prefer-closest-numa-nodes as well as without. So the product of the lengths of the lists gives the time: five resources
 that each have all 255 hints of 8 NUMA nodes are 1.1e12 combinations, or three days. While it merges it admits no other
 pod.
@@ -15,14 +15,14 @@ from topoalign.core.model.hints import HintRule, Hints, ProviderHints
 from topoalign.core.model.ids import ContainerName, ResourceName
 from topoalign.core.model.requests import Policy
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.kubelet_merge import counted
+from topoalign.core.policy.merge.kubelet_merge import offer_of_hints
 
 MICROSECONDS = 0.25
 """For one combination."""
 MANY = 100_000_000
 """Combinations that are worth a warning: half a minute of a whole core, and minutes of a quarter of one."""
 MOST = 10**24
-"""Larger products count as this one: they are millions of years in any case."""
+"""Larger products count as this one, which is already millions of years."""
 
 UNITS = {"years": 31_536_000, "days": 86_400, "hours": 3_600, "minutes": 60}
 """In seconds."""
@@ -34,12 +34,12 @@ def slow_merge(providers: Mapping[str, ProviderHints], policy: Policy, container
     `container` is None for the pod as a whole.
     """
     lengths = {name: length(hints, policy) for each in providers.values() for name, hints in each.items()}
-    slow = warning(lengths)
+    slow = warn_of_combinations(lengths)
     whose = "the pod" if container is None else f"container {clean(container)}"
     return None if slow is None else f"for {whose} {slow}"
 
 
-def warning(lengths: Mapping[ResourceName, int]) -> str | None:
+def warn_of_combinations(lengths: Mapping[ResourceName, int]) -> str | None:
     """Returns the warning for these numbers of hints per resource; None below `MANY` combinations."""
     combinations = min(prod(lengths.values()), MOST)
     if combinations < MANY:
@@ -53,7 +53,7 @@ def warning(lengths: Mapping[ResourceName, int]) -> str | None:
 
 def length(hints: Hints, policy: Policy) -> int:
     """The number of hints of a resource that the merge walks through; for a rule, the most that it can stand for."""
-    offer = counted(hints)
+    offer = offer_of_hints(hints)
     single = POLICIES[policy].single_node
     if isinstance(offer, HintRule):
         return longest(offer.nodes.bit_count(), policy) + (0 if single else len(offer.besides))

@@ -1,8 +1,8 @@
 """
-Lists and rules taken together: every way in which each of them gives one hint, as far as the hints are listed.
+Combines lists and rules of hints: every combination of one hint of each, as far as the hints are listed.
 
 What a rule offers is not listed, so a combination names the rules that take part as such, and the mask that the listed
-hints of the others come to. Equal ones are one, so the number of combinations is that of masks at most, and not a
+hints of the others come to. Equal combinations count once, so there are at most as many as masks, and not their
 product.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.numa_sets.search import Choosing, SearchBudget
+from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget
 
 Offer = Sequence[TopologyHint] | HintRule
 """The hints of one resource, as a list or as a rule."""
@@ -20,7 +20,7 @@ Combination = tuple[frozenset[int], Mask]
 
 
 def combinations(
-    offers: Sequence[Offer], start: Mask, join: Callable[[Mask, Mask], Mask], work: SearchBudget
+    offers: Sequence[Offer], start: Mask, join: Callable[[Mask, Mask], Mask], work: NumaSearchBudget
 ) -> set[Combination]:
     """
     All combinations of one hint of each offer, where `join` puts two masks together. A hint for any node leaves a mask
@@ -44,10 +44,10 @@ def listed_masks(offer: Offer) -> set[Mask | None]:
     return {*offer.besides} if isinstance(offer, HintRule) else {hint.affinity for hint in offer}
 
 
-def narrowest_width(offer: Offer, work: SearchBudget | None = None) -> int:
+def narrowest_width(offer: Offer, work: NumaSearchBudget | None = None) -> int:
     """The number of NUMA nodes of the narrowest hint that names any; 0 if none does. Raises TooMuchWork."""
     if not isinstance(offer, HintRule):
         return min(map(int.bit_count, [mask for hint in offer if (mask := hint.affinity) is not None]), default=0)
     widths = [mask.bit_count() for mask in offer.besides]
-    family = Choosing(offer.nodes, offer.needs, work or SearchBudget()).least_size()
+    family = Choosing(offer.nodes, offer.needs, work or NumaSearchBudget()).least_size()
     return min(widths if family is None else [*widths, family], default=0)

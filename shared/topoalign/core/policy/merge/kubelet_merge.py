@@ -1,12 +1,13 @@
 """
-The merge of the providers' hints into the one that everything of a container is aligned to.
+Merges the providers' hints, as the kubelet does, into the one to which everything of a container is aligned.
 
 The rule (kubelet v1.36.3, topologymanager): take one hint of every list and AND their masks; that is a candidate, and it is
 preferred only if all its hints are and their masks are equal. The best candidate is the narrowest preferred one. If there
 is none, it is the widest that does not exceed B, the width of the greediest resource's narrowest hint; if there is none
 either, the narrowest of all.
 
-The kubelet walks through all combinations, of which 8 NUMA nodes and 5 resources have 10^12. The same result costs little:
+The kubelet walks through all combinations, of which 8 NUMA nodes and 5 resources have 10^12. The same result is computed
+with less work:
 
 - A candidate is preferred only where every list has that very mask as a preferred hint, or a preferred hint for any node:
   intersecting sets finds these.
@@ -21,9 +22,9 @@ from operator import add, and_, mul, sub
 
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints, TopologyHint
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, nodes_of, union
-from topoalign.core.numa_sets.search import SearchBudget
+from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, subsets
-from topoalign.core.policy.merge.closeness import Distances, narrowest
+from topoalign.core.policy.merge.closeness import Distances, choose_narrowest_mask
 from topoalign.core.policy.merge.hint_combinations import Offer, narrowest_width
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 
@@ -31,18 +32,20 @@ ANY = TopologyHint(None, True)
 NO_AFFINITY = TopologyHint(None, False)
 
 
-def offers_of(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
+def offers_of_providers(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
     """Turns the providers' answers into offers: no opinion is any node, preferred; an empty list any, not preferred."""
-    return [each for provider in providers for each in (map(counted, provider.values()) if provider else ((ANY,),))]
+    return [
+        each for provider in providers for each in (map(offer_of_hints, provider.values()) if provider else ((ANY,),))
+    ]
 
 
-def counted(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
+def offer_of_hints(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
     """The offer that hints of one resource stand for: any node, preferred for None and not preferred for ()."""
     return (ANY,) if hints is None else hints or (NO_AFFINITY,)
 
 
 def merge(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: SearchBudget | None = None
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: NumaSearchBudget | None = None
 ) -> TopologyHint:
     """
     Returns the best hint that the offers have in common; the whole machine, not preferred, if they have none.
@@ -52,10 +55,10 @@ def merge(
     lists = [offer for offer in offers if not isinstance(offer, HintRule)]
     named = [{EVERYWHERE if hint.affinity is None else hint.affinity for hint in hints} for hints in lists]
     if len(lists) < len(offers) or reach(named, machine).bit_count() > MOST_NODES:
-        return merge_many_nodes(offers, machine, distances, work or SearchBudget())
+        return merge_many_nodes(offers, machine, distances, work or NumaSearchBudget())
     preferred = agreed(lists, machine)
     if preferred:
-        return TopologyHint(narrowest(preferred, distances), True)
+        return TopologyHint(choose_narrowest_mask(preferred, distances), True)
     candidates = common(named, machine)
     if not candidates:
         return TopologyHint(machine, False)
@@ -63,7 +66,7 @@ def merge(
     within = [mask for mask in candidates if mask.bit_count() <= greediest]
     widest = max((mask.bit_count() for mask in within), default=0)
     chosen = [mask for mask in within if mask.bit_count() == widest] or candidates
-    return TopologyHint(narrowest(chosen, distances), False)
+    return TopologyHint(choose_narrowest_mask(chosen, distances), False)
 
 
 def reach(named: Iterable[Collection[Mask]], machine: Mask) -> Mask:

@@ -1,9 +1,9 @@
 """
-The kubelet's merge on machines with so many NUMA nodes that hints come as rules.
+Merges hints as the kubelet does on machines with so many NUMA nodes that hints come as rules.
 
 The rule is that of `merge`, and so is its result. A mask is preferred if every rule and list prefers it: a search meets the
-needs of all rules at once. If there is none, no hint is merged as preferred, and what the hints can come to is told by
-`Sharing` for the rules and by `combinations` for the lists.
+needs of all rules at once. If there is none, no hint is merged as preferred, and what the hints can come to is given by
+`RuleIntersectionSearch` for the rules and by `combinations` for the lists.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from operator import and_
 
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.numa_sets.search import Choosing, SearchBudget, meets
-from topoalign.core.policy.merge.closeness import Distances, closest, narrowest
+from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget, mask_meets_needs
+from topoalign.core.policy.merge.closeness import Distances, choose_narrowest_mask, closest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
-from topoalign.core.policy.merge.rule_intersections import Sharing
+from topoalign.core.policy.merge.rule_intersections import RuleIntersectionSearch
 
 
 def merge_many_nodes(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: NumaSearchBudget
 ) -> TopologyHint:
     """The best hint that the offers have in common; the whole machine, not preferred, if none. Raises TooMuchWork."""
     preferred = preferred_mask(offers, machine, distances, work)
@@ -30,7 +30,7 @@ def merge_many_nodes(
 
 
 def preferred_mask(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: NumaSearchBudget
 ) -> Mask | None:
     """The best mask that all offers prefer; None if there is none. Raises TooMuchWork."""
     rules = [offer for offer in offers if isinstance(offer, HintRule)]
@@ -52,16 +52,18 @@ def preferred_mask(
         masks += [found] if found else []
     if not rules and all(None in each for each in lists):
         masks.append(machine)
-    return narrowest(masks, distances) if masks else None
+    return choose_narrowest_mask(masks, distances) if masks else None
 
 
 def prefers(rule: HintRule, mask: Mask) -> bool:
     """Whether a rule has this mask as a preferred hint."""
-    family = not mask & ~rule.nodes and meets(rule.needs, mask)
+    family = not mask & ~rule.nodes and mask_meets_needs(rule.needs, mask)
     return mask.bit_count() == rule.least and (mask in rule.besides or family)
 
 
-def common_mask(offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget) -> Mask | None:
+def common_mask(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: NumaSearchBudget
+) -> Mask | None:
     """The best AND of one hint of each offer, where none is preferred; None if there is none. Raises TooMuchWork."""
     greediest = max((narrowest_width(offer, work) for offer in offers), default=0)
     masks = []
@@ -69,7 +71,7 @@ def common_mask(offers: Sequence[Offer], machine: Mask, distances: Distances | N
     for rules, mask in combinations(offers, machine, and_, work):
         members = [offer for i, offer in enumerate(offers) if i in rules and isinstance(offer, HintRule)]
         if members and mask:
-            families.append(Sharing(members, mask, work))
+            families.append(RuleIntersectionSearch(members, mask, work))
         elif mask:
             masks.append(mask)
     sizes = [mask.bit_count() for mask in masks if mask.bit_count() <= greediest]
@@ -82,4 +84,4 @@ def common_mask(offers: Sequence[Offer], machine: Mask, distances: Distances | N
         size = min(sizes, default=0)
     masks = [mask for mask in masks if mask.bit_count() == size]
     masks += [found for each in families if (found := closest(each.masks, each.nodes, size, distances)) is not None]
-    return narrowest(masks, distances) if masks else None
+    return choose_narrowest_mask(masks, distances) if masks else None

@@ -1,5 +1,5 @@
 """
-How topoalign itself merges hints (mode `best`): the narrowest NUMA nodes on which everything fits.
+Merges hints as topoalign does (mode `best`): to the narrowest NUMA nodes on which everything fits.
 
 A container is aligned to some nodes if each of its resources has a hint that lies within them; whether that hint is those
 very nodes does not matter. The fewest nodes win, then those with the best connected GPUs (`MaskOrder`), then the closest to
@@ -18,9 +18,9 @@ from operator import or_
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
-from topoalign.core.numa_sets.search import Choosing, SearchBudget
+from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, subsets
-from topoalign.core.policy.merge.closeness import Distances, MaskOrder, closest, narrowest
+from topoalign.core.policy.merge.closeness import Distances, MaskOrder, choose_narrowest_mask, closest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
 
 MOST_ORDERED = 64
@@ -31,28 +31,28 @@ def narrowest_fit(
     offers: Sequence[Offer],
     machine: Mask,
     distances: Distances | None = None,
-    work: SearchBudget | None = None,
+    work: NumaSearchBudget | None = None,
     order: MaskOrder | None = None,
 ) -> TopologyHint:
     """
     Returns the narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is
     none, and any node if no offer names one.
 
-    The closest of equally narrow ones is searched within the limit on work (`SearchBudget.ended` tells that the limit
+    The closest of equally narrow ones is searched within the limit on work (`NumaSearchBudget.ended` shows that the limit
     was reached). Raises TooMuchWork if even the narrowest is not found within it.
     """
-    work = work or SearchBudget()
+    work = work or NumaSearchBudget()
     widths = [narrowest_width(offer, work) for offer in offers]
     naming = [offer for offer, width in zip(offers, widths, strict=True) if width]
     if not naming:
-        return TopologyHint(None, all(map(can_be_met, offers)))
+        return TopologyHint(None, all(map(places_request, offers)))
     mask = narrowest_mask(naming, machine, distances, work, order)
     if mask is None:
         return TopologyHint(machine, False)
-    return TopologyHint(mask, mask.bit_count() == max(widths) and all(map(can_be_met, offers)))
+    return TopologyHint(mask, mask.bit_count() == max(widths) and all(map(places_request, offers)))
 
 
-def can_be_met(offer: Offer) -> bool:
+def places_request(offer: Offer) -> bool:
     """Whether an offer has a hint that places the request, rather than the one that stands for an empty list."""
     return isinstance(offer, HintRule) or any(hint.affinity is not None or hint.preferred for hint in offer)
 
@@ -61,7 +61,7 @@ def narrowest_mask(
     offers: Sequence[Offer],
     machine: Mask,
     distances: Distances | None,
-    work: SearchBudget,
+    work: NumaSearchBudget,
     order: MaskOrder | None,
 ) -> Mask | None:
     """The best mask that holds a hint of each of these offers, which all name nodes; None if there is none."""
@@ -71,7 +71,7 @@ def narrowest_mask(
         masks = listed_fits(listed, subsets(nodes_of(named & machine)))
     else:
         masks = searched_fits(offers, machine, distances, work, several=order is not None)
-    return narrowest(masks, distances, order) if masks else None
+    return choose_narrowest_mask(masks, distances, order) if masks else None
 
 
 def masks_of(offer: Offer) -> set[Mask]:
@@ -116,7 +116,12 @@ def lattice(nodes: int) -> tuple[list[int], list[int]]:
 
 
 def searched_fits(
-    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: SearchBudget, *, several: bool = False
+    offers: Sequence[Offer],
+    machine: Mask,
+    distances: Distances | None,
+    work: NumaSearchBudget,
+    *,
+    several: bool = False,
 ) -> list[Mask]:
     """
     The best of the narrowest masks for each way to combine the listed hints, with `several` also the lowest MOST_ORDERED of

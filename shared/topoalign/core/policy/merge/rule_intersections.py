@@ -1,12 +1,12 @@
 """
-Which masks the hints of several rules can come to when they are ANDed, found without listing the hints.
+Finds the masks that result when one hint of each of several rules are ANDed, without listing the hints.
 
 A mask is such an AND if every node that all rules offer and the mask lacks can be left out by one of them at least: the
 nodes to drop are shared out among the rules, and each rule can lose so much as it has more than it needs. If nodes can be
 dropped, fewer of them can; so the masks are closed upwards, and their sizes leave no gap.
 
-Sharing out is packing: a bound by shares says no, taking the nodes in turn says yes, and only what lies between is tried
-exactly.
+Sharing out is a packing problem: a bound by shares refuses, taking the nodes in turn accepts, and only what lies between
+is tried exactly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from math import gcd, inf
 from operator import and_
 from typing import NamedTuple, TypeVar
 
-from topoalign.core.model.hints import HintRule, Need
+from topoalign.core.model.hints import HintRule, ResourceNeed
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, several, union
-from topoalign.core.numa_sets.search import HEAVY, Hopeless, SearchBudget
+from topoalign.core.numa_sets.search import HEAVY, Hopeless, NumaSearchBudget
 
 T = TypeVar("T")
 
@@ -32,10 +32,10 @@ class Left(NamedTuple):
     slack: tuple[tuple[int, ...], ...]
 
 
-class Sharing:
+class RuleIntersectionSearch:
     """Searches the ANDs of one hint of each rule that lie within some nodes. `besides` are left to the caller."""
 
-    def __init__(self, rules: Sequence[HintRule], within: Mask, work: SearchBudget) -> None:
+    def __init__(self, rules: Sequence[HintRule], within: Mask, work: NumaSearchBudget) -> None:
         self.rules = rules
         self.work = work
         self.common = reduce(and_, (rule.nodes for rule in rules), within)
@@ -190,12 +190,12 @@ class Sharing:
         return [each for _, _, each in sorted(after)]
 
 
-def bears(need: Need, bit: Mask) -> list[tuple[Mask, int]]:
+def bears(need: ResourceNeed, bit: Mask) -> list[tuple[Mask, int]]:
     """The parts of a need's supply that are near this node, as (mask, amount)."""
     return [(near, amount) for near, amount in need.supply.items() if near & bit and amount]
 
 
-def slack_of(need: Need, nodes: Mask) -> int:
+def slack_of(need: ResourceNeed, nodes: Mask) -> int:
     """How much a need can lose of what these nodes have, in whole multiples of what can be lost at all."""
     amounts = [amount for near, amount in need.supply.items() if near & nodes]
     slack = sum(amounts) - need.amount

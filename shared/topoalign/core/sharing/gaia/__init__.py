@@ -1,8 +1,8 @@
 """
-Which cards GaiaGPU would choose: what `compat` asks for where a cluster comes from it, its oddities included.
+Chooses GPUs as GaiaGPU does, its known faults included: for clusters that come from it (`compat`).
 
-`tree` and `evaluators` are those of its device plugin, gpu-manager; `admission` is what its scheduler extender,
-gpu-admission, does on its own. Where the original answers by chance, the card with the lowest minor number decides.
+`pcie_tree` and `evaluators` are those of its device plugin, gpu-manager; `admission` is what its scheduler extender,
+gpu-admission, does on its own. Where the original's answer is random, the GPU with the lowest minor number decides.
 """
 
 BLOCK = 256 * 1024 * 1024

@@ -1,19 +1,20 @@
 """
-Which node gpu-admission would choose for a pod, and which cards it would promise there, before gpu-manager chooses again.
+Finds the node that gpu-admission would choose for a pod, and the GPUs that it would promise there, before gpu-manager
+chooses again.
 
 Nodes are tried with the most loaded first: fewest cores left, then least memory left, then by name. The first that has room
-for every container of the pod gets it (`rank`); all others are out, so the scheduler is left without a choice. On a node,
-containers are placed in the order of the pod's spec (`place`):
+for every container of the pod gets it (`admission_order_key`); all others are refused, so the scheduler has no
+choice. On a node, containers are placed in the order of the pod's spec (`place_containers`):
 
-- below 100 cores on the first card with enough of both, by cores left, memory left, the least first, and index;
-- else on whole cards in that order: of 150 cores one card, since they are divided and rounded down.
+- below 100 cores on the first GPU with enough of both, by cores left, memory left, the least first, and index;
+- else on whole GPUs in that order: of 150 cores one GPU, since they are divided and rounded down.
 
-It knows no tree, no processes and no minor numbers. A card whose cores nobody holds counts as whole even if memory of it is
+It does not use the tree, processes or minor numbers. A GPU whose cores nobody holds counts as whole even if memory of it is
 held; taking it whole then fails, and the node with it.
 
-The score `gaia` ranks nodes so, and there a promise tells only whether the pod finds room: a container gets the cards that
-gpu-manager's evaluators choose (`gaia.machine`), as with gpu-manager, which keeps to no promise of whole cards, and fails
-where a share's differs from its choice. What is held is taken from the record, and not from annotations.
+The score `gaia` ranks nodes so, and there a promise shows only whether the pod finds room: a container gets the GPUs that
+gpu-manager's evaluators choose (`gaia.evaluators`). So does gpu-manager: it ignores a promise of whole GPUs, and
+fails where the promise of a share differs from its choice. What is held is taken from the record, and not from annotations.
 
 Source: gpu-admission 47d56ae, predicate (deviceFilter), algorithm and device.
 """
@@ -25,30 +26,30 @@ from functools import cached_property
 import msgspec
 
 from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
 
 Load = tuple[int, int, NodeName]
 """Cores and bytes that a node has left, and its name."""
 MOST_KEPT = 64
-"""Pods that ask for different amounts of which a node remembers whether they find room: 5 KB."""
+"""Pods with different amounts for which a node caches whether they find room: 5 KB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionNode:
-    """A node with its cards as they are held now."""
+    """A node with its GPUs as they are held now."""
 
     name: NodeName
-    cards: tuple[SharedCard, ...]
+    cards: tuple[SharedGpu, ...]
     """By index."""
     rest: int = 0
-    """Bytes that the node has beyond its cards: what is left over where its memory is divided by their number."""
+    """Bytes that the node has beyond its GPUs: what is left over where its memory is divided by their number."""
 
     @cached_property
     def load(self) -> Load:
         """The key that sorts nodes in the order in which they are tried."""
         return (
-            sum([card.cores_left for card in self.cards]),  # the fewest cores left,
-            sum([card.memory_left for card in self.cards]) + self.rest,  # then the least memory,
+            sum([gpu.cores_left for gpu in self.cards]),  # the fewest cores left,
+            sum([gpu.memory_left for gpu in self.cards]) + self.rest,  # then the least memory,
             self.name,
         )
 
@@ -59,28 +60,29 @@ class AdmissionNode:
 
     def has_room(self, containers: tuple[ShareRequest, ...]) -> bool:
         """
-        Whether each container of a pod finds room (`place`). 10 to 50 µs with eight cards the first time, then below 1 µs: a
-        scheduler asks for each pod about all nodes, of which few have changed, and most pods ask for what others ask for.
+        Whether each container of a pod finds room (`place_containers`). 10 to 50 µs with eight GPUs the first time,
+        then below 1 µs: a scheduler asks for each pod about all nodes, of which few have changed, and most pods ask for
+        what others ask for.
         """
         known = self.rooms.get(containers)
         if known is None:
             if len(self.rooms) >= MOST_KEPT:
                 self.rooms.clear()
-            known = self.rooms[containers] = place(self.cards, containers) is not None
+            known = self.rooms[containers] = place_containers(self.cards, containers) is not None
         return known
 
 
 def asks_for_gpu(containers: Sequence[ShareRequest]) -> bool:
     """
     Whether a pod of these containers asks for GPUs: by their sums, so one may do whose containers each lack an amount. A
-    share needs memory beside its cores, whole cards do not.
+    share needs memory in addition to its cores, whole GPUs do not.
     """
     cores = sum(each.cores for each in containers)
     memory = sum(each.memory for each in containers)
-    return cores >= WHOLE_CARD or (cores > 0 and memory > 0)
+    return cores >= WHOLE_GPU_CORES or (cores > 0 and memory > 0)
 
 
-def rank(node: AdmissionNode, containers: Sequence[ShareRequest]) -> tuple[bool, Load]:
+def admission_order_key(node: AdmissionNode, containers: Sequence[ShareRequest]) -> tuple[bool, Load]:
     """
     The key that sorts nodes with GPUs for a pod. The lowest is that of the node which gpu-admission chooses: those without
     room come last, in the order in which they are tried as well.
@@ -88,16 +90,18 @@ def rank(node: AdmissionNode, containers: Sequence[ShareRequest]) -> tuple[bool,
     return not node.has_room(tuple(containers)), node.load
 
 
-def place(cards: Sequence[SharedCard], containers: Sequence[ShareRequest]) -> dict[int, tuple[int, ...]] | None:
-    """Position of each container with a GPU -> indexes of its cards; None if one of them finds no room."""
-    left = list(cards)
+def place_containers(
+    gpus: Sequence[SharedGpu], containers: Sequence[ShareRequest]
+) -> dict[int, tuple[int, ...]] | None:
+    """Position of each container with a GPU -> indexes of its GPUs; None if one of them finds no room."""
+    left = list(gpus)
     placed: dict[int, tuple[int, ...]] = {}
     for position, asked in enumerate(containers):
         if not asks_for_gpu((asked,)):
             continue
-        chosen = choose(left, asked)
+        chosen = choose_container_gpus(left, asked)
         for index in chosen:
-            taken = take(left[index], asked)
+            taken = hold_container_amounts(left[index], asked)
             if taken is None:
                 return None
             left[index] = taken
@@ -107,19 +111,21 @@ def place(cards: Sequence[SharedCard], containers: Sequence[ShareRequest]) -> di
     return placed
 
 
-def choose(cards: Sequence[SharedCard], asked: ShareRequest) -> tuple[int, ...]:
-    """The indexes of the cards of one container; () if there are not enough."""
-    whole = asked.cores >= WHOLE_CARD
-    cores, memory, count = (WHOLE_CARD, 0, asked.cores // WHOLE_CARD) if whole else (asked.cores, asked.memory, 1)
+def choose_container_gpus(gpus: Sequence[SharedGpu], asked: ShareRequest) -> tuple[int, ...]:
+    """The indexes of the GPUs of one container; () if there are not enough."""
+    whole = asked.cores >= WHOLE_GPU_CORES
+    cores, memory, count = (
+        (WHOLE_GPU_CORES, 0, asked.cores // WHOLE_GPU_CORES) if whole else (asked.cores, asked.memory, 1)
+    )
     order = sorted(
-        (card.cores_left, card.memory_left, index) for index, card in enumerate(cards) if card.has_left(cores, memory)
+        (gpu.cores_left, gpu.memory_left, index) for index, gpu in enumerate(gpus) if gpu.has_left(cores, memory)
     )
     return tuple(index for *_, index in order[:count]) if len(order) >= count else ()
 
 
-def take(card: SharedCard, asked: ShareRequest) -> SharedCard | None:
-    """The card with a container's amounts held, from 100 cores on whole; None if it has not as much left."""
-    cores, memory = (WHOLE_CARD, card.memory) if asked.cores >= WHOLE_CARD else (asked.cores, asked.memory)
-    if cores > card.cores_left or memory > card.memory_left:
+def hold_container_amounts(gpu: SharedGpu, asked: ShareRequest) -> SharedGpu | None:
+    """The GPU with a container's amounts held, from 100 cores on whole; None if it has not as much left."""
+    cores, memory = (WHOLE_GPU_CORES, gpu.memory) if asked.cores >= WHOLE_GPU_CORES else (asked.cores, asked.memory)
+    if cores > gpu.cores_left or memory > gpu.memory_left:
         return None
-    return msgspec.structs.replace(card, cores_held=card.cores_held + cores, memory_held=card.memory_held + memory)
+    return msgspec.structs.replace(gpu, cores_held=gpu.cores_held + cores, memory_held=gpu.memory_held + memory)

@@ -1,13 +1,14 @@
 """
-Which cards of the tree a container gets: part of one card, one card, or several that are near one another.
+Chooses the GPUs of the tree that a container gets: a share of one GPU, one GPU, or several that are near one another.
 
-- `share` (below 100 cores): the first of all cards, by what they have left, that has enough of both. Best fit on cores;
-  the tree has no say.
-- `fragment` (100 cores): from the root down, always into the node with the fewest free cards that has enough.
-- `link` (more): of the nearest nodes above each card that have enough, the one of the lowest level with the fewest.
+- `share` (below 100 cores): the first of all GPUs, by what they have left, that has enough of both. Best fit on
+  cores; the tree does not count.
+- `fragment` (100 cores): from the root down, always into the node with the fewest free GPUs that has enough.
+- `choose_linked_gpus` (more): of the nearest nodes above each GPU that have enough, the one of the lowest level with
+the fewest.
 
-Both take the first free cards of the node in NVML's order, however these are connected within it, and look neither at NVLink
-nor at memory. Memory is compared in whole blocks of 256 MiB, of cards alone: an inner node counts as having none.
+Both take the first free GPUs of the node in NVML's order, however these are connected within it, and consider neither
+NVLink nor memory. Memory is compared in whole blocks of 256 MiB, of GPUs alone: an inner node counts as having none.
 
 Source: gpu-manager 8cd842ed, algorithm/nvidia, and allocateOne for `evaluate`.
 """
@@ -17,85 +18,92 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_links import NVML_LEVEL, PcieClass
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.views import made_once
-from topoalign.core.sharing.cards import WHOLE_CARD, SharedCard, ShareRequest
 from topoalign.core.sharing.gaia import BLOCK
-from topoalign.core.sharing.gaia.tree import INTERNAL, GpuTree, Node, build, occupy, tree_of
-from topoalign.core.sharing.refusals import (
+from topoalign.core.sharing.gaia.pcie_tree import (
+    INTERNAL,
+    GaiaTreeNode,
+    GpuTree,
+    build_free_tree,
+    build_pcie_tree,
+    occupy,
+)
+from topoalign.core.sharing.share_refusals import (
     AmountMissing,
-    MemoryAboveCard,
+    MemoryAboveGpu,
     NothingAsked,
-    NotWholeCards,
+    NotWholeGpus,
     ShareDoesNotFit,
     ShareFields,
 )
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
 
-Chosen = tuple[SharedCard, ...]
-"""The cards in the order in which the container gets them; () if there are not enough."""
+Chosen = tuple[SharedGpu, ...]
+"""The GPUs in the order in which the container gets them; () if there are not enough."""
 
 FIELDS = ShareFields()
 
 
-class NoFreeCard(ShareDoesNotFit):
-    """Raised when no card, or not enough cards, have what is asked for."""
+class NoFreeGpu(ShareDoesNotFit):
+    """Raised when no GPU, or not enough GPUs, have what is asked for."""
 
-    code = "NoFreeCard"
+    code = "NoFreeGpu"
 
     def __init__(self, request: ShareRequest, fields: ShareFields = FIELDS) -> None:
         super().__init__(
             fields.cores,
-            f"no card of the node has {request.cores} cores and {request.memory} bytes of memory left"
-            if request.cores < WHOLE_CARD
-            else f"the node has fewer than {request.cores // WHOLE_CARD} cards of which nobody holds anything",
+            f"no GPU of the node has {request.cores} cores and {request.memory} bytes of memory left"
+            if request.cores < WHOLE_GPU_CORES
+            else f"the node has fewer than {request.cores // WHOLE_GPU_CORES} GPUs of which nobody holds anything",
         )
 
 
 def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS) -> Chosen:
     """
-    The cards that a container gets. Above 100, cores count whole cards: 300 are three cards, whatever memory is asked for.
+    The GPUs that a container gets. Above 100, cores count whole GPUs: 300 are three GPUs, whatever memory is asked for.
 
-    Raises NothingAsked, NotWholeCards, AmountMissing, MemoryAboveCard and NoFreeCard. Memory is compared with that of the
-    first card alone, and only after no card had enough, so on a machine of unequal cards a larger amount may be given.
+    Raises NothingAsked, NotWholeGpus, AmountMissing, MemoryAboveGpu and NoFreeGpu. Memory is compared with that of the
+    first GPU alone, and only after no GPU had enough, so on a machine of unequal GPUs a larger amount may be given.
     """
     cores = request.cores
     memory = request.memory
     if not cores and not memory:
         raise NothingAsked(fields)
-    if cores > WHOLE_CARD and cores % WHOLE_CARD:
-        raise NotWholeCards(fields, cores)
-    if cores >= WHOLE_CARD:
-        chosen = (link if cores > WHOLE_CARD else fragment)(tree, cores // WHOLE_CARD)
+    if cores > WHOLE_GPU_CORES and cores % WHOLE_GPU_CORES:
+        raise NotWholeGpus(fields, cores)
+    if cores >= WHOLE_GPU_CORES:
+        chosen = (choose_linked_gpus if cores > WHOLE_GPU_CORES else fragment)(tree, cores // WHOLE_GPU_CORES)
     elif cores and memory:
         chosen = share(tree, cores, memory)
         if not chosen and tree.cards and memory > tree.cards[0].memory:
-            raise MemoryAboveCard(fields, memory, tree.cards[0].memory)
+            raise MemoryAboveGpu(fields, memory, tree.cards[0].memory)
     else:
         raise AmountMissing(*((fields.memory, fields.cores) if cores else (fields.cores, fields.memory)))
     if not chosen:
-        raise NoFreeCard(request, fields)
+        raise NoFreeGpu(request, fields)
     return chosen
 
 
 def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
-    """The card of which this many cores and bytes are given."""
+    """The GPU of which this many cores and bytes are given."""
 
-    def key(card: SharedCard) -> tuple[int, int, int, int]:
+    def key(gpu: SharedGpu) -> tuple[int, int, int, int]:
         return (
-            card.cores_left,  # the one with the fewest cores left,
-            card.memory_left // BLOCK,  # then the least memory,
-            card.processes,  # then the fewest processes,
-            card.minor,
+            gpu.cores_left,  # the one with the fewest cores left,
+            gpu.memory_left // BLOCK,  # then the least memory,
+            gpu.processes,  # then the fewest processes,
+            gpu.minor,
         )
 
-    fitting = [card for card in tree.cards if card.has_left(cores, memory)]
+    fitting = [gpu for gpu in tree.cards if gpu.has_left(cores, memory)]
     return (min(fitting, key=key),) if fitting else ()
 
 
 def fragment(tree: GpuTree, count: int) -> Chosen:
-    """So many whole cards, out of the part of the machine that is used most and has enough."""
-    node: Node | None = tree.root
+    """So many whole GPUs, out of the part of the machine that is used most and has enough."""
+    node: GaiaTreeNode | None = tree.root
     narrowest = tree.root
     while node is not None:
         narrowest = node
@@ -104,19 +112,21 @@ def fragment(tree: GpuTree, count: int) -> Chosen:
     return first(tree, narrowest, count)
 
 
-def link(tree: GpuTree, count: int) -> Chosen:
+def choose_linked_gpus(tree: GpuTree, count: int) -> Chosen:
     """
-    So many whole cards that are near one another.
+    So many whole GPUs that are near one another.
 
-    Asked for a single card it returns the one with the least memory left, even if that is in use: `evaluate` never asks so.
+    Asked for a single GPU it returns the one with the least memory left, even if that is in use: `evaluate` never asks so.
     """
     nearest = {node for child in tree.root.children for node in nearest_with(tree, child, count)}
     best = min(nearest or {tree.root}, key=lambda node: (node.level, *usage(tree, node)))
     return first(tree, best, count)
 
 
-def nearest_with(tree: GpuTree, node: Node, count: int, best: Node | None = None) -> Iterator[Node]:
-    """For each card below a node the nearest node above it, itself included, with enough free cards."""
+def nearest_with(
+    tree: GpuTree, node: GaiaTreeNode, count: int, best: GaiaTreeNode | None = None
+) -> Iterator[GaiaTreeNode]:
+    """For each GPU below a node the nearest node above it, itself included, with enough free GPUs."""
     best = node if tree.available(node) >= count else best
     if node.children:
         for child in node.children:
@@ -125,32 +135,32 @@ def nearest_with(tree: GpuTree, node: Node, count: int, best: Node | None = None
         yield best
 
 
-def usage(tree: GpuTree, node: Node) -> tuple[int, int, int, int]:
+def usage(tree: GpuTree, node: GaiaTreeNode) -> tuple[int, int, int, int]:
     """The key that sorts nodes of one level, the best first."""
-    cards = [tree.cards[member] for member in node.members]
+    gpus = [tree.cards[member] for member in node.members]
     return (
-        tree.available(node),  # the fewest free cards,
-        cards[0].memory_left // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of cards,
-        sum(card.processes for card in cards),  # then the fewest processes,
-        min((card.minor for card in cards), default=0),  # then the lowest minor; the original leaves it to chance
+        tree.available(node),  # the fewest free GPUs,
+        gpus[0].memory_left // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,
+        sum(gpu.processes for gpu in gpus),  # then the fewest processes,
+        min((gpu.minor for gpu in gpus), default=0),  # then the lowest minor; the original leaves it to chance
     )
 
 
-def first(tree: GpuTree, node: Node, count: int) -> Chosen:
-    """The first free cards below a node, in NVML's order."""
+def first(tree: GpuTree, node: GaiaTreeNode, count: int) -> Chosen:
+    """The first free GPUs below a node, in NVML's order."""
     leaves = tree.leaves(node)
     return tuple(leaves[:count]) if len(leaves) >= count else ()
 
 
-# Which GPUs of a node a container gets in units where `compat` is `gaia`: those that gpu-manager's evaluators choose
-# over the tree of the node's GPUs.
+# Chooses the GPUs of a container's units where `compat` is `gaia`, by gpu-manager's evaluators over the tree of the
+# node's GPUs.
 #
-# The tree is made of the PCIe paths that are known between them. What may not be chosen counts as held whole: GPUs that
+# The tree is built from the known PCIe paths between them. What may not be chosen counts as held whole: GPUs that
 # the caller leaves out, as a kubelet's alignment does, and those with less memory than is asked for of each, at which
-# gpu-manager does not look for whole cards. Memory without cores, which it starts without any GPU, is put where a share
-# of one core would be. What it counts as processes of a card are here the allocations that hold something of it.
+# gpu-manager does not look for whole GPUs. Memory without cores, which it starts without any GPU, is put where a share
+# of one core would be. What it counts as processes of a GPU are here the allocations that hold something of it.
 #
-#     pairs 0-1, 2-3 and 4-5 behind a switch each, all below one host bridge; 30 cores of card 1 are held
+#     pairs 0-1, 2-3 and 4-5 behind a switch each, all below one host bridge; 30 cores of GPU 1 are held
 #     20 cores: 1; 100 cores: 0; 200 cores: 2 and 3; 400 cores: 0, 2, 3 and 4, although 2 to 5 are two pairs
 
 
@@ -158,11 +168,11 @@ LEVEL = {kind: level for level, kind in NVML_LEVEL.items()}
 UNKNOWN_LEVEL = -1
 
 
-@made_once
-def tree_root(topology: Topology) -> Node:
+@computed_once
+def tree_root(topology: Topology) -> GaiaTreeNode:
     """The root of the tree of a machine's GPUs, which are in the order of their indexes."""
     levels = [[level_of(topology, a.id, b.id) for b in topology.gpus] for a in topology.gpus]
-    return build(levels, [int(LEVEL[PcieClass.PSB] in row) for row in levels])
+    return build_pcie_tree(levels, [int(LEVEL[PcieClass.PSB] in row) for row in levels])
 
 
 def level_of(topology: Topology, a: DeviceID, b: DeviceID) -> int:
@@ -171,16 +181,16 @@ def level_of(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     return UNKNOWN_LEVEL if link is None or link.pcie is None else LEVEL[link.pcie]
 
 
-def choose_cards(
-    topology: Topology, cards: Sequence[SharedCard], request: ShareRequest, among: Collection[DeviceID]
+def choose_gpus_as_gaia(
+    topology: Topology, gpus: Sequence[SharedGpu], request: ShareRequest, among: Collection[DeviceID]
 ) -> Chosen:
     """
-    The cards, of these GPUs, that a container gets. `cards`: all of the machine's, in its order.
+    The GPUs `among` these that a container gets. `gpus`: all of the machine's, in its order.
 
-    Raises InvalidField for a request that cannot be meant, and ShareDoesNotFit where the cards do not have it.
+    Raises InvalidField for an invalid request, and ShareDoesNotFit where the GPUs do not have it.
     """
-    tree = tree_of(tree_root(topology), cards)
-    for at, card in enumerate(cards):
-        if card.device not in among or card.memory < request.memory:
-            tree = occupy(tree, at, WHOLE_CARD, card.memory)
+    tree = build_free_tree(tree_root(topology), gpus)
+    for at, gpu in enumerate(gpus):
+        if gpu.device not in among or gpu.memory < request.memory:
+            tree = occupy(tree, at, WHOLE_GPU_CORES, gpu.memory)
     return evaluate(tree, msgspec.structs.replace(request, cores=max(1, request.cores)))

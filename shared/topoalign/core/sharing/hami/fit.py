@@ -1,17 +1,17 @@
 """
-Whether the cards of a node can serve one container, and which of them do.
+Checks which GPUs of a node can serve one container.
 
-Cards are tried in their order until there are enough. Each is checked, and the first check that fails is its reason:
-health, cordon, type and mode, uuid, a free slot, nobody else on it (`mutex`), memory, cores, a whole card for 100
-cores, a core left for a share without cores, a place for a MIG instance. With `topology-aware` all cards that fit are
-gathered, and `topology` picks. The quota of the namespace, which upstream looks at after `mutex`, is checked for whole
-pods before (`core.sharing.quotas`).
+GPUs are tried in their order until there are enough. Each is checked, and the first check that fails is its reason:
+health, cordon, type and mode, uuid, a free slot, nobody else on it (`mutex`), memory, cores, a whole GPU for 100
+cores, a core left for a share without cores, a place for a MIG instance. With `topology-aware` all GPUs that fit are
+gathered, and `topology` picks. The quota of the namespace, which upstream checks after `mutex`, is checked for whole
+pods before (`core.sharing.quota_amounts`).
 
-Where the pod binds to one NUMA node, a card of another node than the one before it throws away what was gathered. A
-card in mode `mig` is tried again as long as it fits: one container can have several instances of it.
+Where the pod binds to one NUMA node, what was gathered is discarded at a GPU of another node than the one before it. A
+GPU in mode `mig` is tried again as long as it fits: one container can have several instances of it.
 
-Traps of upstream that are kept: 100 cores mean a whole card only where a card has 100 cores (not where they are
-scaled); `numa-bind` looks at cards only, and with `topology-aware` what it throws away has no reason.
+Known faults of upstream that are kept: 100 cores mean a whole GPU only where a GPU has 100 cores (not where they are
+scaled); `numa-bind` compares GPUs only; and with `topology-aware` what it discards has no reason.
 
 Source: HAMi 4707fb02, NvidiaGPUDevices.Fit.
 """
@@ -23,19 +23,19 @@ from enum import StrEnum
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR
-from topoalign.core.demand.shares import CardRequest
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
-from topoalign.core.sharing.cards import WHOLE_CARD
+from topoalign.core.sharing.hami.gpu_links import pick_best_connected
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.selection import PodRules
-from topoalign.core.sharing.hami.topology import pick
-from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES
 
-Shares = tuple[CardShare, ...]
+Shares = tuple[HamiShare, ...]
 
 
-class Reason(StrEnum):
-    """Why a card is not taken, in HAMi's words."""
+class HamiReason(StrEnum):
+    """Why a GPU is not taken, in HAMi's words."""
 
     NOT_HEALTHY = "CardNotHealth"
     CORDONED = "CardCordoned"
@@ -59,55 +59,55 @@ class Unfit(msgspec.Struct, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container's cards depend on besides the cards."""
+    """What the choice depends on in addition to the GPUs."""
 
     rules: PodRules = PodRules()
     cordoned: frozenset[str] = frozenset()
     """Uuids."""
     spent: frozenset[str] = frozenset()
-    """Uuids of cards of which nothing is to be had any more for other reasons than what of them is used."""
+    """Uuids of GPUs that have nothing left for other reasons than their use."""
     scores: PairScores = {}
-    """What the links between the node's cards are worth."""
+    """What the links between the node's GPUs are worth."""
 
 
-def fit(cards: Sequence[CardUsage], request: CardRequest, around: Surroundings) -> Shares | Unfit:
+def fit(gpus: Sequence[HamiGpuUsage], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
     """
-    The cards for one container, or why there are too few. `cards` come in the order in which they are tried.
+    The GPUs for one container, or why there are too few. `gpus` come in the order in which they are tried.
 
-    Raises TooMuchWork where the best connected cards are not found within the limit on work.
+    Raises TooMuchWork where the best connected GPUs are not found within the limit on work.
     """
     if request.count <= 0:
         return ()
     walk = _Walk(request, around)
-    for card in cards:
-        while walk.take(card):
+    for gpu in gpus:
+        while walk.take(gpu):
             if walk.complete:
                 return walk.shares
-            if card.mode != MIG_MODE:
+            if gpu.mode != MIG_MODE:
                 break
     if around.rules.topology_aware and len(walk.gathered) >= request.count:
-        positions = pick([share.uuid for share in walk.gathered], request.count, around.scores)
+        positions = pick_best_connected([share.uuid for share in walk.gathered], request.count, around.scores)
         return tuple(walk.gathered[position] for position in positions)
-    return Unfit(walk.reason(len(cards)))
+    return Unfit(walk.reason(len(gpus)))
 
 
 class _Walk:
-    """What was gathered of the cards tried so far, and why others were not taken."""
+    """What was gathered of the GPUs tried so far, and why others were not taken."""
 
-    def __init__(self, request: CardRequest, around: Surroundings) -> None:
+    def __init__(self, request: HamiRequest, around: Surroundings) -> None:
         self.request = request
         self.around = around
         self.rules = around.rules
-        self.cores = min(request.cores, WHOLE_CARD)
+        self.cores = min(request.cores, WHOLE_GPU_CORES)
         self.mutex = around.rules.mutex
         self.topology_aware = around.rules.topology_aware
-        self.gathered: list[CardShare] = []
-        self.reasons: Counter[Reason] = Counter()
+        self.gathered: list[HamiShare] = []
+        self.reasons: Counter[HamiReason] = Counter()
         self.numa: int | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether no other card is needed."""
+        """Whether no other GPU is needed."""
         return not self.topology_aware and len(self.gathered) >= self.request.count
 
     @property
@@ -115,86 +115,84 @@ class _Walk:
         """What was gathered, in the order in which it was tried."""
         return tuple(self.gathered)
 
-    def take(self, card: CardUsage) -> bool:
-        """Gathers a share of this card, or counts why not."""
-        memory = self.request.memory_of(card.memory)
-        reason = self._unselected(card) or self._used_up(card) or self._too_small(card, memory)
+    def take(self, gpu: HamiGpuUsage) -> bool:
+        """Gathers a share of this GPU, or counts why not."""
+        memory = self.request.memory_of(gpu.memory)
+        reason = self._unselected(gpu) or self._used_up(gpu) or self._too_small(gpu, memory)
         if reason is not None:
             self.reasons[reason] += 1
             return False
-        self.gathered.append(CardShare(uuid=card.uuid, memory=memory, cores=self.cores))
+        self.gathered.append(HamiShare(uuid=gpu.uuid, memory=memory, cores=self.cores))
         return True
 
-    def reason(self, cards: int) -> str:
+    def reason(self, gpus: int) -> str:
         """All reasons with their counts, sorted as text."""
         if self.gathered:
-            self.reasons[Reason.TOO_FEW] = len(self.gathered)
-        return ", ".join(sorted(f"{count}/{cards} {reason}" for reason, count in self.reasons.items()))
+            self.reasons[HamiReason.TOO_FEW] = len(self.gathered)
+        return ", ".join(sorted(f"{count}/{gpus} {reason}" for reason, count in self.reasons.items()))
 
-    def _unselected(self, card: CardUsage) -> Reason | None:
-        """Why the pod does not want the card. A card of a wanted type decides on which NUMA node the walk is."""
-        if not card.healthy:
-            return Reason.NOT_HEALTHY
-        if card.uuid in self.around.cordoned:
-            return Reason.CORDONED
+    def _unselected(self, gpu: HamiGpuUsage) -> HamiReason | None:
+        """Why the pod does not want the GPU. A GPU of a wanted type decides on which NUMA node the walk is."""
+        if not gpu.healthy:
+            return HamiReason.NOT_HEALTHY
+        if gpu.uuid in self.around.cordoned:
+            return HamiReason.CORDONED
         if not (
-            self.rules.types.takes_type(card.type)
-            and self.rules.takes_mode(card.mode)
-            and self.request.vendor == VENDOR
+            self.rules.types.takes_type(gpu.type) and self.rules.takes_mode(gpu.mode) and self.request.vendor == VENDOR
         ):
-            return Reason.TYPE
-        if self.rules.numa_bind and self.numa != card.numa:
+            return HamiReason.TYPE
+        if self.rules.numa_bind and self.numa != gpu.numa:
             if self.gathered and not self.topology_aware:
-                self.reasons[Reason.NUMA] += len(self.gathered)
+                self.reasons[HamiReason.NUMA] += len(self.gathered)
             self.gathered = []
-            self.numa = card.numa
-        return None if self.rules.uuids.takes_uuid(card.uuid) else Reason.UUID
+            self.numa = gpu.numa
+        return None if self.rules.uuids.takes_uuid(gpu.uuid) else HamiReason.UUID
 
-    def _used_up(self, card: CardUsage) -> Reason | None:
-        """Why nobody can join those who use the card."""
-        if card.used_slots >= card.slots or card.uuid in self.around.spent:
-            return Reason.SLOTS
-        return Reason.EXCLUSIVE if self.mutex and card.used_slots > 0 else None
+    def _used_up(self, gpu: HamiGpuUsage) -> HamiReason | None:
+        """Why nobody can join those who use the GPU."""
+        if gpu.used_slots >= gpu.slots or gpu.uuid in self.around.spent:
+            return HamiReason.SLOTS
+        return HamiReason.EXCLUSIVE if self.mutex and gpu.used_slots > 0 else None
 
-    def _too_small(self, card: CardUsage, memory: int) -> Reason | None:
+    def _too_small(self, gpu: HamiGpuUsage, memory: int) -> HamiReason | None:
         """Why what is asked for is not left."""
-        if card.memory - card.used_memory < memory:
-            return Reason.MEMORY
-        if card.cores - card.used_cores < self.cores:
-            return Reason.CORES
-        if card.cores == WHOLE_CARD == self.cores and card.used_slots > 0:
-            return Reason.EXCLUSIVE
-        if self.cores == 0 and card.used_cores == card.cores != 0:
-            return Reason.NO_CORES
-        if card.mode == MIG_MODE:
-            here = [*(share.memory for share in self.gathered if share.uuid == card.uuid), memory]
-            if find_instances(card.profiles, card.instances, (each * MIB for each in here)) is None:
-                return Reason.MIG
+        if gpu.memory - gpu.used_memory < memory:
+            return HamiReason.MEMORY
+        if gpu.cores - gpu.used_cores < self.cores:
+            return HamiReason.CORES
+        if gpu.cores == WHOLE_GPU_CORES == self.cores and gpu.used_slots > 0:
+            return HamiReason.EXCLUSIVE
+        if self.cores == 0 and gpu.used_cores == gpu.cores != 0:
+            return HamiReason.NO_CORES
+        if gpu.mode == MIG_MODE:
+            here = [*(share.memory for share in self.gathered if share.uuid == gpu.uuid), memory]
+            if find_instances(gpu.profiles, gpu.instances, (each * MIB for each in here)) is None:
+                return HamiReason.MIG
         return None
 
 
-# The MIG instances of one container on one card: HAMi can give it several.
+# Places the MIG instances of one container on one GPU: HAMi can give it several.
 #
-# They are placed one after another, each as `topology.mig.find_place` has it, so that a later one goes beside those
+# They are placed one after another, each as `topology.mig.find_place` has it, so that a later one goes next to those
 # before it. On an empty A100 of 40 GB two shares of 4000 MiB become instances `1g.5gb` at the slices 6 and 5.
 #
 # Source: HAMi 4707fb02, dynamic MIG.
 
 
 MIG_MODE = "mig"
-"""Mode of a card that is divided into instances."""
+"""Mode of a GPU that is partitioned into instances."""
 
 
 def find_instances(
     profiles: Sequence[MigProfile], taken: Iterable[MigPlacement], memories: Iterable[int]
 ) -> tuple[tuple[MigProfile, MigPlacement], ...] | None:
-    """The instances for shares of so many bytes of one card, in their order; None where one of them has no place."""
-    beside = list(taken)
+    """The instances for shares of so many bytes of one GPU, in their order; None where one of them has no place."""
+    placed = list(taken)
     found = []
     for memory in memories:
-        instance = find_place(profiles, beside, memory)
+        instance = find_place(profiles, placed, memory)
         if instance is None:
             return None
         found.append(instance)
-        beside.append(instance[1])
+        placed.append(instance[1])
     return tuple(found)

@@ -1,14 +1,14 @@
 """
-Where a pod goes on one node: the cards of each of its containers.
+Chooses the GPUs of each container of a pod on one node.
 
-Each container starts with the cards as those before it leave them, but each init container with the cards as they are
-before the pod: they run one after another, and end before the others start. Of each container's cards the scores are
-taken anew, so that two containers spread over two cards. A node's score is of what is used before the pod, and does
-not look at links (upstream: neither).
+Each container starts with the GPUs as those before it leave them, but each init container with the GPUs as they are
+before the pod: they run one after another, and end before the others start. The scores are computed again for each
+container, so two containers spread over two GPUs. A node's score counts what is used before the pod, and no links (as
+upstream).
 
-This sequence is HAMi's alone, and only the published cases (suites `hami/place` and `hami/mig_place`) take it. A node of
-topoalign follows the kubelet, by which a container takes over the devices of its init containers; what both have in common
-is `choice`, by which each container gets its cards.
+Only HAMi uses this sequence; here only the published cases (suites `hami/place` and `hami/mig_place`) use it. A node of
+topoalign follows the kubelet, by which a container takes over the devices of its init containers; both use
+`gpu_scores` to choose the GPUs of each container.
 
 Source: HAMi 4707fb02, scoreNode.
 """
@@ -18,26 +18,26 @@ from collections.abc import Sequence
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR
-from topoalign.core.demand.shares import CardRequest
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.topology.mig import find_place
 from topoalign.core.sharing.hami.fit import MIG_MODE, Shares, Surroundings, Unfit
+from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, choose_gpus_as_hami, hami_gpus_score, score_gpus
+from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare, with_share
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.scores import ScoredCard, choose_cards, node_score, score_cards
 from topoalign.core.sharing.hami.selection import PodRules
-from topoalign.core.sharing.hami.usage import MIB, CardShare, CardUsage, with_share
 
 INSUFFICIENT = "NodeInsufficientDevice"
-"""The reason of a node with fewer cards than one container asks for."""
+"""The reason of a node with fewer GPUs than one container asks for."""
 UNKNOWN_VENDOR = "Device type not found"
-"""The reason for cards of a vendor that nobody has registered."""
+"""The reason for GPUs of a vendor that is not registered."""
 
 
-class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's cards."""
+class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's GPUs."""
 
-    cards: tuple[CardUsage, ...]
+    cards: tuple[HamiGpuUsage, ...]
     scores: PairScores = {}
-    """What the links between them are worth."""
+    """The scores of the links between them."""
     cordoned: frozenset[str] = frozenset()
     """Uuids."""
 
@@ -45,8 +45,8 @@ class NodeCards(msgspec.Struct, frozen=True, kw_only=True):
 class PodShares(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod asks for."""
 
-    containers: tuple[tuple[CardRequest, ...], ...]
-    """By container, init containers first; none for one without cards."""
+    containers: tuple[tuple[HamiRequest, ...], ...]
+    """By container, init containers first; none for one without GPUs."""
     init_containers: int = 0
     rules: PodRules = PodRules()
 
@@ -56,30 +56,30 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
     score: float
     containers: tuple[Shares, ...]
-    """By container, init containers first; cards in the order in which they were taken."""
+    """By container, init containers first; GPUs in the order in which they were taken."""
 
 
-def place(node: NodeCards, pod: PodShares) -> Placed | Unfit:
-    """The cards of a pod on one node, or the reason of the first container that does not fit. Raises TooMuchWork."""
+def place_pod_as_hami(node: NodeGpus, pod: PodShares) -> Placed | Unfit:
+    """The GPUs of a pod on one node, or the reason of the first container that does not fit. Raises TooMuchWork."""
     given: list[Shares] = []
-    cards = node.cards
+    gpus = node.cards
     for number, requests in enumerate(pod.containers):
-        found = _serve(node, cards, requests, pod.rules)
+        found = _serve(node, gpus, requests, pod.rules)
         if isinstance(found, Unfit):
             return found
         shares, left = found
         given.append(shares)
         if number >= pod.init_containers:
-            cards = left
-    return Placed(score=node_score(node.cards), containers=tuple(given))
+            gpus = left
+    return Placed(score=hami_gpus_score(node.cards), containers=tuple(given))
 
 
 def _serve(
-    node: NodeCards, cards: tuple[CardUsage, ...], requests: Sequence[CardRequest], rules: PodRules
-) -> tuple[Shares, tuple[CardUsage, ...]] | Unfit:
-    """The shares of one container, and the cards as it leaves them."""
-    given: list[CardShare] = []
-    scored = score_cards(cards, requests, rules.weights)
+    node: NodeGpus, gpus: tuple[HamiGpuUsage, ...], requests: Sequence[HamiRequest], rules: PodRules
+) -> tuple[Shares, tuple[HamiGpuUsage, ...]] | Unfit:
+    """The shares of one container, and the GPUs as it leaves them."""
+    given: list[HamiShare] = []
+    scored = score_gpus(gpus, requests, rules.weights)
     around = Surroundings(rules=rules, cordoned=node.cordoned, scores=node.scores)
     for request in requests:
         if request.count <= 0:
@@ -89,7 +89,7 @@ def _serve(
         its = [each for each in scored if request.vendor.lower() in each.card.type.lower()]
         if len(its) < request.count and not _takes_instances(its, rules):
             return Unfit(INSUFFICIENT)
-        found = choose_cards(its, request, around)
+        found = choose_gpus_as_hami(its, request, around)
         if isinstance(found, Unfit):
             return found
         for share in found:
@@ -98,24 +98,24 @@ def _serve(
     return tuple(given), tuple(each.card for each in scored)
 
 
-def _takes_instances(scored: Sequence[ScoredCard], rules: PodRules) -> bool:
-    """Whether one card can serve a container more than once."""
+def _takes_instances(scored: Sequence[ScoredGpu], rules: PodRules) -> bool:
+    """Whether one GPU can serve a container more than once."""
     return rules.takes_mode(MIG_MODE) and any(each.card.mode == MIG_MODE for each in scored)
 
 
-def _take(cards: tuple[ScoredCard, ...], share: CardShare) -> tuple[tuple[ScoredCard, ...], CardShare]:
-    """The cards with this share held, and the share, which of a card in mode `mig` is a whole instance."""
-    position = next(i for i, each in enumerate(cards) if each.card.uuid == share.uuid)
-    card = cards[position].card
-    instance = find_place(card.profiles, card.instances, share.memory * MIB) if card.mode == MIG_MODE else None
+def _take(gpus: tuple[ScoredGpu, ...], share: HamiShare) -> tuple[tuple[ScoredGpu, ...], HamiShare]:
+    """The GPUs with this share held, and the share, which of a GPU in mode `mig` is a whole instance."""
+    position = next(i for i, each in enumerate(gpus) if each.card.uuid == share.uuid)
+    gpu = gpus[position].card
+    instance = find_place(gpu.profiles, gpu.instances, share.memory * MIB) if gpu.mode == MIG_MODE else None
     if instance is not None:
         profile, placement = instance
-        share = CardShare(
+        share = HamiShare(
             uuid=share.uuid,
             memory=-(-profile.memory // MIB),
             cores=profile.cores,
             profile=profile.name,
             placement=placement,
         )
-    left = ScoredCard(with_share(card, share), cards[position].score)
-    return (*cards[:position], left, *cards[position + 1 :]), share
+    left = ScoredGpu(with_share(gpu, share), gpus[position].score)
+    return (*gpus[:position], left, *gpus[position + 1 :]), share

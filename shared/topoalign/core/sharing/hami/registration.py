@@ -1,8 +1,9 @@
 """
-The cards of a node as HAMi's device plugin registers them in annotations, and the scores of their links.
+Reads and writes the annotations in which HAMi's device plugin registers the GPUs of a node and the scores of their
+links.
 
-Today's text is JSON, and what is zero is left out of it: index 0, NUMA node 0 and an unhealthy card's health. Older
-versions wrote `id,count,memory,cores,type,numa,health[,index,mode]:` for each card, without index and mode in the
+Today's text is JSON, and what is zero is left out of it: index 0, NUMA node 0 and an unhealthy GPU's health. Older
+versions wrote `id,count,memory,cores,type,numa,health[,index,mode]:` for each GPU, without index and mode in the
 oldest. Both are read.
 
 Source: HAMi 4707fb02, node registration.
@@ -21,32 +22,32 @@ from topoalign.core.model.topology.mig import MigPlacement
 T = TypeVar("T")
 
 PairScores = Mapping[str, Mapping[str, int]]
-"""Uuid -> uuid of another card -> score of the links between them. What is missing is 0."""
+"""Uuid -> uuid of another GPU -> score of the links between them. What is missing is 0."""
 
 OLD_MODE = "hami-core"
-"""Mode of cards in the oldest text."""
+"""Mode of GPUs in the oldest text."""
 _OLDEST = 7
 _OLD = 9
-"""Fields of a card in the old text."""
+"""Fields of a GPU in the old text."""
 
 
 class RegisteredProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of MIG instance that a card can be divided into, field by field as in the annotation."""
+    """One kind of MIG instance that a GPU can be partitioned into, field by field as in the annotation."""
 
     name: str
     """As NVIDIA names it: `1g.5gb`."""
     memory: int = msgspec.field(default=0, name="memoryMB")
     """MiB."""
     cores: int = msgspec.field(default=0, name="core")
-    """Hundredths of the card's multiprocessors, rounded up."""
+    """Hundredths of the GPU's multiprocessors, rounded up."""
     slices: int = msgspec.field(default=0, name="sliceCount")
     """Compute slices."""
     placements: tuple[MigPlacement, ...] = ()
     """Where an instance can be, in any order."""
 
 
-class RegisteredCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One card of a node, field by field as in the annotation."""
+class RegisteredGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU of a node, field by field as in the annotation."""
 
     id: str = ""
     """Its uuid."""
@@ -64,14 +65,14 @@ class RegisteredCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class LinkScores(msgspec.Struct, frozen=True):
-    """The scores of one card's links, by the uuid of the other card."""
+    """The scores of one GPU's links, by the uuid of the other GPU."""
 
     uuid: str
     score: dict[str, int]
 
 
 class InvalidAnnotation(BadRequest):
-    """Raised for an annotation of HAMi that cannot be read; `reason` is what its own parts say of it."""
+    """Raised for an annotation of HAMi that cannot be read; `reason` is the message of HAMi's own components."""
 
     code = "InvalidAnnotation"
 
@@ -81,24 +82,24 @@ class InvalidAnnotation(BadRequest):
         super().__init__(f"annotation {key}: {clean(reason, 300)}", "look at the part of HAMi that writes it")
 
 
-def decode_register(text: str) -> tuple[RegisteredCard, ...]:
-    """The cards in an annotation, today's or an old one. Raises InvalidAnnotation."""
+def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
+    """The GPUs in an annotation, today's or an old one. Raises InvalidAnnotation."""
     if not text.lstrip().startswith("["):
         return decode_old_register(text)
     try:
-        return msgspec.json.decode(text, type=tuple[RegisteredCard, ...])
+        return msgspec.json.decode(text, type=tuple[RegisteredGpu, ...])
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidAnnotation(REGISTER, str(error)) from error
 
 
-def decode_old_register(text: str) -> tuple[RegisteredCard, ...]:
-    """The cards in an annotation of the old form. Raises InvalidAnnotation with upstream's reason."""
+def decode_old_register(text: str) -> tuple[RegisteredGpu, ...]:
+    """The GPUs in an annotation of the old form. Raises InvalidAnnotation with upstream's reason."""
     if ":" not in text:
         raise InvalidAnnotation(REGISTER, "node annotation missing device separator")
-    return tuple(_old_card(segment) for segment in text.split(":") if segment)
+    return tuple(_read_old_gpu(segment) for segment in text.split(":") if segment)
 
 
-def _old_card(segment: str) -> RegisteredCard:
+def _read_old_gpu(segment: str) -> RegisteredGpu:
     if "," not in segment:
         raise InvalidAnnotation(REGISTER, f"malformed node annotation segment: {go_quoted(segment)}")
     fields = segment.split(",")
@@ -112,7 +113,7 @@ def _old_card(segment: str) -> RegisteredCard:
     index = _field("index", fields[7], _atoi) if len(fields) == _OLD else 0
     if index < 0:
         raise InvalidAnnotation(REGISTER, f"index field must not be negative: {index}")
-    return RegisteredCard(
+    return RegisteredGpu(
         id=fields[0],
         index=index,
         slots=slots,

@@ -51,7 +51,7 @@ class Announced:
             node=self._node, epoch=1, revision=1, boot_id="bench", source="described: bench", topology=self._topology
         )
         self._newest["topology"] = (1, 1)
-        await self._bus.publish(wire.encode(found, time.time()))
+        await self._bus.publish(wire.encode_event(found, time.time()))
         await self.judge(True)
 
     async def judge(self, all_healthy: bool) -> float:
@@ -62,7 +62,7 @@ class Announced:
         self._revision += 1
         self._newest["health"] = (1, self._revision)
         changed = DeviceHealthChanged(node=self._node, epoch=1, revision=self._revision, devices=devices)
-        message = wire.encode(changed, time.time())
+        message = wire.encode_event(changed, time.time())
         said = time.monotonic()
         await self._bus.publish(message)
         return said

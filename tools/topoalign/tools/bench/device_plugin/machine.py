@@ -7,8 +7,8 @@ import msgspec
 
 from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import MEMORY_BLOCK
 from topoalign.machines import load_machine
 from topoalign.machines.document import Machine, encode_machine
 from topoalign.plugin_config.configuration import Units

@@ -43,7 +43,9 @@ def measure(settings: Settings, portal: BlockingPortal, calls: int) -> Iterator[
         node_in_slots(NAME, settings | AT_ONCE, SLOTS) as (kubelet, agent, topology),
         portal.wrap_async_context_manager(connect_to_bus(settings["NATS_URL"])) as bus,
     ):
-        reserve = reserving(kubelet, topology, lambda event: portal.call(bus.publish, wire.encode(event, time.time())))
+        reserve = reserving(
+            kubelet, topology, lambda event: portal.call(bus.publish, wire.encode_event(event, time.time()))
+        )
         slots = [slot for gpu in topology.gpus for slot in handed_out(gpu.id, SLOTS)]
         last = [slots[number * SLOTS - 1] for number in range(len(topology.gpus), 0, -1)]
         reserve(last)

@@ -103,7 +103,7 @@ class Pods:
         newest = self._portal.call(self._bus.newest, Stream.RESERVATIONS, wire.reservation_subject(NODE))
         if newest is None:
             return False
-        event = wire.decode(newest.message)
+        event = wire.decode_event(newest.message)
         assert isinstance(event, ReservationsChanged), "its subject has nothing else"
         return bool(event.reservations)
 

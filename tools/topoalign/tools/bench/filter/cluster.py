@@ -45,8 +45,8 @@ from topoalign.core.model.ids import (
 )
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletRules
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import Offer
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 from topoalign.tools.bench.registry.history import EPOCH

@@ -17,16 +17,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
-from topoalign.core.model.topology.offers import Offer, Slots
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scoring, scorer_of
-from topoalign.core.state.fold import NodeState, announced
+from topoalign.core.model.topology.device_offers import Offer, Slots
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import Scoring, scorer_by_name
+from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import NODE, pod_of
 
@@ -92,17 +92,17 @@ def node_in_slots() -> NodeState:
     plain = load_machine("dgx-a100").topology
     offer = Offer(resource=GPU, devices=tuple(plain.gpu_by_id), replicas=100, slots=Slots(), limiter="none")
     health = dict.fromkeys(offer.devices, DeviceHealth(state=HealthState.HEALTHY))
-    return announced(NODE, msgspec.structs.replace(plain, offers=(offer,)), health, "described: bench")
+    return initial_state(NODE, msgspec.structs.replace(plain, offers=(offer,)), health, "described: bench")
 
 
 def admitted_by_first(states: list[NodeState], demand: PodDemand) -> bool:
     """Admits the pod on the first node, in the order of the scores, that accepts it. False: none does."""
-    scorer = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+    scorer = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
     need = scorer.need(states[0].hardware, demand)
     keys = [scorer.key(state.hardware, need, scorer.left(state, RULES)) for state in states]
     scores = scorer.scores(keys)
     for at in sorted(range(len(states)), key=lambda at: -scores[at]):
-        decision = decide(states[at], demand)
+        decision = decide_demand(states[at], demand)
         if isinstance(decision, Admission):
             for allocation in decision.allocations:
                 states[at] = states[at].holding(allocation)

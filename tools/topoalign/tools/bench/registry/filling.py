@@ -36,7 +36,7 @@ class NotStored(Unavailable):
 
 def fill(url: str, events: Iterable[Event]) -> Iterator[int]:
     """Publishes these facts. Yields the number of messages stored so far. Raises NotStored."""
-    messages = (wire.encode(event, time.time()) for event in events)
+    messages = (wire.encode_event(event, time.time()) for event in events)
     at = urlsplit(url)
     with socket.create_connection((at.hostname or "", at.port or 4222), SECONDS) as server:
         server.sendall(f'CONNECT {{"headers":true,"verbose":false}}\r\nSUB {INBOX} 1\r\n'.encode())

@@ -23,7 +23,7 @@ from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import ConfirmRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState, replay
-from topoalign.core.state.reservations import NodeReservations
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.kubelet.files.manifest import PodManifest, request_from_pod
 from topoalign.tools.bench.filter.cluster import BusyNode
@@ -160,4 +160,4 @@ class Node:
         for event in events:
             self._facts = self.facts.apply(event)
             self._reservations = self._reservations.observe(self._facts)
-            await bus.publish(wire.encode(event, self._clock.wall()))
+            await bus.publish(wire.encode_event(event, self._clock.wall()))

@@ -157,7 +157,7 @@ async def serve(url: str, fleet: Fleet, size: int) -> None:
     async def follow_reservations(bus: Bus) -> None:
         async with bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
-                event = wire.decode(received.message)
+                event = wire.decode_event(received.message)
                 if isinstance(event, ReservationsChanged) and event.node in cluster:
                     cluster[event.node].reserve(event, received.position)
 

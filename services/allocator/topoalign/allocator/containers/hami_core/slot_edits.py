@@ -36,8 +36,8 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Flags
 from topoalign.plugin_config.hook_files import (

@@ -41,8 +41,8 @@ from topoalign.allocator.ports import Poll, ResourceEntry
 from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.errors import StateFault, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.offers import CORES
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import Holder

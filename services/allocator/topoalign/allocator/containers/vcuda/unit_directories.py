@@ -50,7 +50,7 @@ from topoalign.allocator.containers.limiter_files import (
     write_file,
 )
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.offers import CORES
+from topoalign.core.model.topology.device_offers import CORES
 
 # The files that the library reads: `vcuda.config`, what a container is limited to, and `pids.config`, which processes
 # are its.

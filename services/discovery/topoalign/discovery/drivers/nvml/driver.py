@@ -22,9 +22,9 @@ import msgspec
 from topoalign.core.model.errors import DriverFault, InvalidField, quoted
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.links import Link, PcieClass
+from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.validate import validate
+from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.ports import Clock, Inventory, Listener
 from topoalign.discovery.drivers.nvml.gpu_reading import (
     End,

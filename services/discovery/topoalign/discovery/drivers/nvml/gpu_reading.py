@@ -21,7 +21,7 @@ from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile
 from topoalign.core.model.topology.model import Fabric, Gpu, Topology
-from topoalign.core.model.topology.validate import LARGEST_MEMORY
+from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY
 from topoalign.discovery.drivers.nvml.nvml_library import (
     MOST_NVLINKS,
     NOT_FOUND,

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from topoalign.core.model.errors import DriverFault, clean
-from topoalign.core.model.topology.links import NVML_LEVEL, PcieClass
+from topoalign.core.model.topology.device_links import NVML_LEVEL, PcieClass
 from topoalign.runtime.driver_thread import CallProgress
 
 # Return codes of NVML calls (nvmlReturn_t, as in nvidia-ml-py 13.615.71), and whether a code concerns one GPU or all.

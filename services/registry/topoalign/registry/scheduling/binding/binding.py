@@ -32,7 +32,7 @@ import structlog
 
 from topoalign.core import wire
 from topoalign.core.admission.gang_plan import reserved_for
-from topoalign.core.diagnosis.foreign import REASONS
+from topoalign.core.diagnosis.hami_nodes import REASONS
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, NodeName
@@ -421,7 +421,7 @@ class PodBinder:
         answer = await self._bus.ask(
             wire.admission_subject(node, "confirm"), msgspec.json.encode(request), CONFIRM_SECONDS
         )
-        decision: Admission | Refusal = wire.answered(answer, Admission | Refusal)  # type: ignore[arg-type]  # a union is a type to msgspec
+        decision: Admission | Refusal = wire.decode_answer(answer, Admission | Refusal)  # type: ignore[arg-type]  # a union is a type to msgspec
         if isinstance(decision, Refusal):
             self.counts["stale"] += 1
             log.info("a node refuses what the view let pass", node=node, pod=pod.request.name, code=decision.code)

@@ -1,11 +1,11 @@
 """
 Keeps the reservations of all nodes: receives those of every registry, and writes by compare-and-set.
 
-The newest message of a node's subject has all of its reservations (`core.state.reservations`). A change is published
-with the position of the message that it is based on. If another registry has written meanwhile, the stream refuses it;
-then the newest message is read, and the caller decides again (`BusConflict`). So a registry that was stopped for a while
-writes no outdated state. Changes of several nodes are one atomic batch: all are stored or none. A message that is
-received or acknowledged late replaces no newer one.
+The newest message of a node's subject has all of its reservations (`core.state.node_reservations`). A change is
+published with the position of the message that it is based on. If another registry has written meanwhile, the stream
+refuses it; then the newest message is read, and the caller decides again (`BusConflict`). So a registry that was
+stopped for a while writes no outdated state. Changes of several nodes are one atomic batch: all are stored or none. A
+message that is received or acknowledged late replaces no newer one.
 
 A reservation ends when the node reports the reserved devices, when it expires, or when it is cancelled. Every registry sees
 the first two by itself. They are written with the next change of the node, or within a second by the registry that wrote the
@@ -29,7 +29,7 @@ from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import NodeReservations, in_order_of_binds
+from topoalign.core.state.node_reservations import NodeReservations, in_order_of_binds
 
 
 class ReservationsByNode(dict[NodeName, NodeReservations]):
@@ -227,7 +227,7 @@ class ClusterReservations:
         """
         events = [self._event(change) for change in changes]
         batch = [
-            (wire.encode(event, self._clock.wall()), change.position)
+            (wire.encode_event(event, self._clock.wall()), change.position)
             for event, change in zip(events, changes, strict=True)
         ]
         try:
@@ -290,7 +290,7 @@ class ClusterReservations:
                 await self._clock.sleep(PAUSE)
             except IdTaken:
                 mark = token_hex(8)
-                batch = [(wire.renamed(message, mark), expected) for message, expected in batch]
+                batch = [(wire.with_message_mark(message, mark), expected) for message, expected in batch]
 
     def _event(self, change: ReservationChange) -> ReservationsChanged:
         """Returns the node's reservations after a change."""
@@ -340,17 +340,17 @@ class ClusterReservations:
     def _position_of(self, received: Received) -> int:
         """Returns the position up to which the messages of this subject are known."""
         with suppress(Undecodable):
-            return self.of(wire.name_of(received.message.subject.rpartition(".")[2])).position
+            return self.of(wire.decode_node_token(received.message.subject.rpartition(".")[2])).position
         return received.position
 
     def _take(self, received: Received) -> None:
         """Applies the newest message of a node. An unreadable one changes only the position to write after."""
         try:
-            event = wire.decode(received.message)
+            event = wire.decode_event(received.message)
         except (Undecodable, wire.UnknownEvent) as error:
             log.warning("reservations cannot be read", position=received.position, finding=error.finding)
             with suppress(Undecodable):
-                node = wire.name_of(received.message.subject.rpartition(".")[2])
+                node = wire.decode_node_token(received.message.subject.rpartition(".")[2])
                 self._known[node] = msgspec.structs.replace(self.of(node), position=received.position)
                 self._changed(node)
             return

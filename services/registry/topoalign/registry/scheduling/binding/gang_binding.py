@@ -24,7 +24,15 @@ import anyio
 import msgspec
 import structlog
 
-from topoalign.core.admission.gang_plan import Candidate, Member, Plan, fabric_of, groups, key_of, plan_gang
+from topoalign.core.admission.gang_plan import (
+    GangMember,
+    GangPlacement,
+    Plan,
+    fabric_of,
+    group_nodes_by_fabric,
+    plan_gang,
+    pod_class_key,
+)
 from topoalign.core.demand.gangs import Gang, gang_of
 from topoalign.core.model.errors import BusConflict, InvalidField, NoFit, clean
 from topoalign.core.model.ids import NodeName
@@ -98,7 +106,7 @@ class Gangs:
         clock: Clock,
         nodes: Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]],
         hardware: Callable[[NodeName], Topology],
-        candidate: Callable[[NodeName], Candidate | None],
+        candidate: Callable[[NodeName], GangPlacement | None],
     ) -> None:
         """
         `nodes`: the nodes that would admit the pod now, the best first, among the allowed ones or the one that the scheduler
@@ -229,7 +237,7 @@ class Gangs:
         """Plans, if possible with this pod on this node. Returns also the positions of the reservations used."""
         positions: dict[NodeName, int] = {}
 
-        def candidate(name: NodeName) -> Candidate | None:
+        def candidate(name: NodeName) -> GangPlacement | None:
             positions[name] = self._reservations.of(name).position
             return self._candidate(name)
 
@@ -238,11 +246,11 @@ class Gangs:
             if pod_class(each) not in fitting:
                 fitting[pod_class(each)] = await self._nodes(each, None)
         kinds = {kind: frozenset(names) for kind, names in fitting.items()}
-        members = [Member(each.uid, each.request, kinds[pod_class(each)]) for each in waiting]
+        members = [GangMember(each.uid, each.request, kinds[pod_class(each)]) for each in waiting]
         nodes = dict.fromkeys(name for names in fitting.values() for name in names)
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
         for fixed in ((pod.uid, node), None):
-            for group in groups(fabrics, node):
+            for group in group_nodes_by_fabric(fabrics, node):
                 if fixed is not None and node not in group:
                     continue
                 steps = plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed)
@@ -259,7 +267,7 @@ class Gangs:
 
 def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
     """Returns a key that is equal for pods with the same request and constraints."""
-    return key_of(pod.request), msgspec.json.encode(pod.constraints, order="deterministic")
+    return pod_class_key(pod.request), msgspec.json.encode(pod.constraints, order="deterministic")
 
 
 def member_of(pod: SeenPod) -> SeenMember | None:

@@ -5,13 +5,15 @@ A bound pod has its devices, CPUs and memory from the moment of the bind, becaus
 has admitted it. Three kinds of pods are kept:
 
 - reserved pods: their devices were chosen, and `AssumedPod` has them;
-- bound pods without a known reservation, such as another scheduler's: `decide` predicts each, in the order of binding,
+- bound pods without a known reservation, such as another scheduler's: `decide_demand` predicts each,
+in the order of binding,
 on the
   node with the ones before;
 - pods whose bind has begun here and which are not reserved yet: they are predicted in the same way, after the bound ones.
 
-A hold ends device by device, by the rule of `core.state.reservations`: a device that the node has reported once stays ended
-after the container returns it, and a device that the node has allocated to any container is not held a second time.
+A hold ends device by device, by the rule of `core.state.node_reservations`: a device that the node has reported once
+stays ended after the container returns it, and a device that the node has allocated to any container is not held a
+second time.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
+from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
@@ -28,8 +30,16 @@ from topoalign.core.model.ids import is_native
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reservations import allocations_of, holding_reserved, reservation_of
-from topoalign.core.state.reserved_parts import Given, Part, PodNames, ids_held, is_something, rest_of, shown_by
+from topoalign.core.state.node_reservations import holding_reserved, reservation_of, reserved_allocations
+from topoalign.core.state.reserved_parts import (
+    PodNames,
+    ReportedHoldings,
+    ReservedPart,
+    ids_held,
+    is_something,
+    rest_of,
+    shown_by,
+)
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 Requested = Callable[[Reservation], PodRequest | None]
@@ -69,7 +79,7 @@ class AssumedPods:
         """In the order of binding."""
         self._assumed: dict[str, BoundPod] = {}
         """In the order in which their binds began."""
-        self._shown: dict[str, set[Part]] = {}
+        self._shown: dict[str, set[ReservedPart]] = {}
         """UID -> the ended parts of its reservation."""
 
     def reserve(self, holds: Sequence[AssumedPod]) -> bool:
@@ -199,7 +209,7 @@ class AssumedPods:
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
         for part in shown_by(facts, [each.reserved for each in held]):
             self._shown.setdefault(part.pod_uid, set()).add(part)
-        given = Given(facts, co_allocated=False)
+        given = ReportedHoldings(facts, co_allocated=False)
         for uid, bound in self._bound.items():
             if bound.waiting is None or uid in self._reserved:
                 continue
@@ -249,7 +259,7 @@ class AssumedPods:
             return False
         return not any(
             all(part in unknown for device in ids for part in held.virtual_functions.get(device, (device,)))
-            for held in allocations_of(hold.reserved)
+            for held in reserved_allocations(hold.reserved)
             for ids in held.from_kubelet.values()
             if ids
         )
@@ -279,7 +289,7 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> As
         demand = read_pod(unreserved(pod).request, rules)
     except InvalidField:
         return None
-    decision = decide(as_others(state, demand), demand)
+    decision = decide_demand(as_others(state, demand), demand)
     if not isinstance(decision, Admission):
         return None
     equal = [msgspec.structs.replace(each, slots={}) for each in decision.allocations]  # no amounts are reserved for it

@@ -8,7 +8,7 @@ import msgspec
 
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import Free
-from topoalign.core.admission.kinds import Kind
+from topoalign.core.admission.kinds import NodeKind
 from topoalign.core.admission.prediction import KubeletUnknown
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.model import Topology
@@ -53,7 +53,7 @@ class NodeView:
     """The version of the cluster at its last change."""
     refusal: str = UNKNOWN_NODE
     """Why it is offered to no pod; empty: it is offered."""
-    kind: Kind | None = None
+    kind: NodeKind | None = None
     """None where it is not offered, as `free`."""
     free: Free | None = None
     idle: Free | None = None

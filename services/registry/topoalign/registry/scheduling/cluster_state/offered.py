@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from topoalign.core.demand.shares import SlotResources, UnitResources, names_of_units
+from topoalign.core.demand.shares import SlotResources, UnitResources, unit_resource_names
 from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.sharing.pod_checks import offers_of
-from topoalign.core.sharing.quotas import UNKNOWN_SIZES, GpuSizes, gpu_sizes
+from topoalign.core.sharing.pod_checks import offers_of_machines
+from topoalign.core.sharing.quota_amounts import UNKNOWN_SIZES, GpuSizes, gpu_sizes
 from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults
 
 
@@ -118,7 +118,7 @@ class OfferedResources:
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
         """Returns the amounts that a pod with slots does not name (`slot_defaults`)."""
-        return slot_defaults(pod, self.slots, self.not_in_slots, names_of_units(self.units))
+        return slot_defaults(pod, self.slots, self.not_in_slots, unit_resource_names(self.units))
 
 
 def compat_of(usage: UsageObserved | None) -> str:
@@ -128,7 +128,7 @@ def compat_of(usage: UsageObserved | None) -> str:
 
 def offered_by(hardware: Topology, compat: str = "") -> Offered:
     """Returns what a node with this hardware offers. Does not cache anything in the hardware object."""
-    offers = offers_of((hardware.without_tables(),))
+    offers = offers_of_machines((hardware.without_tables(),))
     return Offered(
         names=offers.names,
         units=frozenset(offers.units),

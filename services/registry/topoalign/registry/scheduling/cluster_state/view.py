@@ -19,16 +19,16 @@ import anyio
 import msgspec
 
 from topoalign.client.verifying import Unsettled
-from topoalign.core.admission.free_amounts import free_of, has_more
-from topoalign.core.admission.kinds import Kind, kind_key
+from topoalign.core.admission.free_amounts import count_free, has_more
+from topoalign.core.admission.kinds import NodeKind, kind_key
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
-from topoalign.core.admission.resolvability import emptied, restored
+from topoalign.core.admission.resolvability import with_healthy_devices, without_any_allocation
 from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
-from topoalign.core.scoring.quality import Packing
-from topoalign.core.scoring.scorers import Scorer, Scoring, scorer_of
+from topoalign.core.scoring.quality import NodePacking
+from topoalign.core.scoring.scorers import NodeScorer, Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.reserved_parts import PodNames
 from topoalign.core.state.terminated_pods import has_anything_of, without_pods
@@ -44,7 +44,7 @@ from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.request_turns import TaskTurns
 
-QUALITY = scorer_of(Scoring.QUALITY, Packing.BINPACK)
+QUALITY = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 FEW = 16
 """Nodes that are renewed in one step, which takes some milliseconds."""
 HELD_SECONDS = 0.005
@@ -78,7 +78,7 @@ class ClusterView:
         cluster: Cluster,
         unsettled: Callable[[], Unsettled],
         clock: Clock,
-        scorer: Scorer[Any, Any] = QUALITY,
+        scorer: NodeScorer[Any, Any] = QUALITY,
     ) -> None:
         """`unsettled`: of the client that `cluster` is folded from. `scorer`: nodes are scored with it."""
         self.scorer = scorer
@@ -115,7 +115,7 @@ class ClusterView:
         self._free_places: list[int] = []
         self._changed: dict[NodeName, int] = {}
         """Node -> version, in the order of the versions."""
-        self._kinds: WeakValueDictionary[object, Kind] = WeakValueDictionary()
+        self._kinds: WeakValueDictionary[object, NodeKind] = WeakValueDictionary()
         self._bases: OrderedDict[NodeName, tuple[int, PredictionBasis]] = OrderedDict()
         self._due: dict[NodeName, None] = dict.fromkeys(cluster.nodes)
         """The nodes that are to be renewed, in the order of their facts."""
@@ -419,10 +419,10 @@ class ClusterView:
         if self.holds(view.name).pending:
             self.nodes_with_pending.add(view.name)
         hardware = basis.state.hardware
-        view.kind = self._kinds.setdefault(kind_key(basis), Kind(hardware, basis.rules, basis.registered))
-        view.free = free_of(basis.state, basis.rules)
-        if restored(basis.state) is not basis.state:
-            view.idle = free_of(emptied(basis.state), basis.rules)
+        view.kind = self._kinds.setdefault(kind_key(basis), NodeKind(hardware, basis.rules, basis.registered))
+        view.free = count_free(basis.state, basis.rules)
+        if with_healthy_devices(basis.state) is not basis.state:
+            view.idle = count_free(without_any_allocation(basis.state), basis.rules)
         with suppress(NoFit):
             view.left = self.scorer.left(basis.state, basis.rules)
             view.shape = member.state.hardware.shape

@@ -25,24 +25,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.admit import decide
-from topoalign.core.admission.feasibility import Need
-from topoalign.core.admission.free_amounts import free_of
+from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.feasibility import PodNeed
+from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.gang_plan import has_its_own, is_given_as_reserved
 from topoalign.core.admission.realignment import (
-    Steps,
-    Waiting,
+    AlignmentBudget,
+    PendingPodAmounts,
     containers_fit,
     fit_as_counted,
     fit_whatever_ends,
     have_ample_memory,
+    iterate_realigning_ends,
     left_elsewhere,
-    realigned,
 )
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.share_annotations import InvalidShare
-from topoalign.core.demand.shares import Share, SlotShare, gpus_of_numa_nodes, share_of, slots_asked
+from topoalign.core.demand.shares import Share, SlotShare, gpus_of_numa_nodes, share_from_units, slots_asked
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.topology.bitmask import several
@@ -73,7 +73,7 @@ class PendingPod(NamedTuple):
     """Under a unique name."""
     must_fit: bool
     """Whether the whole plan fails if this pod is refused."""
-    takes: Need | None = None
+    takes: PodNeed | None = None
     """Its consumption in amounts. None: not known."""
     decides: bool = False
     """Whether amounts alone decide whether it fits."""
@@ -110,13 +110,15 @@ def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> boo
 
 def requested_shares(topology: Topology, pod: PendingPod) -> set[Share]:
     """Returns what the containers of a pod request in vcuda units."""
-    asked = (share_of(topology, each.devices, each.cards) for each in pod.demand.containers)
+    asked = (share_from_units(topology, each.devices, each.cards) for each in pod.demand.containers)
     return {share for share in asked if share is not None}
 
 
 def requested_slots(topology: Topology, pod: PendingPod) -> set[SlotShare]:
     """Returns what the containers of a pod request in vGPU slots."""
-    asked = (slots_asked(topology, one.devices, one.about_cards, as_hami=one.as_hami) for one in pod.demand.containers)
+    asked = (
+        slots_asked(topology, one.devices, one.gpu_annotations, as_hami=one.as_hami) for one in pod.demand.containers
+    )
     return {share for share in asked if share is not None}
 
 
@@ -160,7 +162,7 @@ async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns
         pods = led
     if are_judged_by_amounts(pods):
         return fit_in_turn(state, (*pods, *later.pods))
-    return await fit_from(state, pods, turns, Steps() if may_realign(state, pods[0]) else None, set(), later)
+    return await fit_from(state, pods, turns, AlignmentBudget() if may_realign(state, pods[0]) else None, set(), later)
 
 
 def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
@@ -173,7 +175,7 @@ def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
         return False
     if not all(each.decides and each.must_fit and each.key == pods[0].key for each in pods):
         return False
-    return fit_as_counted(free_of(state, pods[0].demand.rules), [*map(in_amounts, pods)])
+    return fit_as_counted(count_free(state, pods[0].demand.rules), [*map(in_amounts, pods)])
 
 
 def are_judged_by_amounts(pods: Sequence[PendingPod]) -> bool:
@@ -194,7 +196,7 @@ def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]
         return False
 
 
-async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: Need | None, turns: TaskTurns) -> bool:
+async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | None, turns: TaskTurns) -> bool:
     """
     Whether a pod with device annotations is admitted also after the end of any one other pod. A kubelet reads no
     annotations, and may align it to NUMA nodes whose free GPUs have no NIC on the same NUMA node. `takes`: as of
@@ -203,9 +205,9 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: Need | Non
     is_joint = any(each.joint is not None for each in pod.containers)
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
         return True
-    for left in realigned(state, pod.rules, takes):
+    for left in iterate_realigning_ends(state, pod.rules, takes):
         await turns.give()
-        if not isinstance(decide(left, pod), Admission):
+        if not isinstance(decide_demand(left, pod), Admission):
             return False
     return True
 
@@ -232,12 +234,12 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
         return False
     if len(pods) < 2 or len(kinds) < (1 if policy.asks else 2):
         return False
-    free = free_of(state, rules)
+    free = count_free(state, rules)
     known = [in_amounts(each) for each in pods]
     if have_ample_memory(free, known):
         return False
     finds_sets = all(each.takes is not None and each.takes.strict for each in known)
-    return not (finds_sets and fit_whatever_ends(free, known, Steps()))
+    return not (finds_sets and fit_whatever_ends(free, known, AlignmentBudget()))
 
 
 def may_realign(state: NodeState, pod: PendingPod) -> bool:
@@ -246,7 +248,7 @@ def may_realign(state: NodeState, pod: PendingPod) -> bool:
     return may_end and not POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY)
 
 
-def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | None) -> bool:
+def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed | None) -> bool:
     """
     Whether a pod that the node would admit now also fits with all of its containers after any end of other pods. `takes`: as
     of `PendingPod`. True also if amounts are not enough to judge, as for init containers with devices.
@@ -254,7 +256,7 @@ def keeps_containers_together(state: NodeState, pod: PodDemand, takes: Need | No
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
     emptied = msgspec.structs.replace(state, allocations={}, memory={})
-    return containers_fit(takes, free_of(state, pod.rules), free_of(emptied, pod.rules))
+    return containers_fit(takes, count_free(state, pod.rules), count_free(emptied, pod.rules))
 
 
 def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
@@ -264,13 +266,13 @@ def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
     if all(each.decides for each in (pod, *later.pods)) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
         return True
-    free = free_of(state, pod.demand.rules)
+    free = count_free(state, pod.demand.rules)
     counted = [in_amounts(each) for each in (pod, *later.pods)]
     if not fit_as_counted(free, counted) and not fit_in_turn(state, (pod, *later.pods)):
         return False
     if not later.guarded or not may_realign(state, pod):
         return True
-    steps = Steps()
+    steps = AlignmentBudget()
     guarded = [in_amounts(each) for each in later.guarded]
     elsewhere = left_elsewhere(counted[0], free)
     return all(fit_whatever_ends(left, (), steps, guarded) for left in elsewhere)
@@ -279,7 +281,7 @@ def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
 def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     """Whether the pods are admitted one after the other."""
     for pod in pods:
-        decision = decide(state, pod.demand)
+        decision = decide_demand(state, pod.demand)
         if not isinstance(decision, Admission):
             return False
         for each in decision.allocations:
@@ -287,16 +289,16 @@ def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     return True
 
 
-def in_amounts(pod: PendingPod) -> Waiting:
+def in_amounts(pod: PendingPod) -> PendingPodAmounts:
     """Returns the pod judged by amounts only."""
-    return Waiting(pod.key, pod.must_fit, pod.takes, pod.decides)
+    return PendingPodAmounts(pod.key, pod.must_fit, pod.takes, pod.decides)
 
 
 async def fit_from(  # noqa: C901  # one search over orders
     state: NodeState,
     pods: Sequence[PendingPod],
     turns: TaskTurns,
-    steps: Steps | None,
+    steps: AlignmentBudget | None,
     ends: set[Ends],
     later: Later,
     aligned: tuple[Place, ...] = (),
@@ -311,7 +313,7 @@ async def fit_from(  # noqa: C901  # one search over orders
             continue
         tried.add(pod.key)
         await turns.give()
-        decision = decide(state, pod.demand)
+        decision = decide_demand(state, pod.demand)
         after = state
         places = aligned
         if isinstance(decision, Admission):
@@ -326,7 +328,7 @@ async def fit_from(  # noqa: C901  # one search over orders
         if steps is not None and (rest or later.guarded):
             others = [*map(in_amounts, rest)]
             guarded = [*map(in_amounts, later.guarded)]
-            for left in left_elsewhere(in_amounts(pod), free_of(state, pod.demand.rules)):
+            for left in left_elsewhere(in_amounts(pod), count_free(state, pod.demand.rules)):
                 await turns.give()
                 if not fit_whatever_ends(left, others, steps, guarded):
                     return False

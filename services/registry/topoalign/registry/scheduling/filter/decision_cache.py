@@ -14,16 +14,16 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from topoalign.core.admission.admit import decide, drive_async
-from topoalign.core.admission.feasibility import Need, alignment_need, need_of, need_steps, verdict
-from topoalign.core.admission.kinds import Kind
-from topoalign.core.admission.resolvability import UNDECIDED, emptied, restored
-from topoalign.core.admission.share_alignment import parts_of
+from topoalign.core.admission.admit import decide_demand, drive_async
+from topoalign.core.admission.feasibility import PodNeed, alignment_need, judge_amounts, need_of, need_steps
+from topoalign.core.admission.kinds import NodeKind
+from topoalign.core.admission.resolvability import UNDECIDED, with_healthy_devices, without_any_allocation
+from topoalign.core.admission.share_alignment import containers_aligned_to_gpus
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.share_annotations import CHOOSING, NO_USE_UUID, NODE_POLICY, USE_UUID
 from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
-from topoalign.core.demand.validate import validate_pod
-from topoalign.core.deviceshare.names import ANNOTATIONS
+from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.events import DeviceHealth, HealthState
@@ -31,8 +31,8 @@ from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeNam
 from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
-from topoalign.core.scoring.scorers import Key, Scorer
-from topoalign.core.state.fold import NodeState, announced
+from topoalign.core.scoring.scorers import Key, NodeScorer
+from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule
@@ -105,7 +105,7 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 class KindNeed:
     """A pod class evaluated for the nodes of one kind."""
 
-    def __init__(self, demand: PodDemand, need: Need | None, kind: Kind, view: ClusterView) -> None:
+    def __init__(self, demand: PodDemand, need: PodNeed | None, kind: NodeKind, view: ClusterView) -> None:
         """`need`: the resource need on nodes of this kind. None: amounts alone do not decide."""
         self.demand = demand
         self.need = need
@@ -116,7 +116,7 @@ class KindNeed:
         """By the identity of a shape, with the shape, so that no other one gets it."""
 
     @cached_property
-    def takes(self) -> Need | None:
+    def takes(self) -> PodNeed | None:
         """Its consumption on the NUMA nodes to which a kubelet aligns it, without annotations. None: not known."""
         if self.need is not None and self.need.strict:  # a pod without annotations about devices
             return self.need
@@ -136,9 +136,9 @@ class KindNeed:
         """
         has_rest = self.takes is not None and self.takes.rest is not None
         is_joint = any(each.joint is not None for each in self.demand.containers)
-        return has_rest or is_joint or bool(parts_of(self._kind.topology, self.demand))
+        return has_rest or is_joint or bool(containers_aligned_to_gpus(self._kind.topology, self.demand))
 
-    def key(self, node: NodeView, scorer: Scorer[Any, Any]) -> Key:
+    def key(self, node: NodeView, scorer: NodeScorer[Any, Any]) -> Key:
         """Returns the sort key of a node of this kind for the pod; None if its free resources are not known."""
         if (shape := node.shape) is None:
             return None
@@ -174,9 +174,9 @@ class PodClass:
         self.refused_by_all: RefusedByAll | None = None
         """The last answer without any node: it is repeated for pods that wait."""
         self.keys = NodeKeys()
-        self._asked: WeakKeyDictionary[Kind, KindNeed] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[NodeKind, KindNeed] = WeakKeyDictionary()
 
-    def of(self, kind: Kind, view: ClusterView) -> KindNeed:
+    def of(self, kind: NodeKind, view: ClusterView) -> KindNeed:
         """Evaluates the class for the nodes of a kind. Raises InvalidField as `KindNeed` does."""
         asked = self._asked.get(kind)
         if asked is None:
@@ -184,7 +184,7 @@ class PodClass:
             asked = self._asked[kind] = KindNeed(demand, need_of(kind.topology, demand), kind, view)
         return asked
 
-    async def learn(self, kind: Kind, view: ClusterView, turns: TaskTurns) -> None:
+    async def learn(self, kind: NodeKind, view: ClusterView, turns: TaskTurns) -> None:
         """Does the work of `of`, and yields to the event loop. Raises InvalidField as that does."""
         if kind in self._asked:
             return
@@ -294,11 +294,11 @@ class DecisionCache:
         asked = request.of(node.kind, self._view)
         if asked.unlisted:
             return asked.unlisted
-        code = verdict(asked.need, node.free) if asked.need is not None and node.free is not None else None
+        code = judge_amounts(asked.need, node.free) if asked.need is not None and node.free is not None else None
         code = decide_code(self._view.basis(node).state, asked.demand) if code is None else code
         return code or self.conflict(request, node)
 
-    def judge_empty(self, request: PodClass, kind: Kind) -> str:
+    def judge_empty(self, request: PodClass, kind: NodeKind) -> str:
         """Returns the code for an empty, healthy node of this kind."""
         asked = request.of(kind, self._view)
         return asked.unlisted or asked.on_empty
@@ -315,15 +315,17 @@ class DecisionCache:
             return None
         on_empty = asked.on_empty
         if not NAMING_GPUS.isdisjoint(request.pod.annotations):
-            on_empty = decide_code(restored(emptied(self._view.basis(node).state)), asked.demand)
+            on_empty = decide_code(
+                with_healthy_devices(without_any_allocation(self._view.basis(node).state)), asked.demand
+            )
         if on_empty in UNDECIDED:
             return None
         if on_empty:
             return Resolvability.NEVER
         if node.idle is None:
             return None
-        code = verdict(asked.need, node.idle) if asked.need is not None else None
-        code = decide_code(emptied(self._view.basis(node).state), asked.demand) if code is None else code
+        code = judge_amounts(asked.need, node.idle) if asked.need is not None else None
+        code = decide_code(without_any_allocation(self._view.basis(node).state), asked.demand) if code is None else code
         return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
 
     def number(self, code: str, *, helped: bool, resolvability: Resolvability | None = None) -> int:
@@ -361,18 +363,18 @@ class DecisionCache:
 
 def decide_code(state: NodeState, demand: PodDemand) -> str:
     """Decides and returns the code of the refusal; empty: the pod is admitted."""
-    decision = decide(state, demand)
+    decision = decide_demand(state, demand)
     return "" if isinstance(decision, Admission) else decision.code
 
 
-def empty(kind: Kind) -> NodeState:
+def empty(kind: NodeKind) -> NodeState:
     """Returns an empty, healthy node of this kind. It has none of the known GPUs."""
     hardware = without_uuids(kind.topology)
     devices = (*hardware.gpu_by_id, *hardware.nic_by_id, *(other.id for other in hardware.others))
-    return announced(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
+    return initial_state(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
 
 
-def unlisted(demand: PodDemand, kind: Kind, view: ClusterView) -> str:
+def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
     """
     Returns the code of the refusal for a resource that nodes of this kind do not list; empty: there is none. A resource that
     no node of the cluster offers and no plugin registered is ignored, as the kubelet does. Amounts of GPUs in slots are not

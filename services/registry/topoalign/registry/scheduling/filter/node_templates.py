@@ -10,7 +10,7 @@ of a kubelet without any configuration.
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
-from topoalign.core.admission.kinds import Kind
+from topoalign.core.admission.kinds import NodeKind
 from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
@@ -33,18 +33,18 @@ class NodeTemplates:
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._known: dict[tuple[str, str], Kind | None] = {}
-        self._labelled: dict[tuple[str, str], Kind] | None = None
+        self._known: dict[tuple[str, str], NodeKind | None] = {}
+        self._labelled: dict[tuple[str, str], NodeKind] | None = None
         """(Label, value) -> the kind of the first node; the empty label stands for the simulated machine."""
 
-    def kind(self, labels: Mapping[str, str]) -> Kind | None:
+    def kind(self, labels: Mapping[str, str]) -> NodeKind | None:
         """Returns the kind of a new node with these labels. None: there is no template."""
         wanted = labels.get(MACHINE, ""), labels.get(INSTANCE_TYPE, "")
         if wanted not in self._known:
             self._known[wanted] = next(self._likely(*wanted), None)
         return self._known[wanted]
 
-    def _likely(self, machine: str, instance_type: str) -> Iterator[Kind]:
+    def _likely(self, machine: str, instance_type: str) -> Iterator[NodeKind]:
         """Yields possible kinds, the most certain first. Empty labels match nothing."""
         if not machine and not instance_type:
             return
@@ -57,15 +57,15 @@ class NodeTemplates:
                 yield (
                     template_of_machine(machine)
                     if alike is None
-                    else Kind(template_of_machine(machine).topology, alike.rules, None)
+                    else NodeKind(template_of_machine(machine).topology, alike.rules, None)
                 )
         if alike is not None:
             yield alike
 
 
-def labelled(view: ClusterView) -> dict[tuple[str, str], Kind]:
+def labelled(view: ClusterView) -> dict[tuple[str, str], NodeKind]:
     """Returns the kinds by the labels of the offered nodes' Kubernetes Nodes, and by the machines that they simulate."""
-    found: dict[tuple[str, str], Kind] = {}
+    found: dict[tuple[str, str], NodeKind] = {}
     for name in sorted(view.nodes):
         kind = view.nodes[name].kind
         announced = view.facts(name).topology
@@ -90,7 +90,7 @@ class NewNodes:
         self._request = request
         self._passes = passes
         self._templates = NodeTemplates(view)
-        self._numbers: dict[str | Kind, int] = {}
+        self._numbers: dict[str | NodeKind, int] = {}
         """The numbers by the code of a refusal, or by the kind of the template."""
 
     def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
@@ -107,6 +107,6 @@ class NewNodes:
 
 
 @lru_cache(maxsize=32)
-def template_of_machine(machine: str) -> Kind:
+def template_of_machine(machine: str) -> NodeKind:
     """Returns a machine of the catalogue under a kubelet without any configuration."""
-    return Kind(catalogue.machine(machine), UNCONFIGURED, None)
+    return NodeKind(catalogue.machine(machine), UNCONFIGURED, None)

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from topoalign.core.admission.free_amounts import Free, free_of
-from topoalign.core.admission.realignment import Waiting, fit_as_counted, left_elsewhere
+from topoalign.core.admission.free_amounts import Free, count_free
+from topoalign.core.admission.realignment import PendingPodAmounts, fit_as_counted, left_elsewhere
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import NodeName, PodName
@@ -109,7 +109,7 @@ class Crowd(NamedTuple):
 
     version: int
     """Of the node."""
-    pods: Sequence[Waiting]
+    pods: Sequence[PendingPodAmounts]
     free: Free
     """The state without the reservations of these pods."""
 
@@ -177,10 +177,10 @@ class PlannedPods:
             facts = self._view.facts(node.name)
             uids = frozenset(each.uid for each in planned)
             pods = tuple(in_amounts(each.pending_pod) for each in planned)
-            free = free_of(self._view.basis_of(facts, uids).state, node.kind.rules)
+            free = count_free(self._view.basis_of(facts, uids).state, node.kind.rules)
             crowd = self._crowds[node] = Crowd(node.version, pods, free)
         asked = request.of(node.kind, self._view)
-        new = Waiting(request.key, True, asked.takes, asked.need is not None and asked.need.complete)
+        new = PendingPodAmounts(request.key, True, asked.takes, asked.need is not None and asked.need.complete)
         return fit_as_counted(crowd.free, (new, *crowd.pods)) and next(left_elsewhere(new, crowd.free), None) is None
 
 

@@ -21,8 +21,8 @@ import structlog
 from topoalign.core.model.errors import InvalidField, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.offers import Slots
-from topoalign.core.sharing.quotas import (
+from topoalign.core.model.topology.device_offers import Slots
+from topoalign.core.sharing.quota_amounts import (
     Amounts,
     GpuSizes,
     OverQuota,
@@ -31,7 +31,7 @@ from topoalign.core.sharing.quotas import (
     check_quota,
     lowest_limits,
     quota_amounts,
-    total,
+    sum_quota_amounts,
 )
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
@@ -102,7 +102,7 @@ class NamespaceUse:
     def of(self, uids: Collection[str], node: NodeName | None) -> Amounts:
         """Returns the sum of these pods on this node; None: of the amounts that they name."""
         per_gpu = self._count_all()
-        return total(self._amounts_on(uid, node, per_gpu) for uid in uids if uid in self._amounts)
+        return sum_quota_amounts(self._amounts_on(uid, node, per_gpu) for uid in uids if uid in self._amounts)
 
     def _amounts_on(self, uid: str, node: NodeName | None, per_gpu: PerGpu) -> Amounts:
         """Returns the amounts of a pod without a node if it were on this one."""
@@ -346,7 +346,7 @@ class Quotas:
         amounts = quota_amounts(pod, per_gpu, self._offers.sizes_on(node))
         held = self._held.get(pod.namespace) or NamespaceUse(self._offers)
         if mates:
-            amounts = total((amounts, held.of(mates, node)))
+            amounts = sum_quota_amounts((amounts, held.of(mates, node)))
         asked = {name: amount for name, amount in amounts.items() if amount and name in counted}
         if not self.listed:
             percentages = {Slots().percentage, *(each.slots.percentage for each in self._offers.slots)}

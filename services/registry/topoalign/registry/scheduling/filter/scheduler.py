@@ -21,7 +21,7 @@ from topoalign.core.model.requests import GANG, Compat, PodRequest
 from topoalign.core.scoring.scorers import HamiScorer
 from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
-from topoalign.core.sharing.quotas import OverQuota
+from topoalign.core.sharing.quota_amounts import OverQuota
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, given_to_unknown
 from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE

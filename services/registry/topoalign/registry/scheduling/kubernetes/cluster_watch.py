@@ -21,7 +21,7 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from topoalign.core.demand.node_filters import NodeTraits, allows
+from topoalign.core.demand.node_filters import NodeTraits, is_node_eligible
 from topoalign.core.model.errors import InvalidField, TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
@@ -109,7 +109,7 @@ class KubernetesWatch:
     def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
         """Whether Kubernetes has the node, and its scheduler's filters allow it for the pod (`node_filters`)."""
         traits = self._traits.get(node)
-        return traits is not None and allows(traits, pod.constraints)
+        return traits is not None and is_node_eligible(traits, pod.constraints)
 
     def has_gone(self, node: NodeName) -> bool:
         """Whether Kubernetes has no such node; not before all of them are listed."""

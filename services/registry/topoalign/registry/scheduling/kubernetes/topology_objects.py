@@ -62,7 +62,10 @@ class TopologyObjects:
                 log.warning("a NodeResourceTopology was not written", finding=error.finding)
 
     async def _write_due(self) -> None:
-        """Writes the due objects. Raises as `apply_topology`; then the rest stays due, and the node that failed comes last."""
+        """
+        Writes the due objects. Raises as `apply_topology`; then the rest stays due, and the node that failed comes
+        last.
+        """
         for node in tuple(self._due):
             made = self._object(node)
             del self._due[node]

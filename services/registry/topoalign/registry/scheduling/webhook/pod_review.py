@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.demand.gangs import path
+from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.deviceshare.demand import OF_USERS, OWN_DOMAIN, is_joint
-from topoalign.core.deviceshare.names import GPU_RESOURCES
+from topoalign.core.deviceshare.koordinator_names import GPU_RESOURCES
 from topoalign.core.model.errors import BadRequest, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, Namespace, ResourceName
 from topoalign.core.model.requests import PodRequest
@@ -174,7 +174,7 @@ def check_update(
 def check_binding(binding: ReviewedPod) -> None:
     """Raises Forbidden for an annotation of ours in a Binding, which would be the pod's."""
     for key in sorted(annotations_of_ours(annotations_of(binding))):
-        raise Forbidden(path(clean(key)), "is not for a Binding to set", "write it when the pod is created")
+        raise Forbidden(annotation_path(clean(key)), "is not for a Binding to set", "write it when the pod is created")
 
 
 def check_own_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> None:
@@ -182,7 +182,9 @@ def check_own_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> Non
     for key in sorted(new):
         if key.startswith(OWN_DOMAIN) and key not in OF_USERS and new[key] != old.get(key):
             raise Forbidden(
-                path(clean(key)), "is not for users to write", f"leave it out; users write {', '.join(OF_USERS)}"
+                annotation_path(clean(key)),
+                "is not for users to write",
+                f"leave it out; users write {', '.join(OF_USERS)}",
             )
 
 

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, Undecodable, clean
 from topoalign.core.sharing.pod_checks import check_pod
-from topoalign.core.sharing.quotas import OverQuota
+from topoalign.core.sharing.quota_amounts import OverQuota
 from topoalign.registry.scheduling.extender.handlers import BODY_SECONDS, Call, call_route
 from topoalign.registry.scheduling.webhook.pod_review import (
     Check,

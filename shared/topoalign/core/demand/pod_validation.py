@@ -1,0 +1,207 @@
+"""
+Validates every field of a pod before anything is decided about it.
+
+The rules are those of the API server where it has some, because a pod of `topoalign allocate` has not been seen by one.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from topoalign.core.demand.resource_quantities import effective_requests, pod_wide
+from topoalign.core.model.errors import InvalidField, clean
+from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages, is_native
+from topoalign.core.model.requests import (
+    LARGEST_QUANTITY,
+    MOST_CONTAINERS,
+    ContainerRequest,
+    PodLevelResources,
+    PodRequest,
+)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+"""Wider than Kubernetes' own names, for pods that no API server has seen; without what could be mistaken for a path."""
+
+ANNOTATION = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+MOST_RESOURCES = 64
+MOST_ANNOTATIONS = 1_000
+MOST_ANNOTATED = 256 * 1024
+"""Characters of all annotations together, as many as the API server takes bytes."""
+
+
+def validate_pod(pod: PodRequest) -> PodRequest:
+    """
+    Validates the request and returns it with requests filled in from limits, as the API server does.
+
+    Raises InvalidField that names the field by its path.
+    """
+    if not pod.containers:
+        raise InvalidField("pod.containers", "empty", "a pod has at least one container")
+    groups = (("pod.initContainers", pod.init_containers), ("pod.containers", pod.containers))
+    check_object_name("pod.namespace", pod.namespace)
+    check_object_name("pod.name", pod.name)
+    check_annotation_sizes(pod.annotations)
+    if len(pod.init_containers) + len(pod.containers) > MOST_CONTAINERS:
+        raise InvalidField(
+            "pod.containers", f"more than {MOST_CONTAINERS} containers, init containers included", "split the pod"
+        )
+    for position, claim in enumerate(pod.claims):
+        check_object_name(f"pod.resourceClaims[{position}].name", claim)
+    seen: set[str] = set()
+    for path, containers in groups:
+        for position, container in enumerate(containers):
+            where = f"{path}[{position}]"
+            check_object_name(f"{where}.name", container.name)
+            if container.name in seen:
+                raise InvalidField(
+                    f"{where}.name", f"{container.name!r} stands twice", "give each container its own name"
+                )
+            seen.add(container.name)
+            if container.sidecar and path == "pod.containers":
+                raise InvalidField(f"{where}.sidecar", "set on an app container", "move it to initContainers")
+            check_quantities(f"{where}.requests", container.requests)
+            check_quantities(f"{where}.limits", container.limits)
+            check_limits(where, container)
+    filled = msgspec.structs.replace(
+        pod,
+        init_containers=tuple(map(with_requests, pod.init_containers)),
+        containers=tuple(map(with_requests, pod.containers)),
+    )
+    return with_valid_pod_level_resources(filled) if pod.has_pod_level_resources else filled
+
+
+def with_valid_pod_level_resources(pod: PodRequest) -> PodRequest:
+    """The same pod with its pod-level requests filled in. Raises InvalidField as `validate_pod` does."""
+    for kind, amounts in (("requests", pod.resources.requests), ("limits", pod.resources.limits)):
+        check_quantities(f"pod.resources.{kind}", amounts)
+        check_pod_level_names(f"pod.resources.{kind}", amounts)
+    filled = msgspec.structs.replace(pod, resources=with_pod_level_requests(pod))
+    check_pod_level_resources(filled)
+    return filled
+
+
+def with_requests(container: ContainerRequest) -> ContainerRequest:
+    """The container with its requests filled in from its limits, as the API server does."""
+    return msgspec.structs.replace(container, requests={**container.limits, **container.requests})
+
+
+def check_object_name(path: str, name: str) -> None:
+    """Raises InvalidField for what is not a name."""
+    if not NAME.fullmatch(name):
+        raise InvalidField(
+            path,
+            f"{clean(name, 60)!r} is not a name",
+            "use 1 to 253 letters, digits, `-`, `_` and `.`, a letter or digit first",
+        )
+
+
+def check_annotation_sizes(annotations: Mapping[str, str]) -> None:
+    """Checks sizes and keys; the values are checked where they are read."""
+    size = sum(len(key) + len(value) for key, value in annotations.items())
+    if len(annotations) > MOST_ANNOTATIONS or size > MOST_ANNOTATED:
+        most = f"at most {MOST_ANNOTATIONS} with {MOST_ANNOTATED} characters"
+        raise InvalidField("pod.annotations", f"{len(annotations)} with {size} characters", f"give {most}")
+    for key in annotations:
+        if not ANNOTATION.fullmatch(key):
+            where = f"pod.annotations[{clean(key, 80)}]"
+            raise InvalidField(where, "not a key of annotations", "use keys such as example.com/purpose")
+
+
+def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:
+    """Raises InvalidField for invalid names of resources and invalid amounts."""
+    if len(quantities) > MOST_RESOURCES:
+        raise InvalidField(path, f"{len(quantities)} resources", f"ask for at most {MOST_RESOURCES}")
+    for resource, amount in quantities.items():
+        where = f"{path}[{clean(resource, 80)}]"
+        if not resource or len(resource) > 317 or resource != clean(resource, 317):
+            raise InvalidField(where, "not a resource name", "use names such as cpu, memory or nvidia.com/gpu")
+        if not 0 <= amount <= LARGEST_QUANTITY:
+            raise InvalidField(
+                where,
+                f"{clean(str(amount), 30)} is outside 0 to 2^63-1",
+                "ask for a whole number that a machine can have",
+            )
+
+
+def check_limits(path: str, container: ContainerRequest) -> None:
+    """Kubernetes' own rules: a request stays below its limit, and devices and hugepages have both or only a limit."""
+    for resource, amount in container.requests.items():
+        limit = container.limits.get(resource)
+        if limit is not None and amount > limit:
+            raise InvalidField(
+                f"{path}.requests[{resource}]",
+                f"{amount} is above the limit {limit}",
+                "raise the limit or lower the request",
+            )
+        if resource not in (CPU, MEMORY) and limit != amount:
+            kind = "hugepages" if is_hugepages(resource) else "a device"
+            finding = "has no limit" if limit is None else f"differs from its limit {limit}"
+            raise InvalidField(f"{path}.requests[{resource}]", finding, f"{kind} needs equal ones")
+
+
+# Pod-level resources (`spec.resources`): what the API server accepts, and what it fills in.
+#
+# They are CPUs, memory and hugepages, never devices, and containers may ask for a share of them. A pod-level request that
+# is left out next to a limit is what the containers request together, or the limit if they request nothing. Example:
+# with limits of 8 CPUs and 16 GiB, and containers that request 2 and 3 CPUs, the pod requests 5 CPUs and 16 GiB.
+#
+# Source: Kubernetes v1.36, defaultPodRequests (pkg/apis/core/v1/defaults.go) and validatePodResourceConsistency
+# (pkg/apis/core/validation).
+
+
+def check_pod_level_names(path: str, resources: Iterable[ResourceName]) -> None:
+    """`path`: `spec.resources.limits`. Raises InvalidField for what is no pod-level resource."""
+    for name in resources:
+        if not is_native(name):
+            finding = "only cpu, memory and hugepages-<size> are pod-level resources"
+            remedy = "give it to a container (spec.containers[].resources)" if "/" in name else "leave it out"
+            raise InvalidField(f"{path}[{clean(name, 80)}]", finding, remedy)
+
+
+def with_pod_level_requests(pod: PodRequest) -> PodLevelResources:
+    """The pod-level resources with their requests filled in. `pod`: with the requests of its containers filled in."""
+    limits = pod.resources.limits
+    requests = pod.resources.requests
+    if not limits:
+        return pod.resources
+    together = pod_wide(pod, effective_requests)
+    of_containers = {name: together[name] for name in (CPU, MEMORY) if name in together}
+    return PodLevelResources(limits=limits, requests={**limits, **of_containers, **requests})
+
+
+def check_pod_level_resources(pod: PodRequest) -> None:
+    """
+    `pod`: with all requests filled in. Raises InvalidField where pod-level resources contradict one another or those of the
+    containers.
+    """
+    limits = pod.resources.limits
+    requests = pod.resources.requests
+    for name, amount in pod_wide(pod, effective_requests).items():
+        for kind, whole in (("limits", limits), ("requests", requests)):
+            if name in whole and amount > whole[name]:
+                finding = f"{whole[name]} is less than the {amount} that the containers request together"
+                raise pod_level_error(kind, name, finding, "raise it, or lower the requests of the containers")
+    for name, amount in requests.items():
+        limit = limits.get(name)
+        if limit is not None and amount > limit:
+            raise pod_level_error(
+                "requests", name, f"{amount} is above the limit {limit}", "raise the limit or lower the request"
+            )
+        if is_hugepages(name) and amount != limit:
+            finding = "has no limit" if limit is None else f"{amount} differs from its limit {limit}"
+            raise pod_level_error("requests", name, finding, "hugepages need equal ones")
+    for position, container in enumerate(pod.containers):
+        for name, amount in container.limits.items():
+            if name in limits and amount > limits[name]:
+                raise InvalidField(
+                    f"pod.containers[{position}].limits[{name}]",
+                    f"{amount} is above the limit {limits[name]} of the pod",
+                    "lower it, or raise the limit in spec.resources",
+                )
+
+
+def pod_level_error(kind: str, name: ResourceName, finding: str, remedy: str) -> InvalidField:
+    """The error about a pod-level resource."""
+    return InvalidField(f"pod.resources.{kind}[{name}]", finding, remedy)

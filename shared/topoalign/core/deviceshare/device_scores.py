@@ -1,0 +1,73 @@
+"""
+Scores how full devices and nodes are with a request added: 0 to 100, higher is better by the strategy.
+
+Rules of koordinator a7a1b76b (deviceshare, scoring). All divisions cut off.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+
+import msgspec
+
+from topoalign.core.deviceshare.inventory import InventoryDevice
+from topoalign.core.deviceshare.koordinator_names import FPGA, GPU_BYTES, RATIO, RDMA
+from topoalign.core.deviceshare.request_combinations import Quantities
+
+DEFAULT_WEIGHTS: Mapping[str, int] = MappingProxyType({RATIO: 1, GPU_BYTES: 1, RDMA: 1, FPGA: 1})
+
+
+class DevicePacking(StrEnum):
+    """Whether a device that is used more, or one that is used less, scores higher."""
+
+    LEAST_ALLOCATED = "LeastAllocated"
+    """Spread."""
+    MOST_ALLOCATED = "MostAllocated"
+    """Fill up."""
+
+
+class DeviceScorer(msgspec.Struct, frozen=True):
+    """How devices are ranked: the strategy, and the weight of each resource."""
+
+    strategy: DevicePacking = DevicePacking.LEAST_ALLOCATED
+    weights: Mapping[str, int] = DEFAULT_WEIGHTS
+    """Resource -> weight, above 0."""
+
+
+def score_device(scorer: DeviceScorer, total: Quantities, free: Quantities, request: Quantities) -> int:
+    """The score of a device, 0 to 100: the weighted mean over the resources that it has."""
+    weights = {name: weight for name, weight in scorer.weights.items() if total.get(name, 0) > 0 and weight > 0}
+    if not weights:
+        return 0
+    points = (
+        weight * resource_score(scorer.strategy, total[name], free.get(name, 0), request.get(name, 0))
+        for name, weight in weights.items()
+    )
+    return sum(points) // sum(weights.values())
+
+
+def resource_score(strategy: DevicePacking, total: int, free: int, request: int) -> int:
+    """The score of one resource with the request on top, 0 to 100, rounded down."""
+    used = total if free > total else total - free + request
+    if strategy is DevicePacking.MOST_ALLOCATED:
+        return min(used, total) * 100 // total
+    return 0 if used > total else (total - used) * 100 // total
+
+
+def score_node(scorer: DeviceScorer, types: Iterable[tuple[Sequence[InventoryDevice], Quantities]]) -> int:
+    """
+    The sum over types of the score of all their devices together, with the request for ONE device, as upstream has it;
+    before it is made comparable over nodes.
+    """
+    return sum(
+        score_device(scorer, _sum(d.total for d in devices), _sum(d.free for d in devices), each)
+        for devices, each in types
+    )
+
+
+def _sum(quantities: Iterable[Quantities]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for each in quantities:
+        for name, amount in each.items():
+            totals[name] = totals.get(name, 0) + amount
+    return totals

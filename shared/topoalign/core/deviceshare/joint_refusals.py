@@ -1,0 +1,75 @@
+"""
+Refuses devices with a status and reasons in Koordinator's wording, as in a pod's events, and with topoalign's own
+finding.
+"""
+
+from enum import StrEnum
+
+from topoalign.core.deviceshare.koordinator_names import DeviceType
+from topoalign.core.model.errors import InvalidField, NoFit, clean
+
+
+class FrameworkStatus(StrEnum):
+    """Codes of the Kubernetes scheduler framework."""
+
+    UNSCHEDULABLE = "Unschedulable"
+    """Other pods that leave may help."""
+    UNRESOLVABLE = "UnschedulableAndUnresolvable"
+    """Nothing that happens to other pods will help."""
+
+
+class InvalidShareRequest(InvalidField):
+    """Raised when what a pod asks for is invalid on every node: an annotation or a combination of resources."""
+
+    status = FrameworkStatus.UNRESOLVABLE
+
+    def __init__(self, field: str, reason: str, remedy: str) -> None:
+        self.reasons = (reason,)
+        super().__init__(field, clean(reason, 400), remedy)
+
+
+class DevicesDoNotFit(NoFit):
+    """Raised when the node has no devices left that are as the pod asks."""
+
+    code = "DevicesDoNotFit"
+
+    def __init__(self, reason: str, status: FrameworkStatus = FrameworkStatus.UNSCHEDULABLE, more: str = "") -> None:
+        self.status = status
+        self.reasons = (reason,)
+        super().__init__(
+            f"{reason}{more}",
+            "ask for less or ease the pod's device annotations; where others hold the devices, wait until some are released"
+            if status is FrameworkStatus.UNSCHEDULABLE
+            else "ask for what this node has (`topoalign topo --wide`), or another node",
+        )
+
+
+class SharesNeedUnits(NoFit):
+    """Raised when a share of a GPU is asked for, and the node offers no GPU in units."""
+
+    code = "SharesNeedUnits"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a part of a GPU is asked for, which is so many of its units, and this node offers no GPU in units",
+            "offer GPUs in units (sharing.units in the configuration of the node), or ask for whole GPUs: nvidia.com/gpu or "
+            "koordinator.sh/gpu in multiples of 100",
+        )
+
+
+def refuse_too_few(kind: DeviceType) -> DevicesDoNotFit:
+    """The refusal for too few devices of a type; it may pass when other pods leave."""
+    return DevicesDoNotFit(f"Insufficient {kind} devices")
+
+
+def refuse_missing_type(kind: DeviceType, what: str = "devices") -> DevicesDoNotFit:
+    """The refusal for a type that the node does not have at all."""
+    return DevicesDoNotFit(f"Insufficient {kind} {what}", FrameworkStatus.UNRESOLVABLE)
+
+
+def refuse_same_pcie() -> DevicesDoNotFit:
+    """The refusal for `SamePCIe` without enough free devices side by side."""
+    return DevicesDoNotFit(
+        "node(s) Device Joint-Allocate rules violation",
+        more=": SamePCIe asks for devices side by side that are not free",
+    )

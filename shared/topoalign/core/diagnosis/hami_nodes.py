@@ -1,0 +1,58 @@
+"""Names the two reasons why nodes that HAMi manages are not offered, and how a registry reports them."""
+
+import msgspec
+
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.ids import NodeName
+
+FOREIGN_NODE = "ForeignNode"
+"""HAMi gives out the GPUs of the node, and topoalign does not."""
+CONTESTED_NODE = "ContestedNode"
+"""HAMi and topoalign both give out the GPUs of the node."""
+
+
+class ForeignNode(NoFit):
+    """HAMi gives out the GPUs of a node, and no allocator of topoalign answers for it."""
+
+    code = FOREIGN_NODE
+
+    def __init__(self) -> None:
+        super().__init__(
+            "HAMi gives out the GPUs of the node",
+            "let HAMi's scheduler have the pod, or move the node to topoalign",
+        )
+
+
+class ContestedNode(NoFit):
+    """HAMi gives out the GPUs of a node, and an allocator of topoalign answers for it."""
+
+    code = CONTESTED_NODE
+
+    def __init__(self) -> None:
+        super().__init__(
+            "HAMi and topoalign both give out the GPUs of the node",
+            "stop HAMi's device plugin there, end its pods and delete its annotations of the Node, or stop topoalign there",
+        )
+
+
+REASONS: dict[str, type[ForeignNode] | type[ContestedNode]] = {
+    FOREIGN_NODE: ForeignNode,
+    CONTESTED_NODE: ContestedNode,
+}
+"""Code -> its error."""
+
+
+class ForeignRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks a registry which nodes HAMi runs; answered with a `ForeignPage`."""
+
+    after: NodeName = NodeName("")
+    """Only nodes whose names come after this one."""
+
+
+class ForeignPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of the nodes that HAMi runs, by name."""
+
+    nodes: dict[NodeName, str]
+    """Node -> code of the reason."""
+    has_more: bool
+    """Whether there are others after the last one."""

@@ -1,0 +1,317 @@
+"""
+Decides about a pod on each node of a cluster as its kubelet would, as a refusal code: empty where the node admits it.
+
+Kubernetes' own constraints come first (`demand.node_filters`): a node that they keep the pod off is not asked.
+
+Amounts decide where they can (`feasibility`), in microseconds a node; else the whole decision is made. What is reserved for
+other pods counts as held, and what is planned for gangs has to fit after the pod (`planned`). A node of which the hardware,
+the health, the allocations or its kubelet's rules are not known admits nothing, nor does one whose allocator does not
+answer, or whose GPUs others give out. A resource that this node does not list and another one does is missing here; what no
+node lists is passed over, as the kubelet does.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+import msgspec
+
+from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.feasibility import PodNeed, judge_amounts, need_of
+from topoalign.core.admission.free_amounts import Free, count_free
+from topoalign.core.admission.kinds import NodeKind, kind_key
+from topoalign.core.admission.kubelet_devices import as_others
+from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
+from topoalign.core.admission.resolvability import explain_decision, with_healthy_devices, without_any_allocation
+from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, list_exclusions
+from topoalign.core.demand.pod_demand import PodDemand, check_rules, pod_demand
+from topoalign.core.demand.pod_validation import validate_pod
+from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
+from topoalign.core.diagnosis.hami_nodes import REASONS, ForeignNode
+from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, fold_record
+from topoalign.core.diagnosis.planned import GangFirst, fits_planned_pods
+from topoalign.core.hints.preconditions import UnknownResource
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.decisions import Admission, Decision
+from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean
+from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName, ResourceName
+from topoalign.core.model.requests import PodRequest, override_rules
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.cpuset import LARGEST_ID
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.memory_account import given_back
+from topoalign.core.state.node_reservations import reserved_allocations
+
+Changes = Mapping[str, str | int | bool]
+"""Rules that are to differ from those of each kubelet, by the field names of `AdmissionRules`."""
+NO_CHANGES: Changes = MappingProxyType({})
+REMEDY = "see what the services of the node log, and who may publish on its subjects"
+
+
+class NodeNotWhole(NoFit):
+    """Hardware, health or allocations of a node are not known."""
+
+    code = "NodeNotWhole"
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(
+            f"not received of the node: {missing}", "see that discovery and allocator run there (`topoalign doctor`)"
+        )
+
+
+class NodeStale(NoFit):
+    """The allocator of a node does not answer."""
+
+    code = "NodeStale"
+
+    def __init__(self) -> None:
+        super().__init__("the allocator of the node does not answer", "look whether topoalign runs on it")
+
+
+class DevicesUnknown(NoFit):
+    """The kubelet has devices of this resource, and which they are is not known."""
+
+    code = "DevicesUnknown"
+
+    def __init__(self, resource: ResourceName) -> None:
+        super().__init__(
+            f"the kubelet has devices of {resource!r}, and what lists them is not known",
+            "see that their plugin on the node lists healthy ones",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class QueriedNode:
+    """A node that can be asked."""
+
+    name: NodeName
+    announced: Topology
+    """As the node announced it; equal machines share its shape."""
+    state: NodeState
+    """As its kubelet has it, with what is reserved."""
+    kind: NodeKind
+    free: Free
+    """What is free there, under the rules of the kind."""
+    reserved: frozenset[AllocationID] = frozenset()
+    """What of the state is reserved, for pods that the node has not shown."""
+    planned: tuple[Reservation, ...] = ()
+    """Those of the reservations that are planned with a gang, for pods that nobody is about to bind."""
+
+    def holding(self, allocations: Iterable[Allocation]) -> "QueriedNode":
+        """
+        The node on which these are held, too.
+        """
+        state = self.state
+        for each in allocations:
+            state = state.holding(each)
+        return self if state is self.state else self.changed(state)
+
+    def without(self, gone: Collection[AllocationID]) -> "QueriedNode":
+        """The node when these are released. The kubelet gives memory of several NUMA nodes back to the lowest first."""
+        memory = self.state.memory
+        for each in gone:
+            had = msgspec.structs.replace(self.state.allocations[each], lowest_first=True)
+            memory = given_back(memory, had)
+        left = {each: held for each, held in self.state.allocations.items() if each not in gone}
+        return self.changed(msgspec.structs.replace(self.state, allocations=left, memory=memory))
+
+    def emptied(self) -> "QueriedNode":
+        """The node as if nobody had anything."""
+        return replace(self.changed(without_any_allocation(self.state)), planned=())
+
+    def restored(self) -> "QueriedNode | None":
+        """The node if all of its devices were healthy and none was cordoned. None: they are."""
+        state = with_healthy_devices(self.state)
+        return None if state is self.state else self.changed(state)
+
+    def changed(self, state: NodeState) -> "QueriedNode":
+        """The same node in another state."""
+        return replace(self, state=state, free=count_free(state, self.kind.rules))
+
+
+class ExcludedNode(NamedTuple):
+    """A node that Kubernetes keeps the pod off."""
+
+    name: NodeName
+    reason: NodeNotAllowed
+    node: QueriedNode | None
+    """None: what its kubelet would decide is not known."""
+
+
+class Nodes:
+    """All nodes of a cluster: those that can be asked, and why the others cannot."""
+
+    def __init__(self, cluster: ClusterRecord, constraints: Constraints | None = None) -> None:
+        """
+        Reads each record once: 0.3 ms a node. `constraints`: of the pod; they are applied where the nodes were read from
+        Kubernetes.
+        """
+        self.asked: list[QueriedNode] = []
+        self.excluded: list[ExcludedNode] = []
+        """Those that Kubernetes keeps the pod off."""
+        self.unasked: dict[NodeName, TopoalignError] = {}
+        """Node -> why there is no answer for it."""
+        self._kinds: dict[object, NodeKind] = {}
+        applied = constraints if cluster.has_traits else None
+        for record in cluster.nodes:
+            exclusion = None if applied is None else exclusion_of(record, applied)
+            node = self._node_or_error(record, cluster.time)
+            if exclusion is not None:
+                self.excluded.append(
+                    ExcludedNode(record.node, exclusion, node if isinstance(node, QueriedNode) else None)
+                )
+            elif isinstance(node, QueriedNode):
+                self.asked.append(node)
+            else:
+                self.unasked[record.node] = node
+        machines = [each.topology for each in self._kinds.values()]
+        self.resources = frozenset({GPU, NIC, *USUAL_SLOTS.slots.resources}).union(
+            *((*each.devices, *amount_resources(each)) for each in machines)
+        )
+        """All that some node lists, and by which amounts of GPUs in slots are asked for there, or usually are."""
+
+    def __len__(self) -> int:
+        return len(self.asked) + len(self.excluded) + len(self.unasked)
+
+    def _node_or_error(self, record: NodeRecord, now: float) -> QueriedNode | TopoalignError:
+        try:
+            return self._node(record, now)
+        except TopoalignError as error:
+            return error
+        except ValueError as error:  # what no kubelet can have published, such as memory on NUMA node -1
+            return InvalidField("usage", clean(str(error), 200), REMEDY)
+
+    def _node(self, record: NodeRecord, now: float) -> QueriedNode:
+        """
+        Raises ForeignNode, ContestedNode, NodeNotWhole, NodeStale, KubeletUnknown, and InvalidField for numbers that no
+        machine has, and rules by which no kubelet starts.
+        """
+        known = {"hardware": record.topology, "health": record.health, "allocations": record.allocations}
+        if record.foreign:
+            raise REASONS.get(record.foreign, ForeignNode)
+        missing = [name for name, fact in known.items() if fact is None]
+        state = fold_record(record)
+        if missing or record.topology is None:
+            raise NodeNotWhole(", ".join(missing))
+        if record.silent:
+            raise NodeStale
+        check_ids(record.topology.topology.shape)
+        kubelet = state.usage.kubelet if state.usage is not None else None
+        if kubelet is not None and kubelet.rules.unknown:
+            raise KubeletUnknown(record.node, kubelet.rules.unknown)
+        basis = prediction_basis(state, now)
+        check_rules(basis.rules)
+        kind = self._kinds.setdefault(kind_key(basis), NodeKind(basis.state.hardware, basis.rules, basis.registered))
+        reserved = [each for reservation in record.reserved for each in reserved_allocations(reservation)]
+        names = frozenset(each.id for each in reserved)
+        free = count_free(basis.state, basis.rules)
+        planned = tuple(each for each in record.reserved if each.planned)
+        return QueriedNode(record.node, record.topology.topology, basis.state, kind, free, names, planned).holding(
+            reserved
+        )
+
+
+def exclusion_of(record: NodeRecord, constraints: Constraints) -> NodeNotAllowed | None:
+    """Why Kubernetes keeps the pod off the node; None: it does not."""
+    if record.traits is None:
+        return NodeNotAllowed(())
+    found = tuple(list_exclusions(record.traits, constraints))
+    return NodeNotAllowed(found) if found else None
+
+
+@computed_once
+def check_ids(topology: Topology) -> None:
+    """Raises InvalidField for a CPU or a NUMA node that no machine has, or has twice: nothing could be decided with it."""
+    ids = {
+        "nodes": topology.node_ids,
+        "cpus": [number for cpu in topology.cpus for number in (cpu.id, cpu.node)],
+        "gpus": [node for gpu in topology.gpus for node in gpu.numa_affinity],
+        "nics": [node for nic in topology.nics for node in nic.numa_affinity],
+    }
+    for path, numbers in ids.items():
+        if not all(0 <= number <= LARGEST_ID for number in numbers):
+            raise InvalidField(f"topology.{path}", "a number that no CPU or NUMA node has", REMEDY)
+    for path, own in (("nodes", topology.node_ids), ("cpus", [cpu.id for cpu in topology.cpus])):
+        if len({*own}) < len(own):
+            raise InvalidField(f"topology.{path}", "a number stands twice", REMEDY)
+
+
+class DemandOnNodeKind:
+    """What a pod is to the nodes of one kind."""
+
+    def __init__(self, pod: PodRequest, kind: NodeKind, changes: Changes, resources: frozenset[ResourceName]) -> None:
+        """`pod` is valid. Raises InvalidField for invalid rules, and annotations in mode `best`."""
+        self.demand: PodDemand = pod_demand(pod, override_rules(kind.rules, changes))
+        self.missing: NoFit | None = None
+        """Why no such node has what is asked for, whatever is free."""
+        self.need: PodNeed | None = None
+        listed = kind.topology.devices.keys() | amount_resources(kind.topology)
+        for name in sorted(self.demand.device_names - listed):
+            if kind.registered is not None and name in kind.registered:
+                self.missing = DevicesUnknown(name)
+            elif name in resources:
+                self.missing = UnknownResource(name, sorted(listed))
+        if self.missing is None:
+            self.need = need_of(kind.topology, self.demand)
+
+
+class ClusterQuestion:
+    """A pod that is put to the nodes of a cluster."""
+
+    def __init__(self, nodes: Nodes, pod: PodRequest, changes: Changes = NO_CHANGES) -> None:
+        """`changes` may name the policy, the scope, the device policy, the mode and `compat`. Raises InvalidField."""
+        self.pod = validate_pod(pod)
+        self.changes = changes
+        self._nodes = nodes
+        self._asked: dict[NodeKind, DemandOnNodeKind] = {}
+
+    def of(self, kind: NodeKind) -> DemandOnNodeKind:
+        """What the pod is to nodes of this kind. Raises InvalidField as `DemandOnNodeKind` does."""
+        asked = self._asked.get(kind)
+        if asked is None:
+            asked = self._asked[kind] = DemandOnNodeKind(self.pod, kind, self.changes, self._nodes.resources)
+        return asked
+
+    @property
+    def demands(self) -> Iterator[PodDemand]:
+        """What the pod is by the rules of each kind of node that was asked."""
+        return (asked.demand for asked in self._asked.values())
+
+    def code(self, node: QueriedNode) -> str:
+        """The code of the node's refusal; empty where it would admit the pod."""
+        asked = self.of(node.kind)
+        if asked.missing is not None:
+            return asked.missing.code
+        code = judge_amounts(asked.need, node.free) if asked.need is not None else None
+        if code is None:
+            decision = self.decide(node)
+            code = "" if isinstance(decision, Admission) else decision.code
+        if code or not node.planned or fits_planned_pods(node.state, asked.demand, self._others(node.planned)):
+            return code
+        return GangFirst.code
+
+    def _others(self, planned: Collection[Reservation]) -> tuple[Reservation, ...]:
+        """What is planned for other pods than this one."""
+        own = self.pod.namespace, self.pod.name
+        return tuple(each for each in planned if (each.namespace, each.pod) != own)
+
+    def decide(self, node: QueriedNode) -> Decision:
+        """What the node would decide, in full."""
+        demand = self.of(node.kind).demand
+        return decide_demand(as_others(node.state, demand), demand)
+
+    def explain(self, node: QueriedNode) -> Decision:
+        """The same, with the resolvability of a refusal, the amounts that decide and what would help."""
+        demand = self.of(node.kind).demand
+        return explain_decision(as_others(node.state, demand), demand)
+
+    def admitting(self) -> list[QueriedNode]:
+        """The nodes that would admit the pod."""
+        return [node for node in self._nodes.asked if not self.code(node)]
+
+    def changed(self, pod: PodRequest | None = None, rules: Changes = NO_CHANGES) -> "ClusterQuestion":
+        """The same question about another pod, or under other rules."""
+        return ClusterQuestion(self._nodes, pod or self.pod, {**self.changes, **rules})

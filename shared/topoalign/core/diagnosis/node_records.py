@@ -1,0 +1,187 @@
+"""
+Reads and writes what is known of a cluster, one record for each node; every answer about the cluster follows from them.
+
+A record has the newest reading of each kind, the live allocations, and what is reserved for pods that the node has not shown
+yet. `fold_record` folds them, so a record that is kept in a file gives the same answers anywhere and at any time.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from topoalign.core.demand.node_filters import NodeTraits
+from topoalign.core.model.errors import BadRequest, InvalidField, clean
+from topoalign.core.model.events import (
+    AllocationsSnapshot,
+    DeviceHealthChanged,
+    ReservationsChanged,
+    TopologyDiscovered,
+    UsageObserved,
+)
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.shapes import Shapes
+from topoalign.core.model.topology.topology_checks import check_bounds
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.node_reservations import NodeReservations
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is known of one node. What was never received is None."""
+
+    node: NodeName
+    topology: TopologyDiscovered | None = None
+    health: DeviceHealthChanged | None = None
+    usage: UsageObserved | None = None
+    allocations: AllocationsSnapshot | None = None
+    """All that are live."""
+    reserved: tuple[Reservation, ...] = ()
+    """What is reserved and not shown by the node, part by part; `seconds_left` as of the time of the record."""
+    silent: bool = False
+    """Whether its allocator did not answer at the time of the record."""
+    foreign: str = ""
+    """Code of the reason why it is not offered because others give out its GPUs (`foreign`); empty: nobody does."""
+    traits: NodeTraits | None = None
+    """Its labels, taints and cordon in Kubernetes. None: they were not read, or Kubernetes has no such node."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for facts of another node."""
+        facts = (self.topology, self.health, self.usage, self.allocations)
+        if any(fact is not None and fact.node != self.node for fact in facts):
+            raise ValueError("a fact of another node")
+
+
+class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a cluster at one moment."""
+
+    time: float
+    """Wall seconds."""
+    nodes: tuple[NodeRecord, ...]
+    """By name."""
+
+    @property
+    def has_traits(self) -> bool:
+        """Whether the nodes were read from Kubernetes, so that the constraints of a pod can be applied."""
+        return any(node.traits is not None for node in self.nodes)
+
+
+def record_node(
+    state: NodeState, reservations: ReservationsChanged | None = None, *, silent: bool = False
+) -> NodeRecord:
+    """The record of a node. `reservations`: the newest message, just received; `silent`: as of `NodeRecord`."""
+    known = NodeReservations()
+    if reservations is not None:
+        known = known.apply(reservations, 1, 0.0).observe(state)
+    return NodeRecord(
+        node=state.node,
+        topology=state.topology,
+        health=state.health,
+        usage=state.usage,
+        allocations=snapshot_of(state) if state.epoch else None,
+        reserved=known.held(0.0),
+        silent=silent,
+    )
+
+
+def snapshot_of(state: NodeState) -> AllocationsSnapshot:
+    """The live allocations of a node as one fact."""
+    return AllocationsSnapshot(
+        node=state.node,
+        epoch=state.epoch,
+        seq=state.seq,
+        allocations=tuple(state.allocations.values()),
+        memory=dict(state.memory),
+        digest=state.digest,
+    )
+
+
+def fold_record(record: NodeRecord) -> NodeState:
+    """The fold of a record's facts."""
+    state = NodeState(node=record.node, topology=record.topology, health=record.health, usage=record.usage)
+    return state if record.allocations is None else state.apply(record.allocations)
+
+
+# Records of a cluster as lines of JSON, to be kept in a file: one line about the file, then one for each node.
+#
+#     {"kind": "topoalign.cluster", "version": 1, "time": 1800000000.0, "nodes": 2}
+#     {"node": "gpu-1", "topology": {…}, "health": {…}, "usage": {…}, "allocations": {…}}
+#
+# The facts are those of docs/events.md. A file of 5,000 nodes has some 400 MB, so lines are read one by one.
+
+
+KIND = "topoalign.cluster"
+VERSION = 1
+T = TypeVar("T")
+LONGEST_LINE = 8 * 2**20
+"""Bytes; the facts of a large node have some hundred thousand."""
+REMEDY = "give a file that `topoalign why --snapshot FILE` wrote"
+
+
+class Heading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first line."""
+
+    kind: str
+    version: int
+    time: float
+    """Wall seconds of the record."""
+    nodes: int
+    """How many lines follow: a file that was cut short is refused."""
+
+
+def encode_lines(cluster: ClusterRecord) -> Iterator[bytes]:
+    """The lines of a file, each with its end."""
+    yield msgspec.json.encode(Heading(kind=KIND, version=VERSION, time=cluster.time, nodes=len(cluster.nodes))) + b"\n"
+    for node in cluster.nodes:
+        yield msgspec.json.encode(node) + b"\n"
+
+
+def decode_lines(lines: Iterable[bytes]) -> ClusterRecord:
+    """
+    The records of a file. Equal machines share their shape.
+
+    Raises InvalidField, which names the line, for what is not such a file, another version, or a file that lacks lines.
+    """
+    numbered = enumerate(lines, 1)
+    _, first = next(numbered, (1, b""))
+    heading = decode_line(1, first, Heading)
+    if (heading.kind, heading.version) != (KIND, VERSION):
+        raise line_error(1, f"{clean(heading.kind)!r} of version {heading.version}, not {KIND!r} of version {VERSION}")
+    shapes = Shapes()
+    nodes = dict[str, NodeRecord]()
+    for number, line in numbered:
+        record = decode_line(number, line, NodeRecord)
+        if record.node in nodes:
+            raise line_error(number, f"node {clean(record.node)!r} stands twice")
+        nodes[record.node] = check_topology(number, record, shapes)
+    if len(nodes) != heading.nodes:
+        raise line_error(len(nodes) + 1, f"{len(nodes)} nodes, and the first line announces {heading.nodes}")
+    return ClusterRecord(time=heading.time, nodes=tuple(nodes[name] for name in sorted(nodes)))
+
+
+def decode_line(number: int, line: bytes, kind: type[T]) -> T:
+    """One line. Raises InvalidField."""
+    if len(line) > LONGEST_LINE:
+        raise line_error(number, f"more than {LONGEST_LINE} bytes")
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise line_error(number, clean(str(error), 200)) from error
+
+
+def check_topology(number: int, record: NodeRecord, shapes: Shapes) -> NodeRecord:
+    """The record with a topology that shares what it can with others. Raises InvalidField where that is out of bounds."""
+    discovered = record.topology
+    if discovered is None:
+        return record
+    try:
+        check_bounds(discovered.topology)
+    except BadRequest as error:
+        raise line_error(number, error.finding) from error
+    discovered = msgspec.structs.replace(discovered, topology=shapes.interned(discovered.topology))
+    return msgspec.structs.replace(record, topology=discovered)
+
+
+def line_error(number: int, finding: str) -> InvalidField:
+    """What is wrong with a line."""
+    return InvalidField(f"line {number}", finding, REMEDY)

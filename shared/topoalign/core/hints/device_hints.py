@@ -1,0 +1,253 @@
+"""
+Finds the NUMA nodes with enough devices of one resource (kubelet v1.36.3, device manager hints).
+
+Subsets are built from the NUMA nodes that have a device of the resource near them, healthy or not. A device that is near
+several nodes is there for each of them and counts once; a device of which no node is known counts nowhere, nor does a
+node that the machine lacks.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Set
+from functools import lru_cache
+
+from topoalign.core.demand.pod_demand import ContainerDemand
+from topoalign.core.demand.shares import (
+    gpus_with_room,
+    gpus_with_slots,
+    on_one_node,
+    share_from_units,
+    slots_asked,
+    unit_of,
+)
+from topoalign.core.hints.hint_rules import Supply, hints_from
+from topoalign.core.hints.joint_hints import joint_hints
+from topoalign.core.hints.provider import HintRequest, Largest
+from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices
+from topoalign.core.model.hints import Hints, ProviderHints, ResourceNeed
+from topoalign.core.model.holdings import base_of
+from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import Mask, node_mask
+from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
+from topoalign.core.profile import profile_of
+from topoalign.core.state.fold import NodeState
+
+
+def device_hints(
+    devices: OfferedDevices,
+    available: Collection[DeviceID],
+    reusable: Collection[DeviceID],
+    requested: int,
+    machine: tuple[int, ...],
+    mode: Mode,
+    held: Collection[DeviceID] = (),
+) -> Hints:
+    """
+    The hints for `requested` devices of one resource.
+
+    `available` are healthy and free, `reusable` were left by init containers of the pod, `held` are what this container
+    has already; `machine` are the ids of the machine's NUMA nodes, ascending. Without topology the kubelet has no opinion,
+    whether there are enough or not; mode `best` has none only if there are enough.
+    """
+    unlisted = sum(device not in devices for device in reusable)
+    enough = len(devices.some(available) | devices.some(reusable)) + unlisted >= requested
+    if not any(by_counted_nodes(devices, mode)) and (profile_of(mode).silent_on_unplaced_devices or enough):
+        return None
+    if held:
+        return device_hints_of_count(devices, held, (), requested, machine, mode) if len(held) == requested else ()
+    if not enough:
+        return ()
+    return device_hints_of_count(devices, available, reusable, requested, machine, mode)
+
+
+def device_hints_of_count(
+    devices: OfferedDevices,
+    available: Collection[DeviceID],
+    reusable: Collection[DeviceID],
+    requested: int,
+    machine: tuple[int, ...],
+    mode: Mode,
+) -> Hints:
+    """The subsets that have enough devices, and all reusable ones that have a topology."""
+    by_nodes = by_counted_nodes(devices, mode)
+    nodes = node_mask(bearing_nodes(by_nodes, machine))
+    free = devices.some(available)
+    left = devices.some(reusable)
+    everything = Counter[Mask]()
+    counted = Counter[Mask]()
+    obligatory = set[Mask]()
+    for known, there in by_nodes.items():
+        if known is not None:
+            near = real_nodes(known) & nodes
+            reused = len(there & left)
+            everything[near] += len(there)
+            counted[near] += len(there & free) + reused
+            obligatory |= {near} if reused else set()
+    now = (
+        ResourceNeed(requested, known_supply(counted)),
+        *(ResourceNeed(1, known_supply({near: 1})) for near in sorted(obligatory)),
+    )
+    empty = (ResourceNeed(requested, known_supply(everything)),)
+    return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, len(machine))
+
+
+def known_supply(counted: Mapping[Mask, int]) -> dict[Mask, int]:
+    """Without what is near no node at all, which meets no need, and without nodes that have nothing."""
+    return {near: amount for near, amount in counted.items() if near and amount}
+
+
+@lru_cache(maxsize=1024)
+def real_nodes(near: tuple[int, ...]) -> Mask:
+    """A plugin may list a device with node -1, which is none."""
+    return node_mask(node for node in near if node >= 0)
+
+
+def by_counted_nodes(devices: OfferedDevices, mode: Mode) -> Mapping[tuple[int, ...] | None, DeviceSet]:
+    """NUMA nodes -> the devices that count near them: as listed to the kubelet, or in mode `best` as known."""
+    return devices.by_nodes if profile_of(mode).counts_devices_as_listed else devices.by_known_nodes
+
+
+def bearing_nodes(by_nodes: Iterable[tuple[int, ...] | None], machine: tuple[int, ...]) -> tuple[int, ...]:
+    """The machine's NUMA nodes among these, which bear a device of the resource; all of them where none is known to."""
+    bearing = {node for near in by_nodes for node in near or ()}
+    return tuple(node for node in machine if node in bearing) or machine
+
+
+def device_answer(asked: HintRequest) -> ProviderHints:
+    """Per resource that this node has devices of, or that is decided together; other resources have no hints."""
+    state, demand, rules = asked
+    held = held_by_pod(state, demand)
+    own = own_part(held, demand)
+    joint = joint_hints(asked) if demand.together else None
+    return {
+        name: joint
+        if name in demand.together
+        else device_hints(
+            state.hardware.devices[name],
+            devices_free_for(asked, name),
+            reusable_devices(held, name),
+            demand.devices[name],
+            state.hardware.node_ids,
+            rules.mode,
+            held=[device for each in own for device in each.devices.get(name, ())],
+        )
+        for name in resources_with_hints(asked)
+    }
+
+
+def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
+    """
+    What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all, of a share
+    that is spread its part of each, and a slot of each GPU with room.
+    """
+    state, demand, rules = asked
+    free = state.ownership.free(resource)
+    if not profile_of(rules.mode).seeks_units_by_gpu:
+        return free
+    if state.hardware.kind_of(resource) == "slot":
+        found = free.devices.nothing
+        for each in demand.containers:
+            found |= slots_for(state, each, resource)
+        return found
+    if unit_of(state.hardware, resource) is None:
+        return free
+    gpus = {gpu for each in demand.containers for gpu in gpus_for_units(state, each)}
+    found = units_on_gpus(state, gpus, resource) & free
+    asking = [each for each in demand.containers if each.devices.get(resource)]
+    return spread_part(state, asking[0], resource, found) if len(asking) == 1 else found
+
+
+def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[DeviceID]:
+    """The GPUs with room for the share that a container asks for, and those of which earlier containers left it units."""
+    share = share_from_units(state.hardware, container.devices, container.cards)
+    if share is None:
+        return frozenset()
+    return frozenset((*gpus_with_room(state.ownership.units_left, share), *taken_over(state, container)))
+
+
+def spread_part(state: NodeState, container: ContainerDemand, resource: ResourceName, free: DeviceSet) -> DeviceSet:
+    """
+    Of these units those that a container may have besides what it takes over: of each GPU no more than its part, where its
+    share is spread. Example: of 60 units over two GPUs, of which it takes over 10 of GPU-0, 20 of that and 30 of each other.
+    """
+    if container.cards == 1:
+        return free
+    part = container.devices[resource] // container.cards
+    held = free.devices.some(reusable_devices(held_by_pod(state, container), resource))
+    found = free.devices.nothing
+    for units in free.devices.by_base.values():
+        found |= (units & free).first(max(0, part - len(units & held)))
+    return found
+
+
+def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, ...]:
+    """The GPUs of the units that earlier containers of the pod leave to this one: it takes these over before any others."""
+    held = held_by_pod(state, container)
+    hardware = state.hardware
+    left = (unit for name in container.devices if unit_of(hardware, name) for unit in reusable_devices(held, name))
+    return tuple(dict.fromkeys(map(hardware.card_of, left)))
+
+
+def units_on_gpus(state: NodeState, gpus: Set[DeviceID], resource: ResourceName) -> DeviceSet:
+    """All units of a resource that are of these GPUs."""
+    devices = state.hardware.devices[resource]
+    found = devices.nothing
+    for gpu in gpus & devices.by_base.keys():
+        found |= devices.by_base[gpu]
+    return found
+
+
+def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceName) -> DeviceSet:
+    """
+    The first free slot of each GPU with room for what the container asks for of it; of none of which an earlier container
+    left it one.
+    """
+    hardware = state.hardware
+    free = state.ownership.free(resource)
+    found = free.devices.nothing
+    left = reusable_devices(held_by_pod(state, container), resource)
+    share = slots_asked(hardware, container.devices, container.gpu_annotations, as_hami=container.as_hami)
+    if share is None:
+        return found
+    taken = {*map(base_of, left)}
+    others = [gpu for gpu in gpus_with_slots(state.ownership.slots_left, share, hardware) if gpu not in taken]
+    for gpu in on_one_node(hardware, share, others, taken):
+        found |= (free & free.devices.by_base[gpu]).first(1)
+    return found
+
+
+def resources_with_hints(asked: HintRequest) -> list[ResourceName]:
+    """The device resources on which there is an answer, in the order of the demand."""
+    known = asked.state.hardware.devices
+    return [name for name in asked.demand.devices if name in known or name in asked.demand.together]
+
+
+class DeviceProvider:
+    """The device manager."""
+
+    name = "device"
+    narrows = False
+
+    def hints(self, asked: HintRequest) -> ProviderHints:
+        """Per resource of device plugins that the node has devices of."""
+        return device_answer(asked)
+
+    def resources(self, asked: HintRequest) -> Set[ResourceName]:
+        """Resources of device plugins that the node has devices of."""
+        return {*resources_with_hints(asked)}
+
+    def may_be_silent(self, asked: HintRequest) -> bool:
+        """Never."""
+        return False
+
+    def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
+        """Only on devices of which no NUMA node is known, or that are decided together."""
+        return resource in asked.demand.together or not any(
+            by_counted_nodes(asked.state.hardware.devices[resource], asked.rules.mode)
+        )
+
+    def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
+        """One need, and one more for each NUMA node where the pod left some; as many places as there are devices."""
+        hardware = asked.state.hardware
+        left = len(hardware.nodes) if held_by_pod(asked.state, asked.demand) else 0
+        return Largest(1 + left, max(1, len(hardware.devices.get(resource, ()))), 0)

@@ -1,0 +1,114 @@
+"""
+Turns needs and supply into hints: a list where it is short, a rule where it would be long.
+
+A provider gives what is needed of which NUMA nodes now (`Supply`) and what an empty machine would have had. In mode
+`kubelet` a hint is preferred if it has as few nodes as an empty machine could do with, in mode `best` if nothing narrower
+fits now.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import accumulate, compress
+from typing import NamedTuple
+
+from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
+from topoalign.core.model.requests import Mode
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, nodes_of, several, union
+from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget, mask_meets_needs
+from topoalign.core.numa_sets.subsets import subsets, sums_by_subset
+from topoalign.core.profile import profile_of
+
+MOST_LISTED = 8
+"""
+NUMA nodes of a machine whose hints are listed: 255 at most. The kubelet stops there, too, unless it is configured
+otherwise.
+"""
+
+
+class Supply(NamedTuple):
+    """Some NUMA nodes, and what is needed of them."""
+
+    nodes: Mask
+    needs: tuple[ResourceNeed, ...]
+
+    def least_size(self) -> int | None:
+        """How few of the nodes do, at least one. None: not even all of them. Raises TooMuchWork."""
+        need = self.needs[0]
+        if len(self.needs) > 1 or need.amount <= 0 or any(several(near) for near in need.supply):
+            return Choosing(self.nodes, self.needs, NumaSearchBudget()).least_size()
+        richest = sorted((amount for near, amount in need.supply.items() if near & self.nodes), reverse=True)
+        return next((size for size, total in enumerate(accumulate(richest), 1) if total >= need.amount), None)
+
+
+def hints_from(
+    now: Supply, empty: Supply, mode: Mode, machine: int, besides: Iterable[Mask] = ()
+) -> tuple[TopologyHint, ...] | HintRule:
+    """
+    The hints that are the subsets which meet the needs `now`, and the masks `besides`; () if there is none.
+
+    `machine` is how many NUMA nodes there are. Raises TooMuchWork.
+    """
+    others = tuple(sorted(mask for mask in besides if mask & ~now.nodes or not mask_meets_needs(now.needs, mask)))
+    if not others and not mask_meets_needs(now.needs, now.nodes):
+        return ()
+    by_empty_machine = profile_of(mode).prefers_by_empty_machine
+    judged = empty.least_size() if by_empty_machine else now.least_size()
+    widths = [] if judged is None else [judged]
+    least = min(widths + ([] if by_empty_machine else [mask.bit_count() for mask in others]), default=0)
+    needs = (
+        now.needs
+        if any(need.amount > 0 for need in now.needs)
+        else (ResourceNeed(1, {now.nodes: 1} if now.nodes else {}),)
+    )
+    rule = HintRule(nodes=now.nodes, needs=needs, least=least, besides=others)
+    return rule if machine > MOST_LISTED else hints_of_rule(rule)
+
+
+def hints_of_rule(rule: HintRule) -> tuple[TopologyHint, ...]:
+    """The hints that a rule stands for, in the kubelet's order: by size, then by the positions of the nodes."""
+    everywhere = union((rule.nodes, *rule.besides))
+    space = subsets(nodes_of(everywhere))
+    enough = [list(map(need.amount.__le__, totals_by_subset(space.nodes, space.masks, need))) for need in rule.needs]
+    if everywhere != rule.nodes or not enough:
+        enough.append([not mask & ~rule.nodes for mask in space.masks])
+    fits = list(map(all, zip(*enough, strict=True))) if len(enough) > 1 else enough[0]
+    for mask in rule.besides:
+        fits[space.numbers[mask]] = True
+    return tuple(compress(every_hint(space.nodes, rule.least), map(fits.__getitem__, space.order)))
+
+
+@lru_cache(maxsize=64)
+def every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
+    """Every subset of these nodes as a hint, in the kubelet's order; those of `least` nodes are preferred."""
+    space = subsets(nodes)
+    return tuple(TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order)
+
+
+def totals_by_subset(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: ResourceNeed) -> list[int]:
+    """How much each subset has of what is needed, by the subsets' numbers."""
+    counts = sums_by_subset(need.supply.get(1 << node, 0) for node in nodes)
+    for near, amount in need.supply.items():
+        if near.bit_count() > 1:
+            counts = [had + amount if mask & near else had for had, mask in zip(counts, masks, strict=True)]
+    return counts
+
+
+def narrowest_hint(
+    hints: tuple[TopologyHint, ...] | HintRule, around: Mask = 0, within: Mask = EVERYWHERE
+) -> TopologyHint | None:
+    """
+    The best hint that holds all nodes of `around` and none outside `within`: a preferred one before any other, then the
+    narrowest. Hints for any node are left out. Raises TooMuchWork.
+    """
+    if isinstance(hints, HintRule):
+        choosing = Choosing(hints.nodes & within, hints.needs, NumaSearchBudget(), fixed=around)
+        size = None if around & ~(hints.nodes & within) else choosing.least_size()
+        masks = [mask for mask in hints.besides if not around & ~mask and not mask & ~within]
+        masks += [] if size is None else [next(choosing.masks(size))]
+        hints = tuple(TopologyHint(mask, mask.bit_count() == hints.least) for mask in masks)
+    fitting = [
+        (not hint.preferred, narrowness(mask), hint)
+        for hint in hints
+        if (mask := hint.affinity) is not None and not around & ~mask and not mask & ~within
+    ]
+    return min(fitting, key=lambda each: each[:2])[2] if fitting else None

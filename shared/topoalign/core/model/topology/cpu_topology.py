@@ -1,0 +1,113 @@
+"""
+Groups the CPUs of a node by core, cache, socket and NUMA node, for the algorithms that take CPUs.
+
+Only nodes that have CPUs occur here, as in the kubelet: a NUMA node without CPUs is no place for a CPU.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from topoalign.core.model.topology.bitmask import Mask, node_mask
+
+if TYPE_CHECKING:
+    from topoalign.core.model.topology.model import Cpu
+
+
+@dataclass(frozen=True, eq=False)
+class CpuTopology:
+    """
+    The CPUs of a machine, grouped by core, last-level cache, socket and NUMA node, and the number of each. Averages are
+    taken from the five counts, as in the kubelet v1.36.3.
+
+    One is built for each machine and compared by identity, so that what is computed from it can be cached.
+    """
+
+    node_of: Mapping[int, int]
+    socket_of: Mapping[int, int]
+    core_of: Mapping[int, int]
+    uncore_of: Mapping[int, int]
+    """CPU -> its last-level cache."""
+    in_node: Mapping[int, frozenset[int]]
+    in_socket: Mapping[int, frozenset[int]]
+    in_core: Mapping[int, frozenset[int]]
+    in_uncore: Mapping[int, frozenset[int]]
+    cpus: int
+    cores: int
+    sockets: int
+    nodes: int
+    uncores: int
+
+    @cached_property
+    def online(self) -> frozenset[int]:
+        """Ids of all CPUs that are online."""
+        return frozenset(self.node_of)
+
+    @cached_property
+    def node_mask_of(self) -> Mapping[int, Mask]:
+        """CPU -> the mask of its NUMA node."""
+        return {cpu: node_mask((node,)) for cpu, node in self.node_of.items()}
+
+    @cached_property
+    def sockets_of_node(self) -> Mapping[int, frozenset[int]]:
+        """NUMA node -> the sockets that its CPUs are on."""
+        return {node: frozenset(self.socket_of[cpu] for cpu in inside) for node, inside in self.in_node.items()}
+
+    @property
+    def cpus_per_core(self) -> int:
+        """The average number of CPUs of a core, rounded down: an offline sibling makes it smaller; 0 without CPUs."""
+        return self.cpus // self.cores if self.cores else 0
+
+    @property
+    def cpus_per_socket(self) -> int:
+        """The average number of CPUs of a socket, rounded down; 0 without CPUs."""
+        return self.cpus // self.sockets if self.sockets else 0
+
+    @property
+    def cpus_per_uncore(self) -> int:
+        """The average number of CPUs of a last-level cache, rounded down; 0 without CPUs."""
+        return self.cpus // self.uncores if self.uncores else 0
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether all cores have equally many CPUs, and all sockets: then the averages are the counts."""
+        return all(len({*map(len, units.values())}) <= 1 for units in (self.in_core, self.in_socket))
+
+    @property
+    def numa_first(self) -> bool:
+        """Whether a NUMA node holds whole sockets rather than the other way round."""
+        return self.sockets >= self.nodes
+
+
+def cpu_topology(cpus: Iterable["Cpu"]) -> CpuTopology:
+    """Groups CPUs by core, last-level cache, socket and NUMA node."""
+    known = {cpu.id: cpu for cpu in cpus}
+    node_of = {cpu.id: cpu.node for cpu in known.values()}
+    socket_of = {cpu.id: cpu.socket for cpu in known.values()}
+    core_of = {cpu.id: cpu.core for cpu in known.values()}
+    uncore_of = {cpu.id: cpu.uncore for cpu in known.values()}
+    in_node, in_socket, in_core, in_uncore = map(invert_groups, (node_of, socket_of, core_of, uncore_of))
+    return CpuTopology(
+        node_of=node_of,
+        socket_of=socket_of,
+        core_of=core_of,
+        uncore_of=uncore_of,
+        in_node=in_node,
+        in_socket=in_socket,
+        in_core=in_core,
+        in_uncore=in_uncore,
+        cpus=len(known),
+        cores=len(in_core),
+        sockets=len(in_socket),
+        nodes=len(in_node),
+        uncores=len(in_uncore),
+    )
+
+
+def invert_groups(group_of: Mapping[int, int]) -> dict[int, frozenset[int]]:
+    """Turns CPU -> group into group -> its CPUs, by ascending group."""
+    members: dict[int, set[int]] = {}
+    for cpu, group in group_of.items():
+        members.setdefault(group, set()).add(cpu)
+    return {group: frozenset(members[group]) for group in sorted(members)}

@@ -1,0 +1,138 @@
+"""Describes which of a node's hardware the device plugin offers to the kubelet. `holdings` parses the ids."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from topoalign.core.model.holdings import UnitKind, handed_out
+from topoalign.core.model.ids import DeviceID, ResourceName
+
+Kind = Literal["gpu", "nic", "part", "unit", "slot", "other"]
+"""
+Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; units of GPUs; slots of GPUs; devices of
+another's plugin.
+"""
+
+Limiter = Literal["none", "vcuda", "hami-core"]
+"""Nothing, Gaia's library, HAMi's library."""
+LimitedBy = Literal["none", "vcuda", "hami-core", "mps"]
+"""The same, and NVIDIA's MPS."""
+
+CORES = 100
+"""Units of computing time of a GPU."""
+MEMORY_BLOCK = 256 * 1024 * 1024
+"""Bytes of a unit of memory. What a GPU has beyond its last whole block is not given out."""
+
+
+class Slots(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """
+    What a container with slots of GPUs may ask for besides: resources that no device plugin lists and no kubelet sees. One
+    value applies to each of its GPUs.
+    """
+
+    memory: ResourceName = ResourceName("nvidia.com/gpumem")
+    """MiB of each GPU."""
+    percentage: ResourceName = ResourceName("nvidia.com/gpumem-percentage")
+    """Memory as hundredths of each GPU's."""
+    cores: ResourceName = ResourceName("nvidia.com/gpucores")
+    """Hundredths of each GPU's computing time."""
+    priority: ResourceName = ResourceName("nvidia.com/priority")
+    """0 high, 1 low."""
+    memory_scaling: Annotated[float, msgspec.Meta(ge=0.1, le=100)] = 1.0
+    """How much memory is given of each GPU, as a multiple of what it has."""
+    core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
+    """How much computing time is given of each GPU, as a multiple of 100."""
+    numa_topology: bool = False
+    """
+    Whether slots are listed to the kubelet with the NUMA nodes of their GPUs. Its Topology Manager then counts slots by NUMA
+    node, and may align a container to one whose GPUs are too few, or have too little left.
+    """
+    instances: bool = False
+    """Each slot becomes a MIG instance of its own: what a container holds of a GPU is one of the GPU's profiles."""
+
+    @property
+    def resources(self) -> tuple[ResourceName, ...]:
+        """All of them."""
+        return self.memory, self.percentage, self.cores, self.priority
+
+
+class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """Devices of this node that are offered to the kubelet under one resource, whole or shared."""
+
+    resource: ResourceName
+    """Name of the extended resource, `nvidia.com/gpu`."""
+    devices: tuple[DeviceID, ...]
+    """What is handed out: uuids of GPUs or of MIG instances, names of NICs, PCI addresses of virtual functions."""
+    replicas: int = 1
+    """Above 1 each device is shared, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
+    sharing: Literal["time-slicing", "mps"] = "time-slicing"
+    """
+    How shares are kept apart: in time, without limits, or by NVIDIA's MPS, each limited to an equal part; of units and slots
+    to the amount that its container holds.
+    """
+    unit: UnitKind | None = None
+    """
+    What the `replicas` are units of, handed out as `<GPU>::c0` or `<GPU>::m0`: hundredths of its computing time, or blocks
+    of 256 MiB of its memory. A GPU in units has an offer of each kind. None: it is not offered in units.
+    """
+    limiter: Limiter | None = None
+    """
+    What limits containers to the amounts that they hold: nothing (`none`), Gaia's library to their units (`vcuda`), or
+    HAMi's to their slots (`hami-core`). The library is to be in the container. None: there are no amounts, or MPS limits
+    them, which `sharing` gives, or the hardware, as with slots that become MIG instances; with other units and slots it is
+    not known, because discovery is of an earlier version.
+    """
+    slots: Slots | None = None
+    """
+    The shares are slots: a container holds an amount of cores and memory of each GPU of which it has one, an equal part if
+    it is not known which. None: they are no slots.
+    """
+    most: int | None = None
+    """The largest number that a container may ask for. None: as many as there are."""
+    packing: Literal["distributed", "packed"] = "distributed"
+    """Of shares and MIG instances: from the GPUs of which the fewest, or the most, are held already."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether a device is offered in shares or in units."""
+        return self.replicas > 1 or self.unit is not None
+
+    @property
+    def by_amounts(self) -> bool:
+        """Whether containers get amounts of the devices: units of them, or slots with amounts."""
+        return self.unit is not None or self.slots is not None
+
+    @property
+    def limited_by(self) -> LimitedBy | None:
+        """
+        What limits containers to their amounts, MPS included. In an event MPS is a value of `sharing` that every earlier
+        version reads; as a value of `limiter` it would make the event unreadable for them.
+        """
+        return "mps" if self.by_amounts and self.sharing == "mps" else self.limiter
+
+    @property
+    def has_numa_topology(self) -> bool:
+        """Whether the devices are listed to the kubelet with NUMA nodes; slots are not, unless `numa_topology` is set."""
+        return self.slots is None or self.slots.numa_topology
+
+    def handed_out(self, base: DeviceID) -> Iterator[DeviceID]:
+        """The ids under which one of the devices is handed out."""
+        return handed_out(base, self.replicas, self.unit)
+
+
+def by_base(offered: Iterable[Offer]) -> Mapping[DeviceID, tuple[Offer, ...]]:
+    """Device as handed out, without the number of a share -> its offers."""
+    found: dict[DeviceID, tuple[Offer, ...]] = {}
+    for offer in offered:
+        for base in offer.devices:
+            found[base] = (*found.get(base, ()), offer)
+    return found
+
+
+def group_offers(offered: Iterable[Offer]) -> Mapping[ResourceName, tuple[Offer, ...]]:
+    """Resource -> its offers."""
+    found: dict[ResourceName, tuple[Offer, ...]] = {}
+    for offer in offered:
+        found[offer.resource] = (*found.get(offer.resource, ()), offer)
+    return found

@@ -1,0 +1,114 @@
+"""
+Chooses the exclusive CPUs of a container, once its NUMA affinity is known (kubelet v1.36.3, CPU manager, policy
+static).
+
+The rule: as many as possible from the NUMA nodes of the affinity, or from all sockets that these touch where CPUs are
+aligned by socket; what is still needed from anywhere. Which of several is for `topoalign.core.cpu_assignment`.
+
+Where containers get whole cores only, two requests are refused before that: one that would split a core, and one for more
+CPUs than there are on cores of which no CPU is kept for the system.
+"""
+
+from collections.abc import Set
+
+from topoalign.core.cpu_assignment import take
+from topoalign.core.cpu_assignment.packed import NotEnoughCpus
+from topoalign.core.model.errors import NoFit
+from topoalign.core.model.requests import AdmissionRules, CpuOption
+from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.model.topology.cpu_topology import CpuTopology
+from topoalign.core.profile import profile_of
+
+
+class NotWholeCores(NoFit):
+    """Whole cores only, and that cannot be: what the kubelet calls SMTAlignmentError."""
+
+    code = "NotWholeCores"
+
+
+class SplitCore(NotWholeCores):
+    """The request is not a multiple of the CPUs per core."""
+
+    code = "SplitCore"
+
+    def __init__(self, requested: int, per_core: int) -> None:
+        super().__init__(
+            f"{requested} CPUs requested with full-pcpus-only, and a core has {per_core}",
+            f"ask for a multiple of {per_core} CPUs, or do without full-pcpus-only",
+        )
+
+
+class NotEnoughCores(NotWholeCores):
+    """Fewer CPUs are left on cores that may be given as a whole than are asked for."""
+
+    code = "NotEnoughCores"
+
+    def __init__(self, requested: int, available: int) -> None:
+        super().__init__(
+            f"{requested} CPUs requested with full-pcpus-only, and {available} are left on cores without a reserved CPU",
+            "ask for fewer CPUs, wait until a container with CPUs of its own has ended, or reserve whole cores",
+        )
+
+
+def allocate_cpus(
+    cpus: CpuTopology,
+    shared: Set[int],
+    reserved: Set[int],
+    reusable: Set[int],
+    count: int,
+    affinity: Mask | None,
+    rules: AdmissionRules,
+) -> frozenset[int]:
+    """
+    `count` CPUs for a container of its own, as near to the affinity as can be; None stands for any node.
+
+    `shared` are the CPUs that no container has to itself, `reserved` those kept for the system, `reusable` were left by
+    init containers of the pod. Raises SplitCore, NotEnoughCores, NotEnoughCpus, and TooMuchWork as `take` does.
+    """
+    if CpuOption.FULL_PCPUS_ONLY in rules.cpu_options:
+        check_whole_cores(cpus, shared, reserved, count)
+    return choose_cpus(cpus, (shared - reserved) | reusable, count, affinity, rules)
+
+
+def check_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int], count: int) -> None:
+    """
+    Raises SplitCore or NotEnoughCores.
+
+    CPUs that the pod's own init containers left do not count, although the container would take them over: the
+    kubelet counts in the same way.
+    """
+    if cpus.cpus_per_core and count % cpus.cpus_per_core:
+        raise SplitCore(count, cpus.cpus_per_core)
+    broken = {cpus.core_of[cpu] for cpu in reserved if cpu in cpus.core_of}
+    whole = sum(cpus.core_of[cpu] not in broken for cpu in shared)
+    if count > whole:
+        raise NotEnoughCores(count, whole)
+
+
+def choose_cpus(
+    cpus: CpuTopology, allocatable: Set[int], count: int, affinity: Mask | None, rules: AdmissionRules
+) -> frozenset[int]:
+    """
+    `count` of the allocatable CPUs, those of the affinity first; None stands for any node.
+
+    Raises NotEnoughCpus, and TooMuchWork as `take` does.
+    """
+    near = allocatable & aligned_cpus(cpus, affinity, rules) if affinity is not None else frozenset()
+    inside = take(cpus, near, min(count, len(near)), rules.cpu_options, rules.mode)
+    rest = allocatable - inside
+    needed = count - len(inside)
+    if needed > len(rest):
+        raise NotEnoughCpus(count, len(allocatable))
+    return inside | take(cpus, rest, needed, rules.cpu_options, rules.mode)
+
+
+def aligned_cpus(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozenset[int]:
+    """
+    All CPUs of the affinity's nodes; with align-by-socket of the sockets that these touch, but not in mode `best`, where
+    what a container gets lies on the nodes that it is aligned to.
+    """
+    nodes = [node for node in cpus.in_node if affinity >> node & 1]
+    if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options or not profile_of(rules.mode).aligns_by_socket:
+        return frozenset().union(*(cpus.in_node[node] for node in nodes))
+    sockets = frozenset().union(*(cpus.sockets_of_node[node] for node in nodes))
+    return frozenset().union(*(cpus.in_socket[socket] for socket in sockets))

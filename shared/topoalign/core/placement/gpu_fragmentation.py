@@ -1,0 +1,69 @@
+"""
+Measures how fragmented the free GPUs are: the best connected free sets of GPUs against the best ones of the empty
+machine.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.gpus.seam import Seam
+from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.topology import by_topology, compares_all
+from topoalign.core.placement.preference import set_scorer
+
+SIZES = (2, 4, 8)
+
+
+class SetsLeft(NamedTuple):
+    """Sets of one size."""
+
+    size: int
+    best: Seam
+    """The strongest seam of a set that is still free."""
+    possible: Seam
+    """The strongest seam of a set of the empty machine."""
+    model: str
+    """Product name of the GPUs."""
+
+    @property
+    def lost(self) -> float:
+        """The share of the bandwidth across the seam that cannot be had any more: 0 to 1."""
+        possible = self.possible.bandwidth(self.model)
+        return 1 - self.best.bandwidth(self.model) / possible if possible else 0.0
+
+
+class Fragmentation(NamedTuple):
+    """For each size of 2, 4 and 8 of which so many GPUs are free."""
+
+    sets: tuple[SetsLeft, ...]
+    exact: bool
+    """False: there are too many sets to compare, and good ones stand for the best."""
+
+    @property
+    def overall(self) -> float:
+        """The mean loss over these sizes; 0 where no set is left to be judged."""
+        return sum(each.lost for each in self.sets) / len(self.sets) if self.sets else 0.0
+
+
+def measure_fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentation:
+    """Of a machine on which these GPUs are free."""
+    return sets_left(set_scorer(topology), [place for place, gpu in enumerate(topology.gpu_by_id) if gpu in free])
+
+
+def sets_left(scorer: SetScorer, free: Collection[int]) -> Fragmentation:
+    """The fragmentation of a machine with this scorer, on which the GPUs at these positions are free."""
+    every = range(len(scorer.scores))
+    left = sorted(free)
+    sizes = [size for size in SIZES if size <= len(left)]
+    sets = tuple(
+        SetsLeft(size, best_seam(scorer, left, size), best_seam(scorer, every, size), scorer.links.model)
+        for size in sizes
+    )
+    return Fragmentation(sets, all(compares_all(len(every), size) for size in sizes))
+
+
+def best_seam(scorer: SetScorer, free: Collection[int], size: int) -> Seam:
+    """The strongest seam of a set of `size` of these GPUs."""
+    return scorer.seam(by_topology(scorer, tuple(free), (), size))

@@ -1,0 +1,242 @@
+"""
+Chooses the NUMA nodes of a container's memory and hugepages (kubelet v1.36.3, memory manager, Static).
+
+The rule: the affinity that was merged, if its nodes have enough free; else the best of the memory manager's own hints that
+contains it. Without an affinity, the best of its own. A group of nodes that would mix with another use of one of them is
+refused.
+
+Memory that a plain init container of the pod held is reused by later containers on the very same group of nodes. It then
+belongs to them: `hold_allocation` takes it out of the init container's blocks and adds it to theirs, so that every byte is
+accounted for once and is given back with the container that holds it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from topoalign.core.demand.pod_demand import ContainerDemand
+from topoalign.core.hints.hint_rules import narrowest_hint
+from topoalign.core.hints.memory_hints import (
+    MemoryNodes,
+    enough_for,
+    groups_agree,
+    memory_hints,
+    memory_nodes,
+    memory_numa_nodes,
+)
+from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
+from topoalign.core.model.errors import NoFit, TooMuchWork
+from topoalign.core.model.events import Allocation, MemoryBlock
+from topoalign.core.model.hints import HintRule, TopologyHint
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode
+from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.profile import profile_of
+from topoalign.core.state.fold import NodeState
+
+RELEASE = "ask for less memory, or wait until a container with memory of these NUMA nodes has ended"
+
+
+class NotEnoughMemory(NoFit):
+    """No set of NUMA nodes that may be used together has enough free."""
+
+    code = "NotEnoughMemory"
+
+    def __init__(self, request: Mapping[ResourceName, int]) -> None:
+        super().__init__(f"no NUMA nodes that may be used together have {describe_memory(request)} free", RELEASE)
+
+
+class MemoryNotPreferred(NoFit):
+    """Other resources are aligned, but memory fits only on more NUMA nodes than it would on an empty machine."""
+
+    code = "MemoryNotPreferred"
+
+    def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
+        super().__init__(
+            f"{describe_memory(request)} fit only on more NUMA nodes than preferred: {node_list(nodes)}", RELEASE
+        )
+
+
+class MemoryNotExtendable(NoFit):
+    """The nodes that the other resources are aligned to have too little memory, with whatever nodes added."""
+
+    code = "MemoryNotExtendable"
+
+    def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
+        super().__init__(
+            f"no group of NUMA nodes around {node_list(nodes)} has {describe_memory(request)} free", RELEASE
+        )
+
+
+class MemoryExtensionNotPreferred(NoFit):
+    """The nodes that the other resources are aligned to have too little memory, and only a wider group has enough."""
+
+    code = "MemoryExtensionNotPreferred"
+
+    def __init__(self, request: Mapping[ResourceName, int], nodes: Mask, wider: Mask) -> None:
+        super().__init__(
+            f"NUMA nodes {node_list(nodes)} are preferred, and only the wider {node_list(wider)} have "
+            f"{describe_memory(request)} free",
+            RELEASE,
+        )
+
+
+class MemoryGroupsWouldMix(NoFit):
+    """A node of the group is in use alone or in another group."""
+
+    code = "MemoryGroupsWouldMix"
+
+    def __init__(self, nodes: Mask) -> None:
+        super().__init__(
+            f"memory of NUMA nodes {node_list(nodes)} cannot be used as one group: a container uses part of them otherwise",
+            "wait until that container has ended, or ask for memory that fits on one NUMA node",
+        )
+
+
+def memory_for(
+    state: NodeState, demand: ContainerDemand, affinity: TopologyHint, rules: AdmissionRules
+) -> tuple[MemoryBlock, ...]:
+    """
+    The blocks of a container that was aligned to `affinity`; what it holds already it keeps.
+
+    Nothing if the memory manager does not look at the container. Raises one of this module's errors.
+    """
+    held = held_by_pod(state, demand)
+    request = demand.memory
+    blocks = next((each.memory for each in own_part(held, demand) if each.memory), ())
+    if blocks or not request:
+        return blocks
+    nodes = memory_nodes(state, rules)
+    reusable = reusable_memory(held)
+    offered = memory_numa_nodes(state.hardware, rules.mode)
+
+    def own_hints() -> tuple[TopologyHint, ...] | HintRule:
+        try:
+            return memory_hints(nodes, offered, request, reusable, rules.mode)
+        except TooMuchWork:
+            if profile_of(rules.mode).needs_narrowest_memory:
+                raise
+            unused = node_mask(
+                node for node in offered if not nodes[node].used
+            )  # all of them, as the narrowest is not found
+            return (TopologyHint(unused, False),) if enough_for(nodes, request, reusable, unused) else ()
+
+    return choose_memory(nodes, request, reusable, affinity, own_hints, rules.mode)
+
+
+def choose_memory(
+    nodes: MemoryNodes,
+    request: Mapping[ResourceName, int],
+    reusable: ReusableMemory,
+    affinity: TopologyHint,
+    own_hints: Callable[[], tuple[TopologyHint, ...] | HintRule],
+    mode: Mode = Mode.KUBELET,
+) -> tuple[MemoryBlock, ...]:
+    """
+    One block per resource of the request; `taken` is what is needed beyond reusable memory (`hold_allocation` adds that).
+
+    `own_hints` gives the memory manager's for this request, where they are needed. Whether the affinity has enough is
+    judged by what is free alone, as the kubelet does; in mode `best` with what can be reused there. Raises one of this
+    module's errors.
+    """
+    group = memory_group(
+        nodes, request, reusable if profile_of(mode).counts_reusable_memory else {}, affinity, own_hints
+    )
+    members = nodes_of(group)
+    blocks = []
+    for name, size in request.items():
+        anew = size - min(size, reusable.get((group, name), 0))
+        taken = from_lowest([nodes[node].free.get(name, 0) for node in members], anew)
+        blocks.append(MemoryBlock(resource=name, nodes=members, size=size, taken=taken))
+    return tuple(blocks)
+
+
+def memory_group(
+    nodes: MemoryNodes,
+    request: Mapping[ResourceName, int],
+    counted: ReusableMemory,
+    affinity: TopologyHint,
+    own_hints: Callable[[], tuple[TopologyHint, ...] | HintRule],
+) -> Mask:
+    """The nodes to take the memory from; `counted` is what counts like free memory."""
+    if affinity.affinity is None:
+        own = narrowest_hint(own_hints())
+        if own is None:
+            raise NotEnoughMemory(request)
+        hint = own
+        group = nodes_named(own)
+        if affinity.preferred and not own.preferred:
+            raise MemoryNotPreferred(request, group)
+    else:
+        hint = affinity
+        group = affinity.affinity
+    if not enough_for(nodes, request, counted, group):
+        wider = narrowest_hint(own_hints(), around=group)
+        if wider is None:
+            raise MemoryNotExtendable(request, group)
+        if hint.preferred and not wider.preferred:
+            raise MemoryExtensionNotPreferred(request, group, nodes_named(wider))
+        group = nodes_named(wider)
+    if group.bit_count() > 1 and not groups_agree(nodes, group):
+        raise MemoryGroupsWouldMix(group)
+    return group
+
+
+def nodes_named(hint: TopologyHint) -> Mask:
+    """The memory manager's own hints always name nodes."""
+    return hint.affinity or 0
+
+
+def from_lowest(amounts: Sequence[int], wanted: int) -> tuple[int, ...]:
+    """How much of each amount makes up what is wanted, the first used up first."""
+    parts = []
+    for amount in amounts:
+        parts.append(min(amount, wanted))
+        wanted -= parts[-1]
+    return tuple(parts)
+
+
+def hold_allocation(state: NodeState, allocation: Allocation, earlier: Iterable[Allocation]) -> NodeState:
+    """
+    The state in which the allocation is live, and has taken over what it reuses of `earlier` ones of its pod.
+
+    The live allocations of the state returned are the ones to announce: announced in their order, they fold to the same
+    use of memory.
+    """
+    after = state.holding(allocation)
+    live = dict(after.allocations)
+    for donor in (each.id for each in earlier if each.role == "init" and each.memory and allocation.memory):
+        live[donor], live[allocation.id] = hand_over_blocks(live[donor], live[allocation.id])
+    return msgspec.structs.replace(after, allocations=live)
+
+
+def hand_over_blocks(giver: Allocation, taker: Allocation) -> tuple[Allocation, Allocation]:
+    """Both, after the taker's blocks got what they lack from the giver's blocks on the same nodes."""
+    given = list(giver.memory)
+    taken = list(taker.memory)
+    for i, had in enumerate(given):
+        for j, needs in enumerate(taken):
+            lacks = needs.size - sum(needs.taken)
+            if lacks and (had.resource, had.nodes) == (needs.resource, needs.nodes):
+                parts = from_lowest(had.taken, lacks)
+                left = tuple(amount - part for amount, part in zip(had.taken, parts, strict=True))
+                got = tuple(amount + part for amount, part in zip(needs.taken, parts, strict=True))
+                given[i] = msgspec.structs.replace(had, size=had.size - sum(parts), taken=left)
+                taken[j] = msgspec.structs.replace(needs, taken=got)
+    return msgspec.structs.replace(giver, memory=tuple(given)), msgspec.structs.replace(taker, memory=tuple(taken))
+
+
+def describe_memory(request: Mapping[ResourceName, int]) -> str:
+    """A request in words, as `2 GiB of memory and 0.5 GiB of hugepages-2Mi`."""
+    return " and ".join(f"{format_gib(size)} GiB of {name}" for name, size in request.items())
+
+
+def format_gib(size: int) -> str:
+    """So many bytes in GiB: `64`, `1007.56`."""
+    return f"{size / (1 << 30):.6g}"
+
+
+def node_list(nodes: Mask) -> str:
+    """The NUMA nodes of a mask, as `0-1,3`."""
+    return format_cpuset(nodes_of(nodes))

@@ -1,0 +1,383 @@
+"""
+Reads a node that HAMi manages from its annotations and those of its pods.
+
+HAMi writes the GPUs of a node into an annotation of the Node, and what a pod has of them into one of the Pod; its
+scheduler's handshake shows whether its device plugin is alive. From these three follows what each GPU has, who holds
+how much of it, and whether HAMi still gives out the GPUs (`HamiLiveness`).
+
+The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each GPU counts as HAMi counts it: the
+most that an init container has, or the sum over its other containers if that is more; a slot is one share of a GPU.
+
+Anybody with permission may have written the annotations, so values that no machine has are refused: a text above `LONGEST`
+characters, more than `MOST_REGISTERED_GPUS` GPUs, numbers out of bounds, or a name that cannot be printed is an
+InvalidAnnotation. Source: HAMi 4707fb02.
+"""
+
+import re
+from collections.abc import Container, Iterable, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import islice
+
+import msgspec
+
+from topoalign.core.demand.go_text import parse_int
+from topoalign.core.demand.share_annotations import CORDON, DEVICES_ALLOCATED, HANDSHAKE, REGISTER
+from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu, decode_register
+from topoalign.core.sharing.hami.selection import read_cordoned_gpus
+
+LONGEST = 256 * 1024
+"""Characters of an annotation; an API server takes no more bytes in all annotations of an object."""
+LONGEST_NAME = 200
+"""Characters of a uuid, a model or a mode."""
+MOST_REGISTERED_GPUS = 64
+"""Of a node."""
+MOST_SHARES = 1024
+"""Of a pod: GPUs of its containers, and the containers."""
+MOST_HOLDERS = 100
+"""Of a GPU, that are shown."""
+MOST_CONTAINERS = 16
+"""Of a holder, that are shown."""
+MOST_SLOTS = 10_000
+MOST_MEMORY = 1 << 26
+MOST_CORES = 100_000
+MOST_INDEX = 4_096
+"""Of a GPU; memory in MiB. More than any machine has, with any scaling."""
+UNKNOWN_NUMA = -1
+DELETED = "Deleted"
+"""How the handshake begins where an older scheduler has given up the node."""
+
+
+class HamiLiveness(StrEnum):
+    """Whether HAMi's device plugin is alive on a node."""
+
+    LIVE = "live"
+    DELETED = "deleted"
+    """HAMi's scheduler has given up the node."""
+    TIMED_OUT = "timed-out"
+    """Its request is a minute old, and the kubelet has no GPU to allocate."""
+
+
+class NodeAnnotations(msgspec.Struct, frozen=True):
+    """What HAMi writes into the annotations of a node. None: it is not there."""
+
+    register: str | None = msgspec.field(name=REGISTER, default=None)
+    handshake: str | None = msgspec.field(name=HANDSHAKE, default=None)
+    cordon: str | None = msgspec.field(name=CORDON, default=None)
+
+
+class AnnotatedShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one container has of one GPU."""
+
+    card: str
+    """Its uuid."""
+    container: str
+    """Empty: the annotation has other containers than the pod."""
+    is_init: bool
+    memory: int
+    """MiB."""
+    cores: int
+
+
+class ForeignPod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod to which HAMi has given shares."""
+
+    namespace: str
+    name: str
+    uid: str
+    shares: tuple[AnnotatedShare, ...]
+
+
+class GpuHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pod has of a GPU."""
+
+    namespace: str
+    pod: str
+    uid: str
+    containers: tuple[str, ...]
+    """The first `MOST_CONTAINERS` of them."""
+    slots: int
+    memory: int
+    """MiB."""
+    cores: int
+
+
+class ForeignGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a node that HAMi manages."""
+
+    uuid: str
+    index: int
+    type: str
+    """The model."""
+    numa: int
+    healthy: bool
+    cordoned: bool
+    mode: str
+    slots: int
+    """How many slots HAMi offers of it."""
+    memory: int
+    """MiB."""
+    cores: int
+    used_slots: int
+    used_memory: int
+    used_cores: int
+    holders: tuple[GpuHolder, ...]
+    """By namespace and name; the first `MOST_HOLDERS`."""
+
+
+def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> HamiLiveness:
+    """
+    The state by the handshake (None: there is none). `allocatable`: GPUs that the kubelet can allocate. `now`: in the
+    zone of HAMi's scheduler, which writes its local time.
+    """
+    if handshake is not None and handshake.startswith(DELETED):
+        return HamiLiveness.DELETED
+    return HamiLiveness.LIVE if check_handshake(handshake, allocatable, now).healthy else HamiLiveness.TIMED_OUT
+
+
+def read_registered_gpus(text: str) -> tuple[RegisteredGpu, ...]:
+    """The GPUs of a node, by index, without their MIG profiles. Raises InvalidAnnotation."""
+    check_annotation_length(REGISTER, text)
+    gpus = decode_register(text)
+    if len(gpus) > MOST_REGISTERED_GPUS:
+        raise InvalidAnnotation(REGISTER, f"{len(gpus)} GPUs, more than {MOST_REGISTERED_GPUS}")
+    if len({gpu.id for gpu in gpus}) < len(gpus):
+        raise InvalidAnnotation(REGISTER, "a GPU stands twice")
+    for gpu in gpus:
+        check_registered_gpu(gpu)
+    known = (msgspec.structs.replace(gpu, profiles=()) for gpu in gpus)
+    return tuple(sorted(known, key=lambda gpu: (gpu.index, gpu.id)))
+
+
+def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tuple[AnnotatedShare, ...]:
+    """
+    What a pod has, container by container. `init`, `containers`: the names of its init containers and of the others. An
+    older version writes only the others. Raises InvalidAnnotation.
+    """
+    check_annotation_length(DEVICES_ALLOCATED, text)
+    if text.count(":") + text.count(";") > MOST_SHARES:  # as it takes long to read, and a pod may be annotated often
+        raise InvalidAnnotation(DEVICES_ALLOCATED, f"more than {MOST_SHARES} GPUs and containers")
+    groups = decode_pod(text)
+    if not groups[-1]:  # there is one more after the last `;`
+        groups = groups[:-1]
+    if len(groups) == len(init) + len(containers):
+        places = [*((name, True) for name in init), *((name, False) for name in containers)]
+    elif len(groups) == len(containers):
+        places = [(name, False) for name in containers]
+    else:
+        places = [("", False)] * len(groups)
+    shares = []
+    for (name, is_init), gpus in zip(places, groups, strict=True):
+        for gpu in gpus:
+            check_printable_name(DEVICES_ALLOCATED, gpu.uuid)
+            check_annotation_number(DEVICES_ALLOCATED, "memory", gpu.memory, MOST_MEMORY)
+            check_annotation_number(DEVICES_ALLOCATED, "cores", gpu.cores, MOST_CORES)
+            share = AnnotatedShare(
+                card=gpu_of_device(gpu.uuid), container=name, is_init=is_init, memory=gpu.memory, cores=gpu.cores
+            )
+            shares.append(share)
+    return tuple(shares)
+
+
+def gpu_of_device(device: str) -> str:
+    """The uuid of the GPU that a device is, or is an instance of: of an older version's `GPU-x[template-slot]`, `GPU-x`."""
+    return device.partition("[")[0]
+
+
+def foreign_gpus(
+    gpus: Iterable[RegisteredGpu], cordon: str | None, pods: Iterable[ForeignPod]
+) -> tuple[ForeignGpu, ...]:
+    """The GPUs of a node with what its pods hold of them. `cordon`: the annotation with its cordoned GPUs."""
+    known = tuple(gpus)
+    kept_back = read_cordoned_gpus({CORDON: cordon or ""})
+    holders: dict[str, list[GpuHolder]] = {gpu.id: [] for gpu in known}
+    for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
+        for uuid, shares in shares_by_gpu(pod.shares, holders).items():
+            holders[uuid].append(holder_of_shares(pod, shares))
+    return tuple(to_foreign_gpu(gpu, gpu.id in kept_back, holders[gpu.id]) for gpu in known)
+
+
+def shares_by_gpu(shares: Iterable[AnnotatedShare], gpus: Container[str]) -> dict[str, list[AnnotatedShare]]:
+    """
+    Of these GPUs those of which there is a share, with their shares. One pass: a user can write a thousand shares of as
+    many GPUs, and a registry reads them for every pod of a node.
+    """
+    found: dict[str, list[AnnotatedShare]] = {}
+    for share in shares:
+        if share.card in gpus:
+            found.setdefault(share.card, []).append(share)
+    return found
+
+
+def holder_of_shares(pod: ForeignPod, shares: Sequence[AnnotatedShare]) -> GpuHolder:
+    """What a pod has of a GPU. `shares`: all that it has of this GPU."""
+    init: dict[str, list[AnnotatedShare]] = {}
+    for share in shares:
+        if share.is_init:
+            init.setdefault(share.container, []).append(share)
+    others = [share for share in shares if not share.is_init]
+    named = dict.fromkeys(share.container for share in shares if share.container)
+    return GpuHolder(
+        namespace=pod.namespace,
+        pod=pod.name,
+        uid=pod.uid,
+        containers=tuple(islice(named, MOST_CONTAINERS)),
+        slots=max(len(some) for some in (others, *init.values())),
+        memory=max(sum(share.memory for share in some) for some in (others, *init.values())),
+        cores=max(sum(share.cores for share in some) for some in (others, *init.values())),
+    )
+
+
+def to_foreign_gpu(gpu: RegisteredGpu, is_cordoned: bool, holders: Sequence[GpuHolder]) -> ForeignGpu:
+    """A GPU with its holders, of which at most `MOST_HOLDERS` are shown. What is used counts all of them."""
+    return ForeignGpu(
+        uuid=gpu.id,
+        index=gpu.index,
+        type=gpu.type,
+        numa=gpu.numa,
+        healthy=gpu.healthy,
+        cordoned=is_cordoned,
+        mode=gpu.mode,
+        slots=gpu.slots,
+        memory=gpu.memory,
+        cores=gpu.cores,
+        used_slots=sum(each.slots for each in holders),
+        used_memory=sum(each.memory for each in holders),
+        used_cores=sum(each.cores for each in holders),
+        holders=tuple(holders[:MOST_HOLDERS]),
+    )
+
+
+def check_registered_gpu(gpu: RegisteredGpu) -> None:
+    """Raises InvalidAnnotation for what no GPU has. NUMA node -1 is an unknown one."""
+    for text in (gpu.id, gpu.type, gpu.mode):
+        check_printable_name(REGISTER, text)
+    if not gpu.id:
+        raise InvalidAnnotation(REGISTER, "a GPU without a uuid")
+    for name, number, most in (
+        ("index", gpu.index, MOST_INDEX),
+        ("numa", gpu.numa + 1, MOST_INDEX),
+        ("count", gpu.slots, MOST_SLOTS),
+        ("devmem", gpu.memory, MOST_MEMORY),
+        ("devcore", gpu.cores, MOST_CORES),
+    ):
+        check_annotation_number(REGISTER, name, number, most)
+
+
+def check_annotation_length(key: str, text: str) -> None:
+    """Raises InvalidAnnotation for a text that no API server stores."""
+    if len(text) > LONGEST:
+        raise InvalidAnnotation(key, f"more than {LONGEST} characters")
+
+
+def check_printable_name(key: str, text: str) -> None:
+    """Raises InvalidAnnotation for a name that is too long or cannot be printed."""
+    if len(text) > LONGEST_NAME or not text.isprintable():
+        raise InvalidAnnotation(key, f"a name that is longer than {LONGEST_NAME} characters or cannot be printed")
+
+
+def check_annotation_number(key: str, name: str, number: int, most: int) -> None:
+    """Raises InvalidAnnotation for a number below 0 or above this."""
+    if not 0 <= number <= most:
+        raise InvalidAnnotation(key, f"{name} is not between 0 and {most}")
+
+
+# Finds whether HAMi's device plugin on a node is alive, by the handshake annotation and by what the kubelet reports as
+# allocatable.
+#
+# The scheduler writes `Requesting_<time>` whenever the annotation has any other value, and then reads the node's GPUs
+# anew. No component answers the request any more. The kubelet having GPUs to allocate counts instead, which ends with
+# the plugin's stream. Only where it has none, and the request is a minute old, is the node unhealthy; its GPUs are then
+# removed, and the annotation with them.
+#
+# Times are local times of the scheduler, without a zone, to the second. Source: HAMi 4707fb02, CheckHealth.
+
+
+REQUESTING = "Requesting"
+PATIENCE = timedelta(seconds=60)
+"""A younger request shows a healthy node."""
+_TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{1,2}):([0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?)")
+
+
+class NodeHealth(msgspec.Struct, frozen=True):
+    """What follows for a node."""
+
+    healthy: bool
+    refresh: bool
+    """Whether its GPUs are to be read anew."""
+
+
+def check_handshake(handshake: str | None, allocatable: int, now: datetime) -> NodeHealth:
+    """The state by the annotation (None: absent). `refresh` also means that HAMi writes a new request."""
+    if handshake is None or REQUESTING not in handshake:
+        return NodeHealth(healthy=True, refresh=True)
+    asked = _time_of(handshake)
+    return NodeHealth(healthy=asked is None or now - asked < PATIENCE or allocatable > 0, refresh=False)
+
+
+def _time_of(handshake: str) -> datetime | None:
+    """When it was asked; None where that cannot be read."""
+    found = _TIME.fullmatch(handshake.partition("_")[2])
+    if found is None:
+        return None
+    try:
+        return datetime.fromisoformat(f"{found[1]} {int(found[2]):02}:{found[3]}")
+    except ValueError:
+        return None
+
+
+# Reads and writes the GPUs of a pod in HAMi's annotations: what the scheduler decides, and what its device plugin then
+# allocates.
+#
+# A GPU is `uuid,type,memory,cores:`, a container its GPUs and `;`, init containers first; a container without GPUs
+# is only its `;`. So the text that is read back has one container more, after the last `;`, and it is empty.
+#
+# Source: HAMi 4707fb02.
+
+
+_FIELDS = 4
+
+
+class PodGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a container, as in the annotation."""
+
+    uuid: str
+    type: str
+    """The vendor, not the model: `NVIDIA`."""
+    memory: int
+    """MiB."""
+    cores: int
+
+
+PodGpus = tuple[tuple[PodGpu, ...], ...]
+"""The GPUs of each container, init containers first."""
+
+
+def encode_pod(containers: Sequence[Sequence[PodGpu]]) -> str:
+    """The annotation for the GPUs of these containers, for the suite `hami/pod_annotation_codec` and tests alone."""
+    return "".join(
+        "".join(f"{gpu.uuid},{gpu.type},{gpu.memory},{gpu.cores}:" for gpu in gpus) + ";" for gpus in containers
+    )
+
+
+def decode_pod(text: str, key: str = DEVICES_ALLOCATED) -> PodGpus:
+    """The GPUs of each container, and of one more after the last `;`. Raises InvalidAnnotation."""
+    try:
+        return tuple(
+            tuple(_read_pod_gpu(part.split(",")) for part in container.split(":") if "," in part)
+            for container in text.split(";")
+        )
+    except ValueError as error:
+        raise InvalidAnnotation(key, str(error)) from error
+
+
+def _read_pod_gpu(fields: list[str]) -> PodGpu:
+    if len(fields) < _FIELDS:
+        raise ValueError("pod annotation format error, missing fields, do not use nodeName in task spec")
+    numbers = []
+    for field, text in zip(("memory", "core"), fields[2:4], strict=True):
+        try:
+            numbers.append(parse_int(text))
+        except ValueError as error:
+            raise ValueError(f"invalid {field} field: {error}") from error
+    return PodGpu(uuid=fields[0], type=fields[1], memory=numbers[0], cores=numbers[1])

@@ -1,0 +1,171 @@
+"""
+Computes what a ResourceQuota's `limits.<resource>` allows a namespace of the memory and computing time of GPUs.
+
+Kubernetes counts `requests.<resource>` of what a pod names, and passes `limits.<resource>` over for extended resources. HAMi
+promised it for amounts that are meant for each GPU: they count once for each GPU of the container. Units are sums already
+and count as they are. A pod holds what its containers have together, or the most that one of its init containers has
+(`largest_moment`):
+
+    init container   2 GPUs, 3000 of nvidia.com/gpumem    6000
+    app containers   1 GPU, 4000 and 1 GPU, 1000          5000      the pod holds 6000
+
+This does not depend on the GPUs that containers get: two init containers with 1024 each hold 1024. HAMi counts GPU by GPU,
+so that they hold 2048 on two GPUs.
+
+A container may name no amount: it asks for hundredths of a GPU's memory, for whole GPUs, or for slots or units with all
+memory of a GPU. Then the size of the GPUs of its node counts (`GpuSizes`), the largest where they differ, and the cores of a
+whole GPU are 100. Example, on a node with GPUs of 40960 MiB:
+
+    2 GPUs, 40 of nvidia.com/gpumem-percentage    32768 of nvidia.com/gpumem
+    1 GPU                                         40960 of nvidia.com/gpumem and 100 of nvidia.com/gpucores
+
+Before the node is known, such a container holds nothing of what it does not name. Shares in time have no amount and hold
+nothing. Of several quotas the lowest limit counts; 0 allows nothing. Source: HAMi 4707fb02, QuotaManager; sidecars as in
+Kubernetes' own quotas.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from topoalign.core.demand.resource_quantities import Quantities, device_limits, pod_wide
+from topoalign.core.demand.shares import (
+    ALL_MEMORY,
+    SlotResources,
+    UnitResources,
+    read_hami_request,
+    slot_resources,
+    unit_resources,
+)
+from topoalign.core.model.errors import NoFit, clean
+from topoalign.core.model.ids import GPU, ResourceName
+from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_offers import CORES, Slots
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.share_amounts import MIB
+
+Amounts = Mapping[ResourceName, int]
+PerGpu = Mapping[ResourceName, frozenset[ResourceName]]
+"""Amounts that are meant for each GPU -> the resources that say of how many."""
+
+HAMI: PerGpu = dict.fromkeys((Slots().memory, Slots().cores), frozenset({GPU}))
+"""What they are called where nobody has renamed them."""
+
+
+class OverQuota(NoFit):
+    """Raised for a pod that asks for more of GPUs than its namespace may still hold."""
+
+    code = "OverQuota"
+
+    def __init__(
+        self, namespace: str, resource: ResourceName, asked: int, used: int, limit: int, who: str = "this pod"
+    ) -> None:
+        """`who`: asks for it."""
+        self.namespace = namespace
+        self.resource = resource
+        super().__init__(
+            f"namespace {clean(namespace)}: limits.{clean(resource)} of its ResourceQuota is {limit}, "
+            f"its pods hold {used}, and {who} asks for {asked}",
+            "ask for less, wait until pods of the namespace end, or raise the ResourceQuota",
+        )
+
+
+def amounts_per_gpu(slots: Iterable[SlotResources]) -> PerGpu:
+    """Those of HAMi, and what slots that are offered call them."""
+    found = dict(HAMI)
+    for each in slots:
+        for name in (each.slots.memory, each.slots.cores):
+            found[name] = found.get(name, frozenset()) | {each.resource}
+    return found
+
+
+class GpuSizes(NamedTuple):
+    """How large the GPUs of a node are, for containers that name no amount."""
+
+    gpus: tuple[SlotResources, ...] = ()
+    """GPUs and MIG instances that are offered whole or in slots."""
+    units: UnitResources | None = None
+    """GPUs that are offered in units."""
+
+
+UNKNOWN_SIZES = GpuSizes()
+
+
+@computed_once
+def gpu_sizes(topology: Topology) -> GpuSizes:
+    """Those of a node with this hardware. Without a known size a GPU has no memory."""
+    memory = {gpu.id: gpu.memory or 0 for gpu in topology.gpus}
+    memory |= {instance.uuid: instance.memory for gpu in topology.gpus for instance in gpu.mig or ()}
+    whole: dict[ResourceName, int] = {}
+    for offer in topology.offered:
+        known = [memory[base] // MIB for base in offer.devices if base in memory]
+        if known and not offer.shared:
+            whole[offer.resource] = max(whole.get(offer.resource, 0), *known)
+    sizes = (SlotResources(resource, Slots(), most) for resource, most in whole.items())
+    return GpuSizes((*slot_resources(topology), *sizes), unit_resources(topology))
+
+
+def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES) -> dict[ResourceName, int]:
+    """
+    What a pod holds of each extended resource on a node with GPUs of these sizes, as quotas count it, whether any quota is
+    about that or not.
+    """
+    return pod_wide(pod, lambda container: container_amounts(container, per_gpu, sizes))
+
+
+def container_amounts(
+    container: ContainerRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES
+) -> dict[ResourceName, int]:
+    """The same of one container. One that does not say of how many GPUs is of one."""
+    limits = device_limits(container)
+
+    def gpus(name: ResourceName) -> int:
+        limited = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
+        return sum(limited) if limited else 1
+
+    found = {name: amount * gpus(name) for name, amount in limits.items()}
+    for name, amount in unnamed_amounts(limits, per_gpu, sizes):
+        found[name] = found.get(name, 0) + amount
+    return found
+
+
+def unnamed_amounts(limits: Quantities, per_gpu: PerGpu, sizes: GpuSizes) -> Iterator[tuple[ResourceName, int]]:
+    """What a container with these limits holds of amounts that it does not name."""
+    for resource, slots, most in sizes.gpus:
+        asked = read_hami_request(resource, slots, limits)
+        if not asked.count or resource not in per_gpu.get(slots.memory, ()):
+            continue
+        if not limits.get(slots.memory):
+            yield slots.memory, asked.count * asked.memory_of(most)
+            if asked.percent == ALL_MEMORY and slots.cores not in limits:
+                yield slots.cores, asked.count * CORES
+    if sizes.units is not None:
+        named = {unit: name for name, unit in sizes.units.units}
+        whole = limits.get(named["cores"], 0) // CORES if "cores" in named else 0
+        if whole and "memory" in named and not limits.get(named["memory"]):
+            yield named["memory"], whole * sizes.units.most
+
+
+def lowest_limits(quotas: Iterable[Amounts]) -> dict[ResourceName, int]:
+    """What all quotas of a namespace together allow."""
+    found: dict[ResourceName, int] = {}
+    for quota in quotas:
+        for name, limit in quota.items():
+            found[name] = min(limit, found.get(name, limit))
+    return found
+
+
+def sum_quota_amounts(amounts: Iterable[Amounts]) -> dict[ResourceName, int]:
+    """What several pods hold together."""
+    found: dict[ResourceName, int] = {}
+    for each in amounts:
+        for name, amount in each.items():
+            found[name] = found.get(name, 0) + amount
+    return found
+
+
+def check_quota(namespace: str, asked: Amounts, used: Amounts, limits: Amounts, who: str = "this pod") -> None:
+    """Raises OverQuota where `who` asks for more than is left of a limit of the namespace."""
+    for name in sorted(asked.keys() & limits.keys()):
+        if asked[name] and used.get(name, 0) + asked[name] > limits[name]:
+            raise OverQuota(namespace, name, asked[name], used.get(name, 0), limits[name], who)

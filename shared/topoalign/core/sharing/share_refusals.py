@@ -1,0 +1,239 @@
+"""Errors for shares that do not fit, and for invalid requests of shares."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from topoalign.core.model.errors import InvalidField, NoFit, quoted
+
+WAIT = "ask for less, or wait until other containers have ended; `topoalign gpu list` shows who holds what"
+
+UNALIGNED = "without sharing.slots.numaTopology, or with its policy none, the kubelet aligns no slots"
+"""The remedy where the alignment of slots keeps a pod from GPUs that the node has."""
+
+
+def format_mib(size: int) -> str:
+    """So many bytes in MiB, the unit of `nvidia.com/gpumem`: `16384 MiB`."""
+    return f"{size / (1 << 20):.10g} MiB"
+
+
+class ShareFields(NamedTuple):
+    """The paths of the fields of a request, for error messages."""
+
+    cores: str = "cores"
+    memory: str = "memory"
+    cards: str = "cards"
+    types: str = "types"
+    """Of the lists of models."""
+    uuids: str = "uuids"
+    """Of those of uuids."""
+    modes: str = ""
+    """Of the one that names modes."""
+
+
+OTHER_TYPE = "of another type"
+OTHER_UUID = "not among the uuids"
+OTHER_MODE = "in another mode"
+"""Why the lists do not accept a GPU."""
+
+
+MODE_SETTINGS = (
+    "choose a node whose plugin configuration has `sharing.slots` with `sharing.limiter: hami-core` or `mps`, or with "
+    "`flags.migStrategy: dynamic` for mode mig; or leave the annotation out"
+)
+
+
+class NothingAsked(InvalidField):
+    """Raised for a share of no cores and no memory."""
+
+    def __init__(self, fields: ShareFields) -> None:
+        super().__init__(
+            fields.cores, f"0, and so is {fields.memory}", "ask for cores, for memory, or for no GPU at all"
+        )
+
+
+class NotWholeGpus(InvalidField):
+    """Raised for more than 100 cores that are not so many whole GPUs."""
+
+    def __init__(self, fields: ShareFields, cores: int) -> None:
+        self.cores = cores
+        super().__init__(
+            fields.cores,
+            f"{cores} is neither a part of one GPU nor a number of whole GPUs",
+            "ask for 1 to 99 cores of a GPU, or for whole GPUs in multiples of 100",
+        )
+
+
+class AmountMissing(InvalidField):
+    """Raised for a share that needs both cores and memory, and names only one."""
+
+    def __init__(self, missing: str, given: str) -> None:
+        super().__init__(
+            missing, f"nothing is asked for, although {given} is", f"ask for an amount of both, or drop {given}"
+        )
+
+
+class ShareDoesNotFit(NoFit):
+    """Base of refusals of a valid request by the GPUs of a node; `field` is the path of what they lack."""
+
+    code = "ShareDoesNotFit"
+
+    def __init__(self, field: str, finding: str, remedy: str = WAIT) -> None:
+        self.field = field
+        super().__init__(f"{field}: {finding}", remedy)
+
+
+class MemoryAboveGpu(ShareDoesNotFit):
+    """Raised for more memory than a GPU has, even if nobody held anything of it. `text`: an amount, for people."""
+
+    code = "MemoryAboveGpu"
+
+    def __init__(self, fields: ShareFields, asked: int, largest: int, text: Callable[[int], str] = format_mib) -> None:
+        self.asked = asked
+        self.largest = largest
+        super().__init__(
+            fields.memory,
+            f"{text(asked)} are asked for of one GPU, and a GPU has {text(largest)}",
+            "ask for less memory, for memory of several GPUs, or choose a node with larger GPUs",
+        )
+
+
+class NoGpuAccepted(ShareDoesNotFit):
+    """Raised when no GPU of the node may be chosen, whatever is left of it; `field`: the lists that keep it off, if any."""
+
+    code = "NoGpuAccepted"
+
+    def __init__(self, fields: ShareFields, reasons: Mapping[str, int]) -> None:
+        found = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
+        lists = {OTHER_TYPE: fields.types, OTHER_UUID: fields.uuids, OTHER_MODE: fields.modes}
+        super().__init__(
+            " and ".join(field for reason, field in lists.items() if reason in reasons) or fields.cards,
+            f"no GPU of the node may be chosen: {found}",
+            MODE_SETTINGS
+            if OTHER_MODE in reasons
+            else "change the lists of types and uuids, or choose another node; `topoalign gpu list` shows how its GPUs are",
+        )
+
+
+class NotEnoughShareGpus(ShareDoesNotFit):
+    """Raised when the node has fewer GPUs that may be chosen than are asked for."""
+
+    code = "NotEnoughShareGpus"
+
+    def __init__(self, fields: ShareFields, asked: int, gpus: int) -> None:
+        super().__init__(
+            fields.cards,
+            f"{asked} GPUs are asked for, and {gpus} of the node may be chosen",
+            "ask for fewer GPUs, or choose a node that has more",
+        )
+
+
+class NotEnoughUnusedGpus(ShareDoesNotFit):
+    """Raised when whole GPUs are asked for, or GPUs that nobody else uses, and too few are unused."""
+
+    code = "NotEnoughUnusedGpus"
+
+    def __init__(self, fields: ShareFields, asked: int, unused: int) -> None:
+        super().__init__(
+            fields.cards,
+            f"{asked} unused GPUs are asked for, and the node has {unused}: containers hold parts of the others",
+        )
+
+
+class NotEnoughShareCores(ShareDoesNotFit):
+    """
+    Raised when too few GPUs have the cores left, and all together they have not, either. `left`: the cores of each GPU.
+    """
+
+    code = "NotEnoughShareCores"
+
+    def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
+        super().__init__(fields.cores, describe_lacking_amount(asked, gpus, left, "{} cores".format))
+
+
+class NotEnoughShareMemory(ShareDoesNotFit):
+    """
+    Raised when too few GPUs have the memory left, and all together they have not, either. `left`: the bytes of each GPU.
+    """
+
+    code = "NotEnoughShareMemory"
+
+    def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
+        super().__init__(fields.memory, describe_lacking_amount(asked, gpus, left, format_mib))
+
+
+class NotEnoughShareSlots(ShareDoesNotFit):
+    """Raised when too few GPUs have a slot left. `left`: the slots of each GPU."""
+
+    code = "NotEnoughShareSlots"
+
+    def __init__(self, fields: ShareFields, gpus: int, left: Sequence[int]) -> None:
+        super().__init__(fields.cards, describe_lacking_amount(1, gpus, left, "{} slots".format))
+
+
+class ShareSplit(ShareDoesNotFit):
+    """Raised when what is asked for is left on the node, but not in one place: on one GPU, or on one NUMA node."""
+
+    code = "ShareSplit"
+
+
+class SlotsBeyondNumaNode(ShareDoesNotFit):
+    """
+    Raised for slots of more GPUs than any NUMA node has, where a kubelet aligns slots: it counts slots, several of each GPU,
+    and takes NUMA nodes with fewer GPUs, also on an empty node. `most`: GPUs of the NUMA node that has most.
+    """
+
+    code = "SlotsBeyondNumaNode"
+
+    def __init__(self, fields: ShareFields, asked: int, most: int) -> None:
+        super().__init__(
+            fields.cards,
+            f"{asked} GPUs are asked for, and a NUMA node has {most}: slots have NUMA nodes (sharing.slots.numaTopology), "
+            "and the kubelet, which counts slots, aligns them to too few GPUs",
+            f"ask for at most {most} GPUs; {UNALIGNED}",
+        )
+
+
+class NoneByHami(ShareDoesNotFit):
+    """Raised where enough is left, and HAMi's rules choose no GPUs: `reason` counts why, in HAMi's words."""
+
+    def __init__(self, fields: ShareFields, asked: int, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            fields.cards,
+            f"enough is left of {asked}, and HAMi's rules choose none: {reason}",
+            "ask for less or by other annotations, or choose a node without compat hami",
+        )
+
+
+class WholeGpuInUse(ShareDoesNotFit):
+    """Raised for a whole GPU of which somebody has a share, and for a share of a GPU that somebody has whole."""
+
+    code = "WholeGpuInUse"
+
+    def __init__(self, gpus: Sequence[str], holder: str, field: str = "devices_ids") -> None:
+        self.gpus = tuple(gpus)
+        self.holder = holder
+        super().__init__(
+            field,
+            f"a whole GPU is nobody else's, and of {quoted(gpus)} {holder} has units",
+            "wait until that has ended, or delete the pod and let the scheduler choose again; `topoalign gpu list` shows "
+            "who holds what",
+        )
+
+
+def describe_lacking_amount(asked: int, gpus: int, left: Sequence[int], text: Callable[[int], str]) -> str:
+    """The finding for an amount that too few GPUs have left; `text`: an amount, for people."""
+    enough = sum(amount >= asked for amount in left)
+    has = "" if gpus == 1 else f"{enough} of {len(left)} GPUs have that left, and "
+    return f"{text(asked)} of {each_of(gpus)} asked for; {has}the most that a GPU has left is {text(max(left))}"
+
+
+def describe_scattered_amounts(asked: str, gpus: int, enough: int) -> str:
+    """The finding for amounts that the node has left, but not on so many GPUs; `enough`: how many GPUs have them."""
+    found = f"only {enough} GPUs have" if enough > 1 else "only one GPU has" if enough else "no GPU has"
+    return f"{asked} of {each_of(gpus)} asked for; the node has that much left in total, but {found} it"
+
+
+def each_of(gpus: int) -> str:
+    """So many GPUs, in words."""
+    return "one GPU" if gpus == 1 else f"each of {gpus} GPUs"

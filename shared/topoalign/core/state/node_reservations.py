@@ -1,0 +1,294 @@
+"""
+Folds `ReservationsChanged` and what the node reports into what is reserved on one node.
+
+The newest message has all reservations of the node. A reservation lasts for the seconds given in the message, counted
+by the reader's own monotonic clock from receipt; a later message that repeats it does not prolong it. It is held part by
+part: a device, the CPUs, each kind of memory of a container. A part ends as soon as the node reports it: an allocation,
+or an entry of the kubelet's checkpoints, gives the container of this pod the resource, whichever devices it got. Where a
+checkpoint cannot be read, PodResources counts instead; where the node does not know the pod's UID, its names do.
+Co-allocated devices end with the GPUs of their container. A part that was reported once stays reported, although the
+container may end before the reservation does. The registry's assumed pods end by the same rule.
+
+For readers other than the node, an allocation that holds a reserved device does not report it: their state of the
+node lags, and the allocation may belong to a pod that had the device before.
+
+Example: GPU-0 and CPUs 0-3 are reserved for pod a, GPU-1 for pod b. The usage of the node lists CPUs 0-3 for a: GPU-0 alone
+stays reserved for it. An allocation of a has GPU-1, because the kubelet cannot distinguish equal pods: what was reserved for
+a is consumed, and GPU-0 is now what is reserved for b, with the CPUs and the memory that were reserved for a.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.events import ReservationsChanged
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.reserved_parts import (
+    ReservedPart,
+    Swapped,
+    is_something,
+    rest_of,
+    shown_by,
+    swap_devices,
+    swaps_of,
+)
+
+
+class Ended(NamedTuple):
+    """UIDs of pods whose reservations the newest message still has, though they are over."""
+
+    consumed: tuple[str, ...]
+    expired: tuple[str, ...]
+
+
+class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
+    """The reservations of one node. Frozen: each method returns the next state."""
+
+    newest: ReservationsChanged | None = None
+    """The newest message; None: there is none."""
+    position: int = 0
+    """Its position in the stream, on which the next change is made; 0: there is none."""
+    until: Mapping[str, float] = {}
+    """UID of the pod -> monotonic second at which its reservation ends."""
+    reservations: tuple[Reservation, ...] = ()
+    """All that the newest message has, also those that have ended since, after the swaps."""
+    shown: frozenset[ReservedPart] = frozenset()
+    """What the node has shown of the reservations."""
+    unsaid: frozenset[ReservedPart] = frozenset()
+    """What of that is held by an allocation whose owner the node has not published yet: it may be another pod's."""
+    swaps: tuple[Swapped, ...] = ()
+    """What pods have got of what was reserved for others."""
+    former: Mapping[str, frozenset[AllocationID]] = {}
+    """UID of the pod -> the allocations that were live when its reservation was received."""
+
+    def apply(
+        self, event: ReservationsChanged, position: int, now: float, live: Collection[AllocationID] = ()
+    ) -> "NodeReservations":
+        """
+        Returns the state after this message, which is the newest, received at monotonic second `now`. `live`: the
+        allocations of the node's own record at that moment.
+        """
+        made = () if self._is_newest(event) else event.made
+        until = {each.pod_uid: now + each.seconds_left for each in event.reservations}
+        until |= {uid: min(end, self.until[uid]) for uid, end in until.items() if uid in self.until and uid not in made}
+        shown = frozenset(part for part in self.shown if part.pod_uid in until and part.pod_uid not in made)
+        swaps = tuple(each for each in self.swaps if each.pod_uid in until and each.pod_uid not in made)
+        kept = {uid: before for uid, before in self.former.items() if uid in until and uid not in made}
+        return NodeReservations(
+            newest=event,
+            position=position,
+            until=until,
+            reservations=swap_devices(event.reservations, swaps, shown),
+            shown=shown,
+            unsaid=self.unsaid & shown,
+            swaps=swaps,
+            former=dict.fromkeys(until, frozenset(live)) | kept if live else kept,
+        )
+
+    def _is_newest(self, event: ReservationsChanged) -> bool:
+        """Whether this is the newest message once more: it has no second effect."""
+        newest = self.newest
+        return newest is not None and (newest.writer, newest.epoch, newest.seq) == (
+            event.writer,
+            event.epoch,
+            event.seq,
+        )
+
+    def observe(
+        self, state: NodeState, origins: Mapping[AllocationID, AllocationID] = {}, *, own: bool = False
+    ) -> "NodeReservations":
+        """
+        Returns the state after the node was seen so; the same one if nothing more is shown. `own`: this is the node's own
+        record, which is never behind; then a device is shown as well by any allocation that holds it, unless that was live
+        before the reservation: then its container has ended, or will before the pod of the reservation is admitted.
+        `origins`: what is left of a record that made way -> that record, before whose reservation it was live as well.
+        """
+        if not self.reservations:
+            return self
+        found = frozenset(shown_by(state, self.reservations, self.former, origins, own=own)) - self.shown
+        shown = self.shown | found
+        unsaid = self.unsaid
+        if own and (found or unsaid):
+            unsaid = (unsaid | found).difference(shown_by(state, self.reservations, self.former, origins))
+        swaps = tuple(swaps_of(state, self.reservations, shown, self.swaps, unsaid)) if shown else ()
+        if not found and not swaps and unsaid == self.unsaid:
+            return self
+        taken = {(each.pod_uid, each.resource, each.taken) for each in swaps}
+        shown -= {part for part in unsaid if (part.pod_uid, part.resource, part.device) in taken}
+        reservations = swap_devices(self.reservations, swaps, shown)
+        swaps = (*self.swaps, *swaps)
+        return msgspec.structs.replace(self, shown=shown, unsaid=unsaid & shown, swaps=swaps, reservations=reservations)
+
+    def held(self, now: float) -> tuple[Reservation, ...]:
+        """What is to be held at monotonic second `now`: reservations that last, with those parts that are not shown."""
+        rest = (self._rest(each, now) for each in self.reservations)
+        return tuple(each for each in rest if each.seconds_left > 0 and each.containers)
+
+    def ended(self, now: float) -> Ended:
+        """What has ended at monotonic second `now` and is still in the newest message."""
+        rest = [self._rest(each, now) for each in self.reservations]
+        consumed = tuple(each.pod_uid for each in rest if not each.containers)
+        expired = tuple(each.pod_uid for each in rest if each.containers and each.seconds_left <= 0)
+        return Ended(consumed, expired)
+
+    def _rest(self, reservation: Reservation, now: float) -> Reservation:
+        """The parts of a reservation that are not shown, and how long it lasts."""
+        rest = tuple(rest_of(each, reservation.pod_uid, self.shown) for each in reservation.containers)
+        return msgspec.structs.replace(
+            reservation,
+            containers=tuple(each for each in rest if is_something(each)),
+            seconds_left=max(0.0, self.until[reservation.pod_uid] - now),
+        )
+
+
+def in_order_of_binds(
+    held: Sequence[Reservation], made: Sequence[Reservation], cancelled: Collection[str] = ()
+) -> tuple[Reservation, ...]:
+    """
+    All reservations of a node after a change: a new one of a pod takes the place of its former one. Those of pods that are
+    about to be bound come before what is planned for a gang: a node of any version answers its kubelet in this order.
+    """
+    new = {each.pod_uid: each for each in made}
+    gone = frozenset(cancelled) - new.keys()
+    kept = [new.pop(each.pod_uid, each) for each in held if each.pod_uid not in gone]
+    return tuple(sorted((*kept, *new.values()), key=lambda each: each.planned))
+
+
+def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Reservation]) -> NodeState:
+    """
+    Returns this state of a node with what is reserved on it as held. `facts`: the node as it reports itself, by which
+    parts are left out that pods have already.
+    """
+    message = ReservationsChanged(node=state.node, epoch=0, seq=0, writer="", reservations=tuple(reservations))
+    for each in NodeReservations().apply(message, 0, 0.0).observe(facts).held(0.0):
+        state = holding_reserved(state, each)
+    return state
+
+
+def holding_reserved(state: NodeState, reservation: Reservation) -> NodeState:
+    """
+    Returns this state of a node with what is reserved for a pod as held. Devices, virtual functions and CPUs that somebody
+    has are not held a second time.
+    """
+    for reserved in reserved_allocations(reservation):
+        left = not_given(reserved, state)
+        if left.devices or left.cpus or left.memory:
+            state = state.holding(left)
+    return state
+
+
+def not_given(reserved: Allocation, state: NodeState) -> Allocation:
+    """What a container will hold, without devices, virtual functions and CPUs that somebody has in this state."""
+    owned = state.ownership
+    functions = {
+        nic: tuple(each for each in addresses if each not in owned.functions_in_use)
+        for nic, addresses in reserved.virtual_functions.items()
+        if nic not in owned.held_whole
+    }
+
+    def is_left(device: DeviceID) -> bool:
+        return bool(functions.get(device)) if device in reserved.virtual_functions else not owned.is_held(device)
+
+    devices = {name: tuple(filter(is_left, ids)) for name, ids in reserved.devices.items()}
+    return msgspec.structs.replace(
+        reserved,
+        devices={name: ids for name, ids in devices.items() if ids},
+        co_allocated=tuple(filter(is_left, reserved.co_allocated)),
+        slots={slot: amount for slot, amount in reserved.slots.items() if is_left(slot)},
+        virtual_functions={nic: addresses for nic, addresses in functions.items() if addresses},
+        cpus=format_cpuset(reserved.cpu_ids - owned.cpus_in_use),
+    )
+
+
+def reservation_of(
+    uid: str,
+    pod: PodRequest,
+    allocations: Sequence[Allocation],
+    seconds: float,
+    gang: str = "",
+    *,
+    needs_co_allocated: bool = False,
+    may_move: bool = False,
+) -> Reservation:
+    """
+    What a decision gives a pod, as its reservation for so many seconds. `needs_co_allocated`: its containers must not start
+    without the devices co-allocated with them. `may_move`: as of `ReservedContainer`, where they have slots.
+    """
+    return Reservation(
+        pod_uid=uid,
+        namespace=pod.namespace,
+        pod=pod.name,
+        containers=tuple(
+            reserved
+            for each in allocations
+            if each.owner is not None
+            and is_something(reserved := reserved_container(each, each.owner, needs_co_allocated, may_move))
+        ),
+        seconds_left=seconds,
+        gang=gang,
+    )
+
+
+def reserved_container(
+    allocation: Allocation, owner: Owner, needs_co_allocated: bool, may_move: bool
+) -> ReservedContainer:
+    """What a decision gives one container; the rest as in `reservation_of`."""
+    co_allocated = {
+        name: tuple(device for device in ids if device in allocation.co_allocated)
+        for name, ids in allocation.devices.items()
+    }
+    return ReservedContainer(
+        container=owner.container,
+        role=allocation.role,
+        devices=dict(allocation.from_kubelet),
+        co_allocated={name: ids for name, ids in co_allocated.items() if ids},
+        needs_co_allocated=needs_co_allocated and bool(allocation.co_allocated),
+        virtual_functions=allocation.virtual_functions,
+        cpus=allocation.cpus,
+        memory=allocation.memory,
+        slots=allocation.slots,
+        may_move=may_move and bool(allocation.slots),
+    )
+
+
+def reserved_allocations(reservation: Reservation) -> tuple[Allocation, ...]:
+    """
+    What the containers of a reservation will hold, as allocations, for a decision about another pod. Their owner is the
+    pod's UID: a pod that is created again under its name holds none of them.
+    """
+    return tuple(
+        Allocation(
+            id=AllocationID(f"reserved/{reservation.pod_uid}/{reserved.container}"),
+            owner=Owner(namespace=Namespace(""), pod=PodName(reservation.pod_uid), container=reserved.container),
+            role=reserved.role,
+            devices={
+                name: (*reserved.devices.get(name, ()), *reserved.co_allocated.get(name, ()))
+                for name in (
+                    *reserved.devices,
+                    *(each for each in reserved.co_allocated if each not in reserved.devices),
+                )
+            },
+            virtual_functions=reserved.virtual_functions,
+            cpus=reserved.cpus,
+            memory=reserved.memory,
+            lowest_first=bool(reserved.memory),
+            pod_uid=reservation.pod_uid,
+            co_allocated=tuple(device for ids in reserved.co_allocated.values() for device in ids),
+            slots=amounts_of_slots(reserved),
+        )
+        for reserved in reservation.containers
+    )
+
+
+def amounts_of_slots(reserved: ReservedContainer) -> dict[DeviceID, Amount]:
+    """What a container will hold by its slots, without what a forged message claims of devices that it does not have."""
+    return {
+        slot: each for slot, each in reserved.slots.items() if any(slot in ids for ids in reserved.devices.values())
+    }
