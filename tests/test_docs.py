@@ -9,7 +9,7 @@ import pytest
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.cli import root
 from topoalign.discovery.settings import DiscoverySettings
-from topoalign.mps.main import MpsSettings
+from topoalign.mps.settings import MpsSettings
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
 

@@ -168,7 +168,7 @@ async def test_a_message_is_read_although_its_news_was_lost(tmp_path: Path, monk
                 assert said(number) == (await anext(messages)).message
 
 
-async def test_a_follower_that_falls_behind_receives_no_news_until_it_has_caught_up(
+async def test_a_follower_that_falls_behind_has_no_news_until_it_has_caught_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any news is more than this follower has had; it reads each message from the store."""

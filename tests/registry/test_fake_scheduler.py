@@ -327,7 +327,7 @@ async def test_a_pod_whose_victim_ends_while_it_is_filtered_preempts_no_others()
         assert "n1" == world.node_of("high")
 
 
-async def test_a_pod_that_is_deleted_while_it_is_filtered_keeps_no_nominated_node() -> None:
+async def test_a_pod_that_is_deleted_during_its_filter_has_no_nominated_node() -> None:
     async with scheduling() as world:
         world.fill()
         world.create("high", 4, priority=100)

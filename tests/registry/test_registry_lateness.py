@@ -128,7 +128,7 @@ async def test_a_node_that_falls_silent_is_stale_after_one_time_out() -> None:
         assert 1 == world.bus.asked.count(wire.admission_subject(SILENT, "alive"))
 
 
-async def test_a_round_of_questions_that_all_fail_at_once_gives_other_tasks_their_turns() -> None:
+async def test_a_round_of_questions_that_fail_at_once_gives_others_their_turns() -> None:
     """As while there is no connection to the bus: none of the questions waits for anything."""
     world = World()
     await world.announce()

@@ -3,7 +3,8 @@
 import anyio
 from anyio.abc import TaskStatus
 
-from topoalign.hinting.service import Hinting, HintingSettings
+from topoalign.hinting.service import Hinting
+from topoalign.hinting.settings import HintingSettings
 from topoalign.runtime.context import Context
 from topoalign.runtime.settings import from_environment
 

@@ -7,7 +7,6 @@ the caller asks its own providers instead.
 """
 
 import anyio
-import msgspec
 from anyio.abc import TaskStatus
 
 from topoalign.client import Client
@@ -21,13 +20,6 @@ from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.runtime.replies import answer_with
 
 # The settings of hinting.
-
-
-class HintingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`TOPOALIGN_<FIELD>` each; the runner fills in `node`."""
-
-    node: NodeName
-    """Name of the Kubernetes node, or of this host, whose questions are answered."""
 
 
 SERVICE = "topoalign-hinting"

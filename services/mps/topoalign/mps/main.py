@@ -1,23 +1,16 @@
 """Builds and runs the MPS daemons of one node."""
 
 import anyio
-import msgspec
 from anyio.abc import TaskStatus
 
 from topoalign.mps.daemons import Daemons
+from topoalign.mps.settings import MpsSettings
 from topoalign.runtime.context import Context
 from topoalign.runtime.metrics import ServiceMetric
 from topoalign.runtime.settings import from_environment
 from topoalign.runtime.tasks import background
 
 # The settings of MPS.
-
-
-class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`TOPOALIGN_<FIELD>` each."""
-
-    mps_control: str = "nvidia-cuda-mps-control"
-    """NVIDIA's control program, by name or path. It comes with the driver; by name it is searched in PATH."""
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
