@@ -329,7 +329,7 @@ async def test_a_registry_asks_discovery_for_what_it_has_not_noticed_itself(monk
         assert 2 == len(world.view.hardware.gpus)
         assert 1 == world.differences("topology")
         assert 1 == len(
-            [line for line in logs if line["event"].startswith("discovery or the allocator does not stand")]
+            [line for line in logs if line["event"].startswith("discovery or the allocator does not confirm")]
         )
 
 

@@ -239,7 +239,7 @@ async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(mo
     free: list[int] = []
 
     def spied(*args: Any, **more: Any) -> Any:
-        free.append(len(more["beside"].free))
+        free.append(len(more["context"].free))
         return prefer(*args, **more)
 
     monkeypatch.setattr(sparing, "prefer", spied)
