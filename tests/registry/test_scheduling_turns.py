@@ -186,7 +186,7 @@ async def test_a_preemption_of_many_nodes_gives_turns(large: Large, monkeypatch:
 
 async def test_pods_that_are_tried_in_every_order_give_turns(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four pods of which no two are alike: 64 decisions."""
-    large.note(monkeypatch, admission_order, "decide")
+    large.note(monkeypatch, admission_order, "decide_demand")
     for cpus in (1, 2, 3):
         large.view.expect(NODES[0], asked(pod(container("main", gpus=1, cpus=cpus), name=f"p{cpus}"), f"p{cpus}"))
     async with background() as tasks:

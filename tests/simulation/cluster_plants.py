@@ -49,8 +49,8 @@ class ClusterPlant(NamedTuple):
 
 
 CLUSTER_PLANTS = {
-    "rereads-the-position": ClusterPlant("K1", 176, "Reservations", RereadingReservations),
-    "believes-older-messages": ClusterPlant("K5", 0, "Reservations", ForgetfulReservations),
+    "rereads-the-position": ClusterPlant("K1", 176, "ClusterReservations", RereadingReservations),
+    "believes-older-messages": ClusterPlant("K5", 0, "ClusterReservations", ForgetfulReservations),
     "binds-half-a-gang": ClusterPlant("K3", 0, "Gangs", HalvingGangs),
 }
 
