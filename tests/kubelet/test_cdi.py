@@ -140,7 +140,7 @@ def block_file(host: Host) -> None:
         (lose_libraries, "no libcuda.so.<version> is found", "containerDriverRoot"),
         (add_driver, "libraries of drivers 535.104.05 and 550.54.15", "remove those"),
         (lose_hook, "/usr/bin/nvidia-ctk or /usr/bin/nvidia-cdi-hook", "nvidia-container-toolkit"),
-        (lose_directory, "cannot write the CDI specification", "make the directory on the node"),
+        (lose_directory, "cannot write the CDI specification", "create the directory on the node"),
         (block_file, "Is a directory", "TOPOALIGN_CDI_DIR"),
     ],
 )
@@ -181,7 +181,7 @@ async def test_what_was_missing_is_noticed_when_it_is_there(host: Host) -> None:
         tasks.cancel_scope.cancel()
 
     assert before is not None
-    assert "make the directory on the node" in before
+    assert "create the directory on the node" in before
     assert None is containers.reason()
     host.specification()
 
