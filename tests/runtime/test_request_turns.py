@@ -1,9 +1,9 @@
 """Requests work in slices, one in each round of the event loop, in the order of fair shares."""
 
-import asyncio
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from topoalign.runtime.request_turns import LONGEST_SECONDS, WORKING, RequestTurns, TaskTurns, Working, take_turn
@@ -78,7 +78,7 @@ async def test_one_slice_is_worked_in_each_round_of_the_event_loop() -> None:
         nonlocal rounds
         while len(worker.done) < 4:
             rounds += 1
-            await asyncio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(others)

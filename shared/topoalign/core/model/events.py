@@ -245,8 +245,9 @@ class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="Allocation
 
 class ReservationsChanged(Fact, frozen=True, kw_only=True, tag="ReservationsChanged"):
     """
-    All reservations of a node after a change. The newest message is the truth: several registries write, each only if the
-    newest message of the subject is the one that its change stands on. It does not contain what a node has given away.
+    All reservations of a node after a change. The newest message replaces all earlier ones. Several registries write, each
+    only if the newest message of the subject is the one that its change is based on. It does not contain what a node has
+    allocated.
     """
 
     writer: str

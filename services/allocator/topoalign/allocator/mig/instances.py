@@ -340,7 +340,12 @@ class Instances:
             self._works(own.gpu)
         except InstanceInUse as fault:
             if own not in self._used:
-                log.warning("a MIG instance stays for now", slot=own.slot, finding=fault.finding, remedy=fault.remedy)
+                log.warning(
+                    "a MIG instance is in use and is kept",
+                    slot=own.slot,
+                    finding=fault.finding,
+                    remedy=fault.remedy,
+                )
             self._used.add(own)  # other calls for this GPU may fail, so `probe` checks the driver
         except (DriverFault, StateFault) as fault:
             self._fails(own.gpu, fault)

@@ -387,7 +387,7 @@ def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
 
 
 def nameless(pod: PodRequest) -> PodRequest:
-    """Returns the request of a valid pod with placeholder names and the relevant annotations."""
+    """Returns the request of a valid pod with fixed names and the annotations that decide."""
     return msgspec.structs.replace(
         pod,
         namespace=NAMESPACE,
