@@ -228,7 +228,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits, equal for equal allocations, whatever facts led to them: compares two folds."""
+        """
+        16 hex digits, equal for equal allocations, whatever facts led to them: compares two folds. A field that is added
+        after 0.1.0 must not count, because the folds of both versions have to agree.
+        """
         live = sorted(self.allocations.values(), key=lambda allocation: allocation.id)
         body = msgspec.json.encode([live, sorted(self.memory.items())], order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]
