@@ -10,7 +10,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
@@ -54,8 +54,8 @@ def asyncapi() -> str:
         "info": {
             "title": "topoalign events",
             "version": "1",
-            "description": "What topoalign says on NATS. Fields are only ever added, never renamed or re-used: ignore "
-            "those you do not know. docs/events.md tells what a subscriber can rely on.",
+            "description": "What topoalign publishes on NATS. Later versions add fields and never rename or re-use one: "
+            "ignore unknown fields. docs/events.md describes what a subscriber can rely on.",
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": "application/json",
@@ -85,7 +85,7 @@ def channel(event: type[Fact]) -> Schema:
 
 
 def operation(event: type[Fact]) -> Schema:
-    """That topoalign says this event."""
+    """That topoalign publishes this event."""
     name = event.__name__
     return {
         "action": "send",
@@ -187,27 +187,53 @@ def replace_generated(page: str, generated: str) -> str:
     return f"{before}{BEGIN}\n{generated}\n{END}{after}"
 
 
+COMMON = ("node", "epoch", "seq", "revision")
+"""Fields of all events, which the page describes once."""
+IN_FULL = ("Allocation", "DeviceHealth", "Reservation")
+"""Types in events whose fields the page describes; asyncapi.json describes those of all."""
+
+
 def tables() -> str:
-    """A table per event, then one per type that stands in events."""
+    """A table per event, then the types that events contain."""
     events = {event.__name__ for event in wire.SUBJECTS}
     kinds = structs()
-    inner = [name for name in kinds if name not in events]
-    sections = [section(kinds[name]) for name in kinds if name in events]
-    sections += ["### Types in events", *(section(kinds[name], "####") for name in inner)]
+    sections = [f"### {name}\n{table(kind, COMMON)}" for name, kind in kinds.items() if name in events]
+    sections.append("### Types in events")
+    for name, kind in kinds.items():
+        if name not in events:
+            sections.append(f"#### {name}\n{table(kind) if name in IN_FULL else field_list(kind)}")
     return "\n\n".join(sections)
 
 
-def section(kind: type[msgspec.Struct], heading: str = "###") -> str:
-    """The heading and the table of one type, in Markdown."""
-    schema = schemas()[kind.__name__]
-    required = set(schema.get("required", ()))
+def table(kind: type[msgspec.Struct], without: Collection[str] = ()) -> str:
+    """What a type is, and a table of its fields with their meaning, in Markdown."""
     rows = [
-        f"| `{field}` | {type_in_words(each)}{'' if field in required else ' (optional)'} | {cell(each['description'])} |"
-        for field, each in schema["properties"].items()
-        if field != "type"
+        f"| `{field}` | {type_in_words(each)} | {cell(first_sentence(each['description']))} |"
+        for field, each in fields_of(kind)
+        if field not in without
     ]
-    titles = ["| field | type | meaning |", "|---|---|---|"]
-    return "\n".join([f"{heading} {kind.__name__}", paragraph(kind.__doc__), "", *titles, *rows])
+    return "\n".join(
+        [first_sentence(paragraph(kind.__doc__)), "", "| field | type | meaning |", "|---|---|---|", *rows]
+    )
+
+
+def field_list(kind: type[msgspec.Struct]) -> str:
+    """What a type is, and the names of its fields, with the type where that has a heading of its own."""
+    names = [
+        f"`{field}`" + (f" ({words})" if "](#" in (words := type_in_words(each)) else "")
+        for field, each in fields_of(kind)
+    ]
+    return f"{first_sentence(paragraph(kind.__doc__))}\n\nFields: {', '.join(names)}."
+
+
+def fields_of(kind: type[msgspec.Struct]) -> list[tuple[str, Schema]]:
+    """The fields of a type with their schemas, without the tag that msgspec adds."""
+    return [(field, each) for field, each in schemas()[kind.__name__]["properties"].items() if field != "type"]
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a docstring: the other sentences are in asyncapi.json."""
+    return re.split(r"(?<=\.) (?=[A-Z`])", text)[0]
 
 
 def type_in_words(schema: Mapping[str, Any]) -> str:
