@@ -20,10 +20,14 @@ OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+([^)#]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the root. Their links to docs/ become links to the pages beside them."""
+    """Adds the pages of the root, with links to the pages beside them, and a list of the decisions."""
     for name in ROOT_PAGES:
         text = (ROOT / name).read_text().replace("](docs/", "](")
         files.append(File.generated(config, name, content=text))
+    records = sorted((Path(config.docs_dir) / "decisions").glob("0*.md"))
+    titles = [f"- [{record.read_text().partition(chr(10))[0].removeprefix('# ')}]({record.name})" for record in records]
+    content = "\n".join(["# Decisions", "", *titles])
+    files.append(File.generated(config, "decisions/index.md", content=content))
     return files
 
 
