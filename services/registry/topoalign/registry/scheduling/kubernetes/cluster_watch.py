@@ -56,7 +56,7 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesRecords:
-    """What is kept of the objects of Kubernetes beside the view."""
+    """What is kept of the objects of Kubernetes in addition to the view."""
 
     pods: ReportedPods
     nodes: ReportedNodes
