@@ -87,7 +87,7 @@ async def test_pods_that_could_get_one_anothers_gpus_are_bound_in_turn() -> None
     others = [await world.scheduler.fits_in_every_order(NODE, asked(joint("b", 1)))]
     world.view.gone(NODE, "uid-c")
     world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
-    world.scheduler.requested = lambda reserved: joint("a", 1)
+    world.requests["a"] = joint("a", 1)
     reserved = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in (plain("b", 1), joint("b", 1))]
 
     assert (["PodsPending", ""], [""], ["PodsPending", ""]) == (alike, others, reserved)
@@ -99,7 +99,7 @@ async def test_a_pod_that_is_reserved_first_waits_for_one_that_is_bound() -> Non
     requests = {"a": joint("a", 1), "b": plain("b", 1)}
     given = [hold("a", ("GPU-0",), ("mlx5_0",)).reserved, hold("b", ("GPU-1",), ()).reserved]
     world.view.hold(NODE, [AssumedPod(reserved=msgspec.structs.replace(each, gang="ml/g")) for each in given])
-    world.scheduler.requested = lambda reserved: requests[reserved.pod]
+    world.requests |= requests
     before = await world.scheduler.fits_in_every_order(NODE, asked(requests["a"]))
     world.view.expect(NODE, asked(requests["b"]))
 
@@ -116,7 +116,7 @@ async def test_of_pods_that_are_reserved_together_the_first_is_bound() -> None:
     given = [hold("a", ("GPU-0",), ("mlx5_0",)).reserved, hold("b", ("GPU-1",), ()).reserved]
     in_gang = [msgspec.structs.replace(each, gang="ml/g") for each in given]
     world.view.hold(NODE, [AssumedPod(reserved=each) for each in in_gang])
-    world.scheduler.requested = lambda reserved: requests[reserved.pod]
+    world.requests |= requests
     refusals = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in requests.values()]
     world.view.hold(NODE, [AssumedPod(reserved=each) for each in given])
     of_none = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in requests.values()]

@@ -118,7 +118,7 @@ async def test_a_bound_pod_is_held_until_its_node_shows_it(world: World) -> None
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
         free = code(scheduling)
-        await scheduling.scheduler.bind("ml", "p", uid, NODE)
+        await scheduling.binder.bind("ml", "p", uid, NODE)
         await all_tasks_blocked()
         bound = code(scheduling)
         await world.say(*world.says.admit(pod(container("main", gpus=4), name="p"), uid))
@@ -174,12 +174,12 @@ async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> N
         await world.rounds()
         scheduler, nodes = scheduling.scheduler, (NODE, other.node)
         before = scheduler.filter(requests["b"], nodes).passed
-        await scheduler.bind("ml", "b", requests["b"].uid, other.node)
+        await scheduling.binder.bind("ml", "b", requests["b"].uid, other.node)
         await all_tasks_blocked()
         planned = {name: scheduler.filter(requests[name], nodes) for name in ("a", "c")}
         for name, filtered in planned.items():
             (node,) = filtered.passed
-            await scheduler.bind("ml", name, requests[name].uid, node)
+            await scheduling.binder.bind("ml", name, requests[name].uid, node)
         await all_tasks_blocked()
 
         assert nodes == (*before,)
@@ -211,7 +211,7 @@ async def test_a_gang_is_planned_on_nodes_that_its_pods_may_go_to(world: World) 
         await world.rounds()
         scheduler, nodes = run[0].scheduler, (NODE, others[1].node)
         scheduler.filter(requests["b"], nodes)
-        await scheduler.bind("ml", "b", requests["b"].uid, NODE)
+        await run[0].binder.bind("ml", "b", requests["b"].uid, NODE)
 
         assert {others[1].node} == run[0].reservations.of_pod(requests["a"].uid).keys()
 
@@ -246,7 +246,7 @@ async def test_a_gang_is_planned_by_a_registry_that_was_asked_no_filter(
         world.registry() as run,
     ):
         await world.rounds()
-        await run[0].scheduler.bind("ml", "b", uids["b"], NODE)
+        await run[0].binder.bind("ml", "b", uids["b"], NODE)
 
         assert {others[1].node} == run[0].reservations.of_pod(uids["a"]).keys()
 

@@ -161,12 +161,15 @@ class Registry:
     ) -> None:
         self.site, self.api = site, api or MemoryKubernetes(site.cluster)
         self.reservations = ClusterReservations(bus, clock or SystemClock(), writer, site.facts)
-        self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
+        self.gangs = Gangs(self.reservations, SystemClock(), self.hardware, self.candidate)
         self.shown = ReportedPods()
         self.checks = ScriptedChecks(fits)
         self.binder = PodBinder(
-            bus, clock or SystemClock(), self.api, self.reservations, self.checks, self.gangs.plan, self.shown
+            bus, clock or SystemClock(), self.api, self.reservations, self.checks, self.plan, self.shown
         )
+
+    async def plan(self, pod: PodToSchedule, node: NodeName) -> str:
+        return await self.gangs.plan(self.passing, pod, node)
 
     async def passing(self, pod: PodToSchedule, chosen: NodeName | None = None) -> list[NodeName]:
         """Nodes that would admit the pod, as the view has it."""

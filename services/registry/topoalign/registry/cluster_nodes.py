@@ -110,7 +110,7 @@ class Cluster:
 
     def __init__(self, *, usage: bool = False) -> None:
         """`usage`: whether to keep what kubelets allocated, on which predictions are based."""
-        self.listeners: list[Callable[[NodeName], None]] = []
+        self.listeners: list[Callable[[NodeName], object]] = []
         """Called after each change of a node's facts, of whether it answers, and after it is forgotten."""
         self._usage = usage
         self._members: dict[NodeName, ClusterNode] = {}

@@ -20,7 +20,7 @@ A Binding that has failed for good cancels the reservation. If the result is unk
 replaces it, or it expires.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -36,7 +36,7 @@ from topoalign.core.diagnosis.hami_nodes import REASONS
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.model.requests import ConfirmRequest, PodRequest
+from topoalign.core.model.requests import ConfirmRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
@@ -118,9 +118,6 @@ PAUSE = 0.1
 """Seconds between two attempts to reach the API server."""
 RETRY_SECONDS = 0.25
 """After this time a waiting bind tries again without a change of the node, because its kubelet may have changed."""
-
-REMEMBERED = 10_000
-"""Pods whose requests are kept: far more than are bound and not reported yet."""
 
 
 log = structlog.get_logger("topoalign.registry.scheduling")
@@ -259,8 +256,6 @@ class PodBinder:
         """
         self.counts: Counter[str] = Counter()
         """Binds by result: `bound`, or the code of the error; `stale`: the node contradicted the view."""
-        self.requests: OrderedDict[str, PodRequest] = OrderedDict()
-        """UID -> request, of the pods that this registry reserved last."""
         self._bus = bus
         self._clock = clock
         self._api = api
@@ -405,9 +400,7 @@ class PodBinder:
                     PAUSE
                 )  # the node has allocated the devices to another pod, which is not reported yet
                 continue
-            self.requests[pod.uid] = pod.request
-            while len(self.requests) > REMEMBERED:
-                self.requests.popitem(last=False)
+            self._shown.note_reserved(pod.uid, pod.request)
             with suppress(BusConflict):
                 await self._reservations.write([ReservationChange(node=node, position=position, made=(made,))])
                 return None

@@ -16,7 +16,7 @@ from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.ports import Clock
 from topoalign.registry.scheduling.extender.extender_connection import IDLE_SECONDS, SchedulerConnection
 from topoalign.registry.scheduling.extender.handlers import Extender, make_application
-from topoalign.registry.scheduling.scheduling_api import SchedulingApi
+from topoalign.registry.scheduling.scheduling_api import BindsPods, SchedulingApi
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
@@ -205,6 +205,7 @@ async def serve_scheduler(
     context: Context,
     settings: RegistrySettings,
     scheduling: SchedulingApi,
+    binder: BindsPods,
     webhook: Webhook,
     kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
     *,
@@ -222,7 +223,7 @@ async def serve_scheduler(
     version = parse_kubernetes_version(settings.scheduler_kubernetes)
     seconds = call_seconds(context.metrics)
     extender = Extender(
-        scheduling, lambda: version or kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
+        scheduling, binder, lambda: version or kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
     )
     certificates = None
     if settings.scheduler_tls_dir:
