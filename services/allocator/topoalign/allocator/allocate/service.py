@@ -25,10 +25,12 @@ from functools import partial
 
 import anyio
 
-from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations
+from topoalign.allocator.allocate.claims import NodeView, WholeDevices
+from topoalign.allocator.allocate.co_allocation import JointClaim
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit, Preferences
-from topoalign.allocator.allocate.pre_start import SlotStarts
-from topoalign.allocator.allocate.units import first_unit_kind
+from topoalign.allocator.allocate.pre_start import ShareStarts, SlotStarts
+from topoalign.allocator.allocate.slots import SlotClaim
+from topoalign.allocator.allocate.units import UnitClaim, first_unit_kind
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.calls import InstanceCalls
@@ -147,13 +149,17 @@ class DeviceAllocations:
         self._turn = anyio.Lock(fast_acquire=True)
         """Held by a call that needs a poll: one at a time."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
-        self._co_allocated = ReservedCoAllocations(lambda: ledger.state, clock, reserved, Placement(placement))
-        collaborators = self._reconciliation, self._preferences, self._co_allocated
         liveness = self._reconciliation.liveness
+        view = NodeView(lambda: ledger.state, clock, reserved, liveness, compat)
+        self._co_allocated = JointClaim(view, Placement(placement))
+        self._units = UnitClaim(view)
+        self._slots = SlotClaim(view)
+        self._visible = VisibleGpus(view, by_variable_alone)
+        claims = WholeDevices(view), self._co_allocated, self._units, self._slots, self._visible
         expect = self.owner_polls.expect
-        self._visible = VisibleGpus(lambda: ledger.state, clock, reserved, liveness, by_variable_alone)
-        self._grants = Grants(ledger, clock, pod_resources, *collaborators, reserved, expect, compat, self._visible)
-        self._slot_starts = SlotStarts(ledger, clock, reserved, self._grants.slots)
+        self._grants = Grants(ledger, view, pod_resources, self._reconciliation, claims, self._preferences, expect)
+        self._share_starts = ShareStarts(ledger, view)
+        self._slot_starts = SlotStarts(ledger, self._slots)
         self._instance_calls = InstanceCalls(ledger, clock, instances, reserved, self._is_displaced)
         self._commits = GroupCommit(self._grants.record)
         self._polling = anyio.Lock()
@@ -209,9 +215,13 @@ class DeviceAllocations:
         offered = hardware.devices.get(resource, NO_DEVICES).listed(available)
         live = without_allocations(self.state, ended) if ended else self.state
         displaced = devices_displaced_by(ended)
-        question = ShareQuestion(resource, offered, must_include, size)
-        shares = self._grants.prefer_shares(live, question, displaced, poll)
-        if shares is not None:
+        kind = hardware.kind_of(resource)
+        if kind in ("unit", "slot"):
+            question = ShareQuestion(resource, offered, must_include, size)
+            if kind == "unit":
+                shares = self._units.prefer(live, question, displaced, poll)
+            else:
+                shares = self._slots.prefer(live, question, displaced)
             self._preferences.remember(resource, offered, shares)
             return shares
         reserved = self._reserved()
@@ -286,31 +296,18 @@ class DeviceAllocations:
         await self._until_reserved()
         await self._ensure_fresh()
         asked = self._grants.check(resource, containers)
-        async with self._instance_calls.instances_for(
-            containers, partial(self._grants.slots.amounts, resource)
-        ) as made:
+        async with self._instance_calls.instances_for(containers, partial(self._slots.amounts, resource)) as made:
             return await self._judge_and_record(AllocateCall(resource, asked, self._ledger.version, made), arrived)
 
     async def _judge_and_record(self, call: AllocateCall, arrived: float) -> tuple[Allocation, ...]:
         """Judges and records a call that arrived at this monotonic second. Raises as `allocate`."""
-        while True:
-            call.poll = call.grant = None
-            if self._must_ask(call):
-                async with self._turn:
-                    if self._must_ask(call):
-                        await self._ask_for(call, arrived)
-                    self._grants.record([call])
-                    answers = call.result()
-            else:
-                answers = await self._commits.join(call)
-            if answers is not None:
-                return answers
-
-    def _must_ask(self, call: AllocateCall) -> bool:
-        """Whether the kubelet must be polled before this call can be judged."""
-        checks = self._grants.is_any_held, self._grants.held_with, self._visible.must_ask
-        held = any(each(call.resource, devices) for devices in call.containers for each in checks)
-        return held or self._ledger.unconfirmed is not None
+        answers = await self._commits.join(call)
+        while answers is None:  # only PodResources shows whether a record that matters is stale
+            async with self._turn:
+                await self._ask_for(call, arrived)
+                self._grants.record([call])
+                answers = call.result()
+        return answers
 
     async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
         """Polls the kubelet for a call that arrived at this monotonic second. Raises Unavailable, StateFault."""
@@ -345,7 +342,7 @@ class DeviceAllocations:
         is_needed = in_units or not is_known
         poll = await poll_for_grant(self._reconcile_with_poll, self._clock, arrived) if is_needed else None
         if in_units and poll is not None:
-            self._grants.share_starts.check(resource, devices, poll)
+            self._share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)
         elif not in_units:
             self._slot_starts.check(devices, poll.listing if poll is not None else None)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from topoalign.allocator.allocate.co_allocation import reported_co_allocated
+from topoalign.allocator.allocate.claims import reported_co_allocated
 from topoalign.allocator.containers import cdi, host_files
 from topoalign.allocator.containers.host_files import ContainerUnready, HostRoot
 from topoalign.core.model.allocations import Allocation
