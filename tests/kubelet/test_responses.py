@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from kubelet_support import MemoryAllocator
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.kubelet.grpc.api import v1beta1
 
 pytestmark = pytest.mark.anyio
@@ -291,7 +292,11 @@ def test_a_response_names_exactly_what_was_allocated_in_every_way(
     response = (
         standing.containers(configuration)
         .now(topology, resource)
-        .response(topology, resource, [DeviceID(id) for id in ids])
+        .response(
+            topology,
+            resource,
+            Allocation(id=AllocationID("1-1"), devices={resource: tuple(DeviceID(id) for id in ids)}),
+        )
     )
 
     bases = {id.split("::")[0] for id in ids}

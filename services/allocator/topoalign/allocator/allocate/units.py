@@ -222,7 +222,9 @@ class UnitClaim(Claim):
         """Units of computing time of the last share whose memory was refused."""
 
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
-        """Notes the answers to a call for this resource. `poll`: the poll of the kubelet before it, if any."""
+        """As `Claim.granted`."""
+        if unit_of(self.view.state.hardware, resource) is None:
+            return
         for answer in answers:
             units = answer.from_kubelet.get(resource, ())
             if (kind := first_unit_kind(units)) is None:
