@@ -64,8 +64,10 @@ proto: $(READY)  ## generates the protocols anew from proto/
 	  --python_betterproto2_opt=client_generation=async --python_betterproto2_opt=server_generation=async \
 	  proto/deviceplugin.proto proto/display.proto proto/podresources.proto proto/vcuda.proto
 
-event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of docs/events.md from the code
+event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of events.md, errors.md and metrics.md from the code
 	$(BIN)/python docs/event_documents.py docs
+	$(BIN)/python docs/error_documents.py docs
+	$(BIN)/python docs/metric_documents.py docs
 
 lock: $(READY)  ## pins the dependencies anew, by hash and without index lines
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

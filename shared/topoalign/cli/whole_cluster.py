@@ -315,7 +315,11 @@ LARGEST_NODES = 256 << 20
 
 
 class KubectlFailed(Unavailable):
-    """kubectl gives no usable answer."""
+    """
+    Raised when the program kubectl gives no usable answer.
+
+    Remedy: Check that kubectl is installed and can read pods and nodes.
+    """
 
     code = "KubectlFailed"
 

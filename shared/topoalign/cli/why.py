@@ -13,7 +13,11 @@ from topoalign.core.model.errors import Unavailable, clean
 
 
 class PodUnknown(Unavailable):
-    """A pod cannot be read from Kubernetes by its name."""
+    """
+    Raised when a pod cannot be read from Kubernetes by its name.
+
+    Remedy: Check that kubectl can read the pod, or give `--pod-file`.
+    """
 
     code = "PodUnknown"
 

@@ -19,7 +19,9 @@ class DiscoveryMetrics:
 
     def __init__(self) -> None:
         self.reads = self.failures = self.epochs = 0
-        self.seconds = Histogram("topoalign_discovery_read_seconds", "Time of a reading.", BUCKETS)
+        self.seconds = Histogram(
+            "topoalign_discovery_read_seconds", "Time that a reading of the hardware took.", BUCKETS
+        )
         self._events: Counter[str] = Counter()
         self._xids: Counter[str] = Counter()
         self._changes: Counter[str] = Counter()
@@ -33,7 +35,7 @@ class DiscoveryMetrics:
             ServiceMetric(
                 "counter",
                 "topoalign_discovery_reads",
-                "Readings of the hardware that were begun.",
+                "Readings of the hardware that began.",
                 lambda: self.reads,
             ),
             ServiceMetric(
@@ -55,7 +57,7 @@ class DiscoveryMetrics:
             ServiceMetric(
                 "counter",
                 "topoalign_discovery_epochs",
-                "Epochs after the first: another client published for this node, or everything was requested again.",
+                "New epochs after the first: another client published for this node, or all was requested again.",
                 lambda: self.epochs,
             ),
             ServiceMetric(

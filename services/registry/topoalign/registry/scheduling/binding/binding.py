@@ -78,7 +78,11 @@ class NodeForbidden(NoFit):
 
 
 class OtherScheduler(NoFit):
-    """Raised for a pod of another scheduler."""
+    """
+    Raised for a pod that names another scheduler.
+
+    Remedy: Nothing: the other scheduler binds it.
+    """
 
     code = "OtherScheduler"
 
@@ -123,7 +127,11 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class PodGone(NoFit):
-    """Raised for a pod that is deleted, being deleted, or replaced by another one of the same name."""
+    """
+    Raised for a pod that is deleted, or replaced by another one of the same name.
+
+    Remedy: Nothing.
+    """
 
     code = "PodGone"
 
@@ -132,7 +140,11 @@ class PodGone(NoFit):
 
 
 class BoundElsewhere(NoFit):
-    """Raised for a pod that is bound to another node already."""
+    """
+    Raised for a pod that is bound to another node already.
+
+    Remedy: Nothing.
+    """
 
     code = "BoundElsewhere"
 
@@ -141,7 +153,11 @@ class BoundElsewhere(NoFit):
 
 
 class NodeRefuses(NoFit):
-    """Raised if the node would refuse the pod, although the view of the cluster lets it pass."""
+    """
+    Raised when the node would refuse the pod although the registry expected it to fit.
+
+    Remedy: Nothing: the scheduler tries again.
+    """
 
     code = "NodeRefuses"
 
@@ -154,8 +170,11 @@ class NodeRefuses(NoFit):
 
 class PodsPending(NoFit):
     """
-    Raised if other pods of the node must be handled first: they are bound and must be admitted, or their end could lead the
-    kubelet to refuse the pod. The pod's reservation stays.
+    Raised when other pods of the node must be admitted or must end first.
+
+    Their end could lead the kubelet to refuse the pod. The pod's reservation stays.
+
+    Remedy: Nothing: the scheduler tries again.
     """
 
     code = PODS_PENDING
@@ -168,7 +187,11 @@ class PodsPending(NoFit):
 
 
 class BindUnknown(Unavailable):
-    """Raised if it is not known at the deadline whether a pod is bound."""
+    """
+    Raised when it is not known at the deadline whether the pod is bound.
+
+    Remedy: Nothing: the scheduler tries again.
+    """
 
     code = "BindUnknown"
 

@@ -103,7 +103,13 @@ GANGS_KEPT = 256
 
 
 class NotReadYet(Unavailable):
-    """Raised while data that an answer depends on is missing: the scheduler has to call again."""
+    """
+    Raised while data that an answer depends on is missing.
+
+    The scheduler has to call again.
+
+    Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
+    """
 
     code = "NotReadYet"
 
@@ -112,7 +118,11 @@ class NotReadYet(Unavailable):
 
 
 class NoKubernetes(Unavailable):
-    """Raised for a bind if the registry has no access to Kubernetes."""
+    """
+    Raised when a registry without access to Kubernetes is asked to bind a pod.
+
+    Remedy: Set `TOPOALIGN_KUBERNETES`, or remove `bindVerb` from the scheduler.
+    """
 
     code = "NoKubernetes"
 
