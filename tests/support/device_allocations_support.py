@@ -101,7 +101,7 @@ class Node:
         self.kubelet = KubeletRecord()
         self.boot = "b"
         self.topology = MACHINE
-        fields = {*AllocationSettings.__struct_fields__}
+        fields = {*AllocationSettings._fields}
         self.settings = AllocationSettings(**{name: each for name, each in options.items() if name in fields})
         self.options = {name: each for name, each in options.items() if name not in fields}
         self.ledger, self.device_allocations = self.start()

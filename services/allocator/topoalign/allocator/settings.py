@@ -1,7 +1,7 @@
 """The settings of the allocator of one node."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -147,7 +147,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.pod_resources_dir or self.kubelet_root / "pod-resources") / "kubelet.sock"
 
 
-class AllocationSettings(msgspec.Struct, frozen=True, kw_only=True):
+class AllocationSettings(NamedTuple):  # a Struct here would be read as the settings of the service
     """How `DeviceAllocations` chooses devices, and when it releases them."""
 
     placement: str = "best-effort"
