@@ -16,7 +16,15 @@ import structlog
 from topoalign.allocator.containers import cdi, host_files
 from topoalign.allocator.containers.cdi import SpecificationFiles
 from topoalign.allocator.containers.host_files import dev_root
-from topoalign.allocator.containers.responses import CDI, CdiNames, DeviceLists, EditProvider, NicEdits, ResponseWriter
+from topoalign.allocator.containers.responses import (
+    CDI,
+    CdiNames,
+    DeviceLists,
+    EditProvider,
+    NicEdits,
+    OwnNodes,
+    ResponseWriter,
+)
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import Unavailable
@@ -98,7 +106,7 @@ class Containers:
             from topoalign.allocator.containers.mps import mps_edits
 
             providers.append(mps_edits(flags.mps_root, topology, resource))
-        return ResponseWriter(lists, (*providers, NicEdits()))
+        return ResponseWriter(lists, (*providers, OwnNodes(), NicEdits()))
 
     async def run(self, allocator: AllocatorPort, clock: Clock) -> None:
         """Polls every `POLL_SECONDS` and when the hardware changes, until cancelled; logs each change of the result once."""

@@ -3,8 +3,8 @@ Builds the answer to Allocate: how a container gets its devices.
 
 The device list strategies are those of NVIDIA's device plugin, and several may be configured at once. Each names exactly the
 allocated devices, each once and by its base: for a share, the GPU that is shared. NICs and their virtual functions are
-passed as device nodes. Each `EditProvider` makes some of the edits of a container; the modules of MPS and the limiters have
-more of them.
+always passed as device nodes, and so are GPUs whose driver names their device nodes (`Gpu.device_nodes`). Each
+`EditProvider` makes some of the edits of a container; the modules of MPS and the limiters have more of them.
 
 The same devices get the same answer, byte for byte, as long as configuration and hardware are the same, because the kubelet
 may repeat a call. Only the name of HAMi-core's file differs, because it must not be predictable.
@@ -69,6 +69,9 @@ class ContainerDevices(NamedTuple):
     hardware: Topology
     resource: ResourceName
     gpus: Sequence[VisibleDevice]
+    """Without those that are passed by their own device nodes."""
+    nodes: Sequence[str]
+    """The own device nodes of GPUs (`Gpu.device_nodes`)."""
     functions: Sequence[NicFunction]
     allocation: Allocation
     named: Mapping[ResourceName, Sequence[DeviceID]]
@@ -116,11 +119,10 @@ class DeviceLists(NamedTuple):
         if devices.gpus and strategies:
             self._add_gpus(response, devices.gpus, strategies)
         # The kubelet passes on one value of a variable, so it names the GPUs of all answers. Mounts and CDI names add up.
-        named = [
-            gpu for base in named_bases(devices) if (gpu := visible_device(devices.hardware, base, self)) is not None
-        ]
+        found = [visible_device(devices.hardware, base, self) for base in named_bases(devices)]
+        named = [each for each in found if each is not None and not each.gpu.device_nodes]
         if named and "envvar" in strategies and "volume-mounts" not in strategies:
-            response.envs[GPUS_VARIABLE] = ",".join(gpu.name for gpu in named)
+            response.envs[GPUS_VARIABLE] = ",".join(each.name for each in named)
 
     def _add_gpus(
         self, response: v1beta1.ContainerAllocateResponse, gpus: Sequence[VisibleDevice], strategies: Collection[str]
@@ -184,6 +186,17 @@ class CdiNames(NamedTuple):
             response.cdi_devices = [v1beta1.CdiDevice(name=name) for name in names]
 
 
+class OwnNodes(NamedTuple):
+    """Adds the device nodes of GPUs whose driver names them. No strategy of NVIDIA's applies to these GPUs."""
+
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
+        """As `EditProvider.check`: such GPUs need nothing else."""
+
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """As `EditProvider.edit`."""
+        response.devices += [device_node(path, path) for path in devices.nodes]
+
+
 class NicEdits(NamedTuple):
     """
     Adds NICs and virtual functions, requested or co-allocated, with the variables that name all NICs of the container.
@@ -212,7 +225,7 @@ class ResponseWriter(NamedTuple):
     """Builds the answers to Allocate by one configuration and the state of the host at one moment."""
 
     lists: DeviceLists = DeviceLists()
-    providers: tuple[EditProvider, ...] = (DeviceLists(), NicEdits())
+    providers: tuple[EditProvider, ...] = (DeviceLists(), OwnNodes(), NicEdits())
     """In the order in which their edits are in an answer."""
 
     def check(self, topology: Topology, containers: Iterable[Iterable[DeviceID]]) -> None:
@@ -222,7 +235,7 @@ class ResponseWriter(NamedTuple):
         """
         by_base = topology.offers_by_base
         for devices in containers:
-            gpus, _ = self._read_devices(topology, [base for base in bases_of(devices) if base in by_base])
+            gpus, _, _ = self._read_devices(topology, [base for base in bases_of(devices) if base in by_base])
             for provider in self.providers if gpus else ():
                 provider.check(topology, gpus)
 
@@ -241,8 +254,8 @@ class ResponseWriter(NamedTuple):
         """
         # A slot that became a MIG instance is passed as the instance.
         ids = [allocation.instances.get(each, each) for each in allocation.from_kubelet[resource]]
-        gpus, functions = self._read_devices(topology, bases_of(ids))
-        devices = ContainerDevices(topology, resource, gpus, functions, allocation, named)
+        gpus, nodes, functions = self._read_devices(topology, bases_of(ids))
+        devices = ContainerDevices(topology, resource, gpus, nodes, functions, allocation, named)
         response = v1beta1.ContainerAllocateResponse()
         for provider in self.providers:
             provider.edit(response, devices)
@@ -251,19 +264,23 @@ class ResponseWriter(NamedTuple):
 
     def _read_devices(
         self, topology: Topology, bases: Iterable[DeviceID]
-    ) -> tuple[list[VisibleDevice], list[NicFunction]]:
-        """Finds the GPUs and the NICs among these devices. Raises ContainerUnready for any other device."""
+    ) -> tuple[list[VisibleDevice], list[str], list[NicFunction]]:
+        """Returns the GPUs, the own device nodes of other GPUs, and the NICs. Raises ContainerUnready for other devices."""
         gpus: list[VisibleDevice] = []
+        nodes: dict[str, None] = {}
         functions: list[NicFunction] = []
         for base in bases:
             check_device_name(base)
             if (gpu := visible_device(topology, base, self.lists)) is not None:
-                gpus.append(gpu)
+                if gpu.gpu.device_nodes:
+                    nodes.update(dict.fromkeys(gpu.gpu.device_nodes))
+                else:
+                    gpus.append(gpu)
             elif (function := function_of(topology, base)) is not None:
                 functions.append(function)
             else:
                 raise ContainerUnready(f"{base} is not on this node any more", "let the pod be created again")
-        return gpus, functions
+        return gpus, [*nodes], functions
 
 
 def visible_device(topology: Topology, base: DeviceID, lists: DeviceLists) -> VisibleDevice | None:
