@@ -11,8 +11,9 @@ from registry_support import World
 from slot_support import in_slots
 from view_support import NODE, RULES, Says
 
-from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations
-from topoalign.allocator.allocate.slots import SlotGrants
+from topoalign.allocator.allocate.claims import NodeView
+from topoalign.allocator.allocate.co_allocation import JointClaim
+from topoalign.allocator.allocate.slots import SlotClaim
 from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.ids import GPU, DeviceID
@@ -70,7 +71,7 @@ def heard_by_node(world: World, scheduling: SchedulingService) -> NodeReservatio
 def cores_given(world: World, reserved: NodeReservations) -> int:
     """What the container holds for which the kubelet asks for one slot now."""
     state = world.says.state
-    grants = SlotGrants(lambda: state, world.clock, lambda: reserved, LivenessCheck())
+    grants = SlotClaim(NodeView(lambda: state, world.clock, lambda: reserved, LivenessCheck()))
     slots = grants.prefer(state, ShareQuestion(GPU, tuple(state.hardware.devices[GPU]), (), 1), ())
     (amount,) = grants.amounts(GPU, slots).values()
     return amount.cores
@@ -129,7 +130,9 @@ async def test_the_member_with_the_nic_gets_it_and_the_other_one_none(first: str
         own, others = (each.containers[0].devices[GPU] for each in reserved.reservations)
         offered: tuple[DeviceID, ...] = others if is_aligned_elsewhere else tuple(state.hardware.devices[GPU])
         gpus = prefer_reserved(state.hardware, reserved, world.clock.monotonic(), GPU, offered, (), 1)
-        co_allocated = ReservedCoAllocations(lambda: state, world.clock, lambda: reserved, Placement.TOPOLOGY)
+        co_allocated = JointClaim(
+            NodeView(lambda: state, world.clock, lambda: reserved, LivenessCheck()), Placement.TOPOLOGY
+        )
         waiting = co_allocated.waiting(GPU, own)
         (second,) = {*uids} - {first}
         with pytest.raises(PodsPending):

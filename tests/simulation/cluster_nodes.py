@@ -24,7 +24,9 @@ from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceE
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
+from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.service import WriterPositions
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core import wire
 from topoalign.core.admission.prediction import admission_rules, predict
 from topoalign.core.model.allocations import Allocation, Owner
@@ -126,24 +128,17 @@ class Node:
             ledger,
             world.clock,
             Record(self),
-            placement="topology",
-            compat=world.compat,
-            reserved=self.reservations.current,
-            until_reserved=self.reservations.until_read,
+            AllocationSettings(placement="topology", compat=world.compat),
+            reservations=self.reservations,
         )
         world.start(process, lambda: self._run(bus))
 
     async def _run(self, bus: Bus) -> None:
         ledger, clock = self.ledger, self.world.clock
         outbox, usage = Outbox(ledger, bus, clock), UsagePublisher(ledger, bus, clock, bus)
-        admissions = Admissions(
-            ledger,
-            bus,
-            admission_rules(self.rules, self.name),
-            kubelet_owns_devices=True,
-            kubelet=ReadKubelet(self),
-            confirmed=self._expect,
-        )
+        rules = admission_rules(self.rules, self.name)
+        predictions = Predictions(ledger, rules, ReadKubelet(self), kubelet_owns_devices=True, confirmed=self._expect)
+        admissions = Admissions(ledger, bus, rules, kubelet_owns_devices=True, predictions=predictions)
         standings = WriterPositions(ledger, Discovered(ledger, bus, clock), usage)
         endpoints = [*admissions.endpoints(), *standings.endpoints()]
         async with bus.serve("topoalign-allocator", endpoints), anyio.create_task_group() as tasks:

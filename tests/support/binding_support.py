@@ -10,6 +10,7 @@ from decision_support import machine, node
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.predictions import Predictions
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import GangPlacement
 from topoalign.core.model.decisions import Admission
@@ -83,7 +84,13 @@ class Site:
         async with AsyncExitStack() as stack:
             for name, each in self.ledgers.items():
                 told = confirmed.get(name, lambda pod: None)
-                admissions = Admissions(each, bus, rules, kubelet_owns_devices=False, confirmed=told)
+                admissions = Admissions(
+                    each,
+                    bus,
+                    rules,
+                    kubelet_owns_devices=False,
+                    predictions=Predictions(each, rules, None, kubelet_owns_devices=False, confirmed=told),
+                )
                 await stack.enter_async_context(bus.serve("topoalign-allocator", admissions.endpoints()))
             yield
 

@@ -171,11 +171,11 @@ class NoPlace(NoFit):
 class Instances:
     """Creates and destroys the instances of one node, one at a time, because the driver does not do more."""
 
-    def __init__(self, instance_log: InstanceLog, maker: InstanceMaker) -> None:
+    def __init__(self, instance_log: InstanceLog, maker: InstanceMaker, when_changed: Callable[[], None]) -> None:
+        """`when_changed` is called when `failing` has changed."""
         self._log = instance_log
         self._maker = maker
-        self.when_changed: Callable[[], None] = lambda: None
-        """Called when `failing` has changed."""
+        self._when_changed = when_changed
         self._turn = anyio.Lock(fast_acquire=True)
         self._granting: set[DeviceID] = set()
         """Uuids of instances for an Allocate that is not recorded yet."""
@@ -390,12 +390,12 @@ class Instances:
         if self.failing.get(gpu) != fault.finding:
             log.error("MIG instances cannot be changed", gpu=gpu, finding=fault.finding, remedy=fault.remedy)
             self.failing[gpu] = fault.finding
-            self.when_changed()
+            self._when_changed()
 
     def _works(self, gpu: DeviceID) -> None:
         if self.failing.pop(gpu, None) is not None:
             log.info("MIG instances can be changed again", gpu=gpu)
-            self.when_changed()
+            self._when_changed()
 
 
 def noted_as(intent: OwnInstance, made: MigDevice) -> OwnInstance:
