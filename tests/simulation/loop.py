@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from random import Random
 from selectors import BaseSelector, SelectorKey
 from typing import Any, NoReturn, TypeVar
+from weakref import ReferenceType, ref
 
 T = TypeVar("T")
 Main = Callable[[], Coroutine[Any, Any, None]]
@@ -142,7 +143,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """Killed, and not ended yet."""
         self._stopped = 0
         """Processes that are stopped now."""
-        self._created = 0
+        self._created: list[ReferenceType[NumberedTask[Any]]] = []
+        """Every task that was created."""
         super().__init__(DeafSelector())
 
     def time(self) -> float:
@@ -220,10 +222,15 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def create_task(self, coro: Any, *, name: Any = None, context: Context | None = None) -> "asyncio.Task[Any]":
         """Tasks are told apart by the order in which they are created, which no address decides."""
-        self._created += 1
         task = NumberedTask(coro, loop=self, name=name, context=context)
-        task.number = self._created
+        self._created.append(ref(task))
+        task.number = len(self._created)
         return task
+
+    def unfinished(self) -> "list[asyncio.Task[Any]]":
+        """The tasks that have not ended. `asyncio.all_tasks` looks through those of all earlier loops."""
+        found = (created() for created in self._created)
+        return [task for task in found if task is not None and not task.done()]
 
     def _number_of(self, handle: Handle) -> int:
         """The number of the task that a handle runs; 0 if it runs none. Who cancels several tasks does it by address."""
@@ -314,7 +321,7 @@ def simulate(seed: int, main: Callable[[SimulatedLoop], Coroutine[Any, Any, T]])
         try:
             return loop.run_until_complete(main(loop))
         finally:
-            loop.run_until_complete(end(asyncio.all_tasks(loop)))
+            loop.run_until_complete(end(loop.unfinished()))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
