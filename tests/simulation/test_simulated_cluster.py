@@ -25,6 +25,7 @@ from simulation.outcome import Outcome
 from simulation.world import Violation
 
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import PodRequest
 from topoalign.kubelet.files.manifest import (
     ManifestContainer,
     ManifestMetadata,
@@ -162,3 +163,29 @@ def test_a_second_preemption_is_explained_by_an_outage_that_ended_before_both_we
         return ""
 
     assert ("" if outage else "K4") == simulate(0, run)
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_refusal_counts_unless_the_pod_was_deleted_during_its_admission(deleted: bool) -> None:
+    """Its reservation ends with it, and another pod may have the devices. Found by seed 22273."""
+
+    class RefusingNode(Node):
+        async def _admit(self, uid: str, pod: PodRequest) -> str:
+            if deleted:
+                await self.terminate(self.world.bus, uid)
+            return "ShareSplit"
+
+    async def run(loop: SimulatedLoop) -> list[tuple[str, str]]:
+        world = ClusterWorld(UNITS, loop)
+        async with anyio.create_task_group() as world.tasks:
+            node = RefusingNode(world, NodeName("node-0"), "none")
+            pod = PodManifest(
+                metadata=ManifestMetadata(name="p0", namespace="default", uid="u0"),
+                spec=ManifestSpec(containers=[ManifestContainer(name="main")]),
+            )
+            await node.admit(world.bus, Bound(node.name, "u0", pod))
+            loop.kill(node.process)
+            world.tasks.cancel_scope.cancel()
+        return node.refusals
+
+    assert ([] if deleted else [("u0", "ShareSplit")]) == simulate(0, run)
