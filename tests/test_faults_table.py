@@ -15,7 +15,7 @@ FAULTS = [
     *(f"C{n:02}" for n in (*range(1, 24), *range(25, 61))),
     *(f"F{n:02}" for n in (*range(1, 11), *range(12, 37))),
     *(f"G{n:02}" for n in (*range(1, 15), *range(16, 20))),
-    *(f"S{n:02}" for n in range(1, 18)),
+    *(f"S{n:02}" for n in range(1, 19)),
     *(f"T{n:02}" for n in range(1, 12)),
     *(f"I{n}" for n in (*range(1, 11), 12, 14)),
 ]

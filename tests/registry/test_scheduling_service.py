@@ -11,7 +11,7 @@ from registry_support import World
 from view_support import NODE, RULES, Says, asked
 
 from topoalign.core.model.events import ReservationsChanged
-from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
+from topoalign.core.model.ids import GPU, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
@@ -89,6 +89,25 @@ async def test_a_twin_is_told_and_not_offered_until_one_is_alone(world: World) -
         assert ("", "DuplicateAgent", "") == (alone, twins, code(scheduling))
         assert facts is not None and facts >= 1
         assert world.says.state.digest == scheduling.view.facts(NODE).digest
+
+
+async def test_a_node_is_offered_again_when_its_allocations_are_certain_although_no_pod_is_filtered(
+    world: World,
+) -> None:
+    """Pods that it could take wait for that: the scheduler asks about them when the node is offered again."""
+    await world.say(*world.says.all())
+    twin = Says(NODE, machine(), RULES, epoch=9)
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        await world.say(twin.snapshot())
+        await world.say(*world.says.admit(pod(container("main", gpus=1)), "a"))
+        uncertain = scheduling.view.nodes[NODE].refusal
+        offered = list[NodeName]()
+        scheduling.view.offered = offered.append
+        await world.rounds(4)
+
+        assert "DuplicateAgent" == uncertain
+        assert ([NODE], "") == (offered, scheduling.view.nodes[NODE].refusal)
 
 
 @pytest.mark.parametrize("stream", [Stream.ALLOCATIONS, Stream.NODES])

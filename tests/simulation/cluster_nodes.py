@@ -99,7 +99,7 @@ class Node:
         self.admissions: list[Admission] = []
         """Of the pods that it has admitted since this was looked at last."""
         self.refusals: list[tuple[str, str]] = []
-        """UID and code of the pods that it has refused since then."""
+        """UID and code of the pods that it has refused since then, and that were not deleted before that."""
         self.late: set[str] = set()
         """UIDs of pods whose reservations the node had not received when their admission began."""
         self._journal = MemoryJournal()
@@ -169,7 +169,7 @@ class Node:
                 code = await call(world, self.process, lambda: self._admit(bound.uid, request_from_pod(bound.pod)))
             except BrokenCall:
                 code = BROKEN
-            if code:
+            if code and bound.uid not in self._terminated:  # of a pod that is gone already nobody needs its admission
                 self.refusals.append((bound.uid, code))
             if code or bound.uid in self._terminated:
                 self._terminated.add(bound.uid)

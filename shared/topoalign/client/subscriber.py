@@ -168,6 +168,10 @@ class Client:
         """The nodes whose allocations are not certain now."""
         return self._verifier.unsettled
 
+    def is_settled(self, node: NodeName) -> bool:
+        """Whether the node's allocations are certain now."""
+        return self._verifier.is_settled(node)
+
     async def verify(self, node: NodeName, within: float = SNAPSHOT_SECONDS) -> None:
         """
         Compares the view of a node in each running `allocations` and `nodes` with what its allocator confirms.
