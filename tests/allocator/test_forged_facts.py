@@ -486,18 +486,3 @@ async def test_a_flood_of_forged_topologies_makes_discovery_take_few_epochs(worl
 
         assert 2 <= len(epochs) <= 1 + 30 / 5
         assert 2 == len(world.view.hardware.gpus)
-
-
-async def test_an_allocator_of_a_version_without_a_standing_counts_as_alive(
-    world: World,
-) -> None:
-    """An allocator of a version that does not answer with its standing counts as alive all the same."""
-    async with world.running():
-        world.bus._responders = [each for each in world.bus._responders if not each.endpoint.subject.endswith(".alive")]
-        await world.forge(snapshot(world.ledger.state.epoch, world.ledger.state.seq + 1))
-        world.asked.clear()
-        await world.clock.advance(PERIOD)
-
-        assert world.cluster.member(NODE).answering
-        assert 0 == world.differences("allocations")
-        assert "explain" in world.asked

@@ -1,23 +1,25 @@
 """
-Journals, messages and HTTP answers with parts of devices in them stay byte for byte what they were on 22 November 2026.
+Journals, messages and HTTP answers of earlier versions, from 0.1.0 on, are read, and written again byte for byte.
 
-The recordings were made by the code of that day, before parts of devices were read into holdings: fields may be added to
-facts, and none that stands there may change.
+So agents of one version and the next one can share a cluster: fields may be added to facts, and none that stands there may
+change.
 """
 
+import shutil
 from pathlib import Path
 
 import anyio
 import pytest
-from device_allocations_support import NODE
+from device_allocations_support import GPUS, NODE
 from recorded_support import answers_of, message_of, recordings
 
 from topoalign.allocator.ledger import journal_format
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationRefused, AllocationsSnapshot
 from topoalign.core.state.fold import NodeState, replay
+from topoalign.discovery.device_record import RecordFile
 
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(__file__).parents[1] / "recorded" / "0.1.0"
 JOURNAL = (RECORDED / "journal").read_bytes()
 MESSAGES = (RECORDED / "messages").read_bytes()
 ANSWERS = (RECORDED / "answers").read_bytes()
@@ -83,6 +85,14 @@ def test_the_same_deeds_are_recorded_as_they_were() -> None:
 
     assert facts(JOURNAL) == facts(again)
     assert replayed(JOURNAL) == replayed(again)
+
+
+def test_a_recorded_device_record_is_read(tmp_path: Path) -> None:
+    shutil.copy(RECORDED / "devices.json", tmp_path)
+    file = RecordFile(tmp_path, "another boot")
+
+    assert file.load() is None
+    assert {GPUS[7]: "its fan is replaced"} == file.kept.cordons
 
 
 def replayed(content: bytes) -> NodeState:

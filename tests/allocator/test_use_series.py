@@ -279,7 +279,7 @@ async def test_an_excess_ends_with_the_container_although_nobody_scrapes() -> No
 
 
 def test_who_is_within_its_memory_costs_no_byte_of_the_event() -> None:
-    """So an earlier version finds nothing new, and one that reads what an earlier one says finds nobody."""
+    """A reading without containers above their memory has no field for them."""
     usage = UsageObserved(node=NODE, epoch=1, revision=1, containers=())
 
     assert b"exceeding" not in msgspec.json.encode(usage)

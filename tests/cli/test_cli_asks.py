@@ -40,7 +40,7 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.maintenance import TrustRequest
-from topoalign.core.model.requests import AllocateRequest, ExplainRequest, ReleaseRequest
+from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, ExplainRequest, ReleaseRequest
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Endpoint
 from topoalign.runtime.nats_bus import connect_bus
@@ -64,6 +64,10 @@ EXPLANATION = Explanation(
         Considered(resource=GPU, devices=GPUS[1:3], seam="2 NVLinks", score=240, chosen=True, why="best connected"),
     ),
 )
+
+
+async def read_clock(request: ClockRequest) -> ClockReading:
+    return ClockReading(clock="1", now=0.0)
 
 
 class Node:
@@ -116,6 +120,7 @@ class Node:
     async def serving(self, store: Path) -> AsyncIterator[str]:
         """The node on a NATS server of its own, which holds what the node has said. Yields its URL."""
         answers = {
+            "clock": answer_with(ClockRequest, read_clock),
             "allocate": answer_with(AllocateRequest, self.allocate),
             "what-if": answer_with(AllocateRequest, self.what_if),
             "release": answer_with(ReleaseRequest, self.release),

@@ -78,7 +78,6 @@ def test_the_list_has_a_row_for_each_holder_and_what_is_left(run: Any) -> None:
     [
         (in_units(DGX), "none", "not enforced"),
         (in_units(DGX), "vcuda", ""),
-        (in_units(DGX), None, "not known whether"),
         (in_slots(DGX), "none", "not enforced"),
         (in_slots(DGX), "hami-core", ""),
         (in_slots(DGX, scaling=Slots(instances=True)), None, ""),
@@ -87,14 +86,14 @@ def test_the_list_has_a_row_for_each_holder_and_what_is_left(run: Any) -> None:
         (DGX, None, ""),
     ],
 )
-def test_the_list_tells_where_nothing_limits_or_that_is_not_known(
+def test_the_list_tells_where_nothing_limits(
     topology: Topology,
     limiter: LimitedBy | None,
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What becomes MIG instances the hardware limits; a discovery of an earlier version names libraries alone."""
+    """What becomes MIG instances the hardware limits."""
     said = {"sharing": "mps", "limiter": None} if limiter == "mps" else {"limiter": limiter}
     offers = tuple(msgspec.structs.replace(each, **said) for each in topology.offered)
     found = status(node(msgspec.structs.replace(topology, offers=offers)))

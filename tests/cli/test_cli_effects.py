@@ -199,6 +199,14 @@ def test_a_request_has_a_deadline_on_the_allocators_clock(
     assert msgspec.convert(ran.bus.asked[verb], request).deadline is not None
 
 
+def test_without_the_right_to_read_the_clock_nothing_is_requested(run: Callable[..., Ran]) -> None:
+    ran = run(ALLOCATE, {"clock": refused, "allocate": at_once(GRANTED)})
+
+    assert 0 != ran.status
+    assert {"clock"} == ran.bus.asked.keys()
+    assert "code: BusRefused" in ran.err
+
+
 def test_an_allocator_whose_clock_cannot_be_read_is_asked_for_nothing(run: Callable[..., Ran]) -> None:
     """It is stopped, perhaps: nothing waits for it that it could grant when it goes on."""
     ran = run(ALLOCATE, {"clock": never, "allocate": at_once(GRANTED)})
@@ -209,17 +217,6 @@ def test_an_allocator_whose_clock_cannot_be_read_is_asked_for_nothing(run: Calla
     assert "code: NodeSilent" in ran.err
     assert "the allocation for pod q/x was not requested" in ran.err
     assert "`topoalign explain q/x`" in ran.err
-
-
-@pytest.mark.parametrize("clock", [{}, {"clock": refused}])
-def test_an_allocator_of_an_earlier_version_is_asked_without_a_deadline(
-    run: Callable[..., Ran], clock: Answers
-) -> None:
-    """It has no clock to read, or this user may not, and it refuses fields that it does not know."""
-    ran = run(ALLOCATE, {**clock, "allocate": at_once(GRANTED)})
-
-    assert 0 == ran.status
-    assert "deadline" not in ran.bus.asked["allocate"]
 
 
 @pytest.mark.parametrize("line", [ALLOCATE, f"{ALLOCATE} --json", RELEASE, "trust", "gpu cordon GPU-a"])
@@ -262,8 +259,15 @@ def test_a_stream_lost_after_the_grant_is_no_failure(
                 await bus.live().api(f"$JS.API.STREAM.DELETE.{Stream.NODES}", b"")
                 return GRANTED
 
-            endpoint = Endpoint(name="allocate", subject=wire.admission_subject(NODE, "allocate"), answer=grant)
-            async with bus.serve("topoalign-allocator", [endpoint]):
+            async def read_clock(body: bytes) -> bytes:
+                return CLOCK
+
+            answers = {"clock": read_clock, "allocate": grant}
+            endpoints = [
+                Endpoint(name=verb, subject=wire.admission_subject(NODE, verb), answer=answer)
+                for verb, answer in answers.items()
+            ]
+            async with bus.serve("topoalign-allocator", endpoints):
                 yield url
 
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving()) as url:

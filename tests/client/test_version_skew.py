@@ -6,7 +6,7 @@ import sys
 from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import anyio
 import msgspec
@@ -16,7 +16,6 @@ from e2e_support import allocate, answering, in_one_process, pod
 from fact_support import Writer
 from reservation_support import changed, container, reservation
 from structlog.testing import capture_logs
-from unit_support import DGX, in_units
 
 from topoalign.allocator.hardware_watch import ASK_AGAIN_SECONDS, HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
@@ -24,7 +23,7 @@ from topoalign.client import Client, healing, subscriber
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
-from topoalign.core.model.events import AllocationGranted, Event, TopologyDiscovered
+from topoalign.core.model.events import AllocationGranted, Event
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.maintenance import Override
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
@@ -192,27 +191,6 @@ def test_events_of_the_version_before_which_say_less_are_understood() -> None:
     event = wire.decode_event(Message(subject="topoalign.v1.allocation.node-1.granted", headers={}, body=body))
 
     assert isinstance(event, AllocationGranted)
-
-
-class FormerOffer(msgspec.Struct):
-    """What a reader of the versions before takes an offer's limiter for."""
-
-    limiter: Literal["none", "vcuda", "hami-core"] = "none"
-
-
-def test_nobody_limits_is_told_from_a_writer_that_does_not_tell() -> None:
-    """C46: earlier versions left `none` out, and read it as what is missing."""
-    topology = in_units(DGX, 1)
-    event = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="nvml", topology=topology)
-    message = wire.encode_event(event, 0)
-    former = wire.decode_event(msgspec.structs.replace(message, body=message.body.replace(b',"limiter":"none"', b"")))
-
-    assert isinstance(former, TopologyDiscovered)
-    assert event == wire.decode_event(message)
-    assert ["none", "none", None] == [each.limiter for each in event.topology.offered]
-    assert [None, None, None] == [each.limiter for each in former.topology.offered]
-    read = msgspec.convert(json.loads(message.body)["topology"]["offers"], list[FormerOffer])
-    assert ["none", "none", "none"] == [each.limiter for each in read]
 
 
 @pytest.fixture

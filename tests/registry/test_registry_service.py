@@ -13,7 +13,7 @@ from pytest import MonkeyPatch
 from topoalign.client import Client
 from topoalign.client.stored_records import forget_node
 from topoalign.core import wire
-from topoalign.core.model.errors import BusUnavailable, NotFound
+from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
@@ -26,6 +26,7 @@ from topoalign.core.model.events import (
     UsageObserved,
 )
 from topoalign.core.model.ids import GPU, MEMORY, AllocationID, DeviceID, NodeName
+from topoalign.core.model.requests import WriterPosition
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state.fold import NodeState
@@ -94,16 +95,16 @@ class World:
     async def allocator(self, on_snapshot: Sequence[Event] = ()) -> AsyncIterator[None]:
         """Answers like an allocator that holds nothing, and announces these events when asked for a snapshot."""
 
-        async def explain(body: bytes) -> bytes:
-            self.asked.append("explain")
-            return wire.encode_error(NotFound("allocation", "", ""))
+        async def alive(body: bytes) -> bytes:
+            self.asked.append("alive")
+            return wire.encode_answer(WriterPosition())
 
         async def announce(body: bytes) -> bytes:
             self.asked.append("snapshot")
             await self.say(*on_snapshot)
             return wire.encode_answer((3, 1))
 
-        answers = {"explain": explain, "snapshot": announce}
+        answers = {"alive": alive, "snapshot": announce}
         endpoints = [
             Endpoint(name=verb, subject=wire.admission_subject(NODE, verb), answer=answer)
             for verb, answer in answers.items()

@@ -93,37 +93,6 @@ async def test_pods_that_could_get_one_anothers_gpus_are_bound_in_turn() -> None
     assert (["PodsPending", ""], [""], ["PodsPending", ""]) == (alike, others, reserved)
 
 
-async def test_a_pod_that_is_reserved_first_waits_for_one_that_is_bound() -> None:
-    """That one was reserved anew when it was bound, and so after the first, by a registry of an earlier version."""
-    world = node()
-    requests = {"a": joint("a", 1), "b": plain("b", 1)}
-    given = [hold("a", ("GPU-0",), ("mlx5_0",)).reserved, hold("b", ("GPU-1",), ()).reserved]
-    world.view.hold(NODE, [AssumedPod(reserved=msgspec.structs.replace(each, gang="ml/g")) for each in given])
-    world.requests |= requests
-    before = await world.scheduler.fits_in_every_order(NODE, asked(requests["a"]))
-    world.view.expect(NODE, asked(requests["b"]))
-
-    assert ("", "PodsPending") == (before, await world.scheduler.fits_in_every_order(NODE, asked(requests["a"])))
-
-
-async def test_of_pods_that_are_reserved_together_the_first_is_bound() -> None:
-    """
-    Those of a gang that a registry of an earlier version has reserved: it does not say which are about to be bound, so each
-    would wait for the other. Pods of no gang, or of another one, wait for one another.
-    """
-    world = node()
-    requests = {"a": joint("a", 1), "b": plain("b", 1)}
-    given = [hold("a", ("GPU-0",), ("mlx5_0",)).reserved, hold("b", ("GPU-1",), ()).reserved]
-    in_gang = [msgspec.structs.replace(each, gang="ml/g") for each in given]
-    world.view.hold(NODE, [AssumedPod(reserved=each) for each in in_gang])
-    world.requests |= requests
-    refusals = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in requests.values()]
-    world.view.hold(NODE, [AssumedPod(reserved=each) for each in given])
-    of_none = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in requests.values()]
-
-    assert (["", "PodsPending"], ["PodsPending"] * 2) == (refusals, of_none)
-
-
 def test_companions_are_held_until_the_gpus_are_shown() -> None:
     """The NIC of the limits is another part: its own Allocate shows it."""
     world = node()

@@ -44,8 +44,8 @@ async def test_a_registry_that_has_just_reserved_tries_every_order(world: World)
 async def test_a_pod_fits_in_every_order_with_one_that_another_reserved(world: World, gang: str) -> None:
     """
     Three GPUs of NUMA node 0 are reserved for a pod that is not bound yet. The kubelet may take a pod with one GPU first:
-    it takes one of them, and the three are not left on one NUMA node. A registry of an earlier version does not tell of a
-    pod of a gang whether it is about to be bound.
+    it takes one of them, and the three are not left on one NUMA node. The same holds for a
+    pod of a gang.
     """
     world.says = Says(NODE, machine(gpus=(0, 0, 0, 1, 1)), RULES)
     await world.say(*world.says.all())

@@ -90,7 +90,3 @@ def hierarchical(random: Random, devices: int) -> Scores:
 def any_machine(random: Random, devices: int) -> Scores:
     kind = random.choice([*PALETTES, "tree"])
     return hierarchical(random, devices) if kind == "tree" else at_random(random, devices, kind)
-
-
-def required_of(random: Random, devices: int, size: int) -> list[int]:
-    return random.sample(range(devices), min(size, random.choice([0, 0, 1, 2, 3])))

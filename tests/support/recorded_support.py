@@ -1,8 +1,8 @@
 """
-A node that holds devices in every way there is, and what it writes: journal, messages, HTTP answers.
+A node that holds devices in every way there is, and what it writes: journal, messages, device record, HTTP answers.
 
-`tests/allocator/recorded` keeps what the code of 22 November 2026 wrote for the same deeds. To record anew, after a
-field was added: `PYTHONPATH=tests/support python -m recorded_support tests/allocator/recorded`.
+`tests/recorded/<version>` has what each version wrote for the same deeds. To record those of a new version, or after a field
+was added to an unreleased one: `PYTHONPATH=tests/support:tests python -m recorded_support tests/recorded/<version>`.
 """
 
 import json
@@ -29,6 +29,7 @@ from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Nic, Topology, VirtualFunction
 from topoalign.core.ports import Message
+from topoalign.discovery.device_record import RecordFile
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.registry.api import Api
 from topoalign.registry.cluster_nodes import Cluster
@@ -187,7 +188,14 @@ async def recordings() -> dict[str, bytes]:
     return {"journal": journal_of(node), "messages": messages, "answers": await answers_of(messages)}
 
 
+def record_devices(folder: Path) -> None:
+    """Writes the device record of a node whose GPU 7 is cordoned."""
+    record = RecordFile(folder, "a boot")
+    record.change(lambda kept: msgspec.structs.replace(kept, cordons={GPUS[7]: "its fan is replaced"}, epoch=5))
+
+
 def main(folder: Path) -> None:
+    record_devices(folder)
     for name, content in anyio.run(recordings).items():
         (folder / name).write_bytes(content)
 

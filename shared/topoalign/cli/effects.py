@@ -6,8 +6,7 @@ received the request, nothing has changed. Otherwise the outcome is unknown: the
 command that shows it.
 
 A request to an allocator carries a deadline, so that it has no effect after its asker has given up
-(`core.model.requests.Deadline`). The asker reads the allocator's clock first; an allocator without such a clock is of an
-earlier version and gets no deadline.
+(`core.model.requests.Deadline`). The asker reads the allocator's clock first.
 """
 
 import sys
@@ -20,7 +19,7 @@ import msgspec
 
 from topoalign.cli import output
 from topoalign.core import wire
-from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, Unavailable, Undecodable
+from topoalign.core.model.errors import BusUnavailable, NobodyAnswers, Unavailable, Undecodable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, Deadline, ReleaseRequest
 from topoalign.core.ports import Bus
@@ -116,17 +115,10 @@ async def put(
         raise OutcomeUnknown(effect, error.finding) from error
 
 
-async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline | None:
-    """
-    The deadline that is this moment of ours or a little before; None for an allocator that knows no deadlines.
-
-    Raises BusUnavailable.
-    """
+async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline:
+    """The deadline that is this moment of ours or a little before. Raises Unavailable."""
     question = msgspec.json.encode(ClockRequest(node=node))
-    try:
-        body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
-    except (NobodyAnswers, BusRefused):  # BusRefused: this user may only send the requests of earlier versions
-        return None
+    body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
     reading = wire.decode_answer(body, ClockReading)
     return Deadline(clock=reading.clock, at=reading.now + until - anyio.current_time())
 

@@ -29,10 +29,6 @@ NOT_ENFORCED = (
     "Limiter: none. Nothing limits what a container takes of a GPU in units or slots: amounts are counted, and not "
     "enforced."
 )
-UNTOLD = (
-    "Limiter: not reported, by a discovery of an earlier version. It is not known whether anything limits what a container "
-    "takes of a GPU in units or slots."
-)
 
 
 @click.group()
@@ -108,8 +104,6 @@ def list_devices(link: NodeLink) -> None:
     limiters = {offer.limited_by for offer in status.topology.offered if is_counted(offer)}
     if "none" in limiters:
         output.note(NOT_ENFORCED)
-    if None in limiters:
-        output.note(UNTOLD)
 
 
 def is_counted(offer: Offer) -> bool:

@@ -105,7 +105,7 @@ async def silent_nodes(bus: Bus, clock: Clock, nodes: Iterable[NodeName]) -> set
     async def ask() -> None:
         for node in left:
             try:
-                await writer_position_of(bus, clock, node, ANSWER_SECONDS)
+                await writer_position_of(bus, node, ANSWER_SECONDS)
             except BusRefused as error:
                 refused.append(error)
                 return

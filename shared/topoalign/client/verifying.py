@@ -32,7 +32,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.events import Reading
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, WriterPosition
+from topoalign.core.model.requests import AliveRequest, AnnounceRequest, WriterPosition
 from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import backoff_seconds
 
@@ -132,7 +132,7 @@ class Verifier:
         """Raises Unavailable if the node's allocator does not answer."""
         views = [(fold, fold.view(node)) for fold in self._folds]
         readings = [believed_positions(known, node) for known in self._known]
-        position = await writer_position_of(self._bus, self._clock, node, within)
+        position = await writer_position_of(self._bus, node, within)
         if position.epoch:
             for fold, view in views:
                 await self._verify_allocations(fold, node, view, position)
@@ -246,26 +246,17 @@ class Verifier:
             log.debug("the writer does not publish again", node=node, finding=error.finding)
 
 
-async def writer_position_of(bus: Bus, clock: Clock, node: NodeName, within: float) -> WriterPosition:
+async def writer_position_of(bus: Bus, node: NodeName, within: float) -> WriterPosition:
     """
-    The position that the allocator of a node confirms; an empty one of a version without `alive`. Raises Unavailable if it
+    The position that the allocator of a node confirms; an empty one if it refuses the question. Raises Unavailable if it
     does not answer within so many seconds.
     """
-    until = clock.monotonic() + within
     question = msgspec.json.encode(AliveRequest(node=node))
     try:
-        return wire.decode_answer(
-            await bus.ask(wire.admission_subject(node, "alive"), question, within), WriterPosition
-        )
+        answer = await bus.ask(wire.admission_subject(node, "alive"), question, within)
+        return wire.decode_answer(answer, WriterPosition)
     except (BadRequest, NoFit):
         return WriterPosition()
-    except Unavailable:
-        left = until - clock.monotonic()
-        if left <= 0:
-            raise
-    older = msgspec.json.encode(ExplainRequest(node=node, target=""))  # a version without `alive` answers this one
-    await bus.ask(wire.admission_subject(node, "explain"), older, left)
-    return WriterPosition()
 
 
 def believed_positions(known: Known, node: NodeName) -> dict[str, Place]:

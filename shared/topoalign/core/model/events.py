@@ -154,7 +154,7 @@ class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     without an earlier announcement, or whose kubelet has not answered for a minute since the allocator's start.
     """
     kubelet: KubeletObserved | None = None
-    """What predictions depend on. None: announced by an earlier version, or not read yet."""
+    """What predictions depend on. None: not read yet."""
     exceeding: tuple[MemoryExcess, ...] = ()
     """
     Containers that use more memory of a GPU than they were given. It is announced when an excess begins and when it has

@@ -238,7 +238,7 @@ class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     rules: dict[str, str | int | bool] = {}
     """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
     deadline: Deadline | None = None
-    """None: it is never late, as from earlier versions. `what-if` has no effect and looks at none."""
+    """None: it is never late. `what-if` has no effect and looks at none."""
 
 
 class ConfirmRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

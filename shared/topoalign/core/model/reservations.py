@@ -46,7 +46,7 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     may_move: bool = False
     """
     Whether it may have slots of other GPUs with as much left, where the kubelet does not offer these. False where the pod
-    limits its GPUs, and where that is not known, as after a registry of an earlier version has repeated the reservation.
+    limits its GPUs.
     """
 
     def __post_init__(self) -> None:
@@ -71,6 +71,5 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     """The gang that the pod belongs to, `namespace/name`; empty: none."""
     planned: bool = False
     """
-    Whether it was reserved with its gang and is not about to be bound yet: its kubelet does not ask for it. False where that
-    is not known, as after a registry of an earlier version has repeated the reservation.
+    Whether it was reserved with its gang and is not about to be bound yet: its kubelet does not ask for it.
     """

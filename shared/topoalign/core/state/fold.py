@@ -229,22 +229,12 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def digest(self) -> str:
         """16 hex digits, equal for equal allocations, whatever facts led to them: compares two folds."""
-        live = sorted(map(known_to_all, self.allocations.values()), key=lambda allocation: allocation.id)
+        live = sorted(self.allocations.values(), key=lambda allocation: allocation.id)
         body = msgspec.json.encode([live, sorted(self.memory.items())], order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]
 
 
 NOTHING = Topology()
-
-
-def known_to_all(allocation: Allocation) -> Allocation:
-    """The allocation without what earlier versions do not know: their folds have the same digest."""
-    if not (allocation.co_allocated or allocation.slots or allocation.instances or allocation.displaced):
-        return allocation  # the fields about slots count only where there are slots
-    displaced = tuple(msgspec.structs.replace(each, slots={}, instances={}) for each in allocation.displaced)
-    return msgspec.structs.replace(
-        allocation, co_allocated=(), slots={}, instances={}, reserved_for=(), denied="", displaced=displaced
-    )
 
 
 def initial_state(

@@ -38,8 +38,7 @@ class SelfTest:
     async def run(self, connection: NatsConnection) -> None:
         """
         Raises BusRefused that names the first subject on which we may not publish, or if no store takes any, and
-        BusUnavailable. If no store takes a subject although stores take others, that is logged: the stores are those of an
-        older version.
+        BusUnavailable. If no store takes a subject although stores take others, that is logged.
         """
         if not self._publishes:
             await find_message(connection, Stream.NODES, {"seq": 1})

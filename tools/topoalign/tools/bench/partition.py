@@ -1,8 +1,8 @@
 """
 The time of the searches of the device policies: the slowest request size of 1 to 8 GPUs.
 
-The cases without a name in front are the search of `best-effort`. Only lists that depend on the number of devices and the
-size are kept between calls. `warm` is a whole answer to GetPreferredAllocation, for free GPUs that differ from call to call.
+The cases without a name in front are the search of `best-effort`. Nothing is kept between calls.
+`warm` is a whole answer to GetPreferredAllocation, for free GPUs that differ from call to call.
 The cases `topology-…` are choices of device policy `topology`, for free GPUs that differ from call to call: `-8` on a DGX-1V
 after its sets were compared once, `-16` on a DGX-2, `-16-random` without structure, `-72` with 18 trays of 4, and
 `-72-switch` at an NVSwitch; the size is that with the largest p99.
@@ -22,7 +22,6 @@ from topoalign.core.placement.gpus.seam import Links, Scores, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import ByTopology
 from topoalign.core.placement.partition import best_split
-from topoalign.core.placement.partition.tables import MOST_LISTED
 from topoalign.core.placement.preference import prefer, set_scorer
 from topoalign.machines import load_machine
 
@@ -72,7 +71,7 @@ def choices(scorer: SetScorer) -> Callable[[int], Callable[[], object]]:
             free = tuple(sorted(chance.sample(range(gpus), chance.randint(max(size, least), gpus))))
             return ByTopology().choose(GpuChoice(scorer, free, (), size, frozenset(free)))
 
-        if gpus <= MOST_LISTED:
+        if gpus <= 8:
             for _ in range(1_000):
                 choose()
         return choose

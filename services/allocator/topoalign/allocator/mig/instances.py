@@ -109,7 +109,7 @@ ASK_SECONDS = 5.0
 async def report_fault(bus: Bus, node: NodeName, gpu: DeviceID, why: str) -> None:
     """Reports to discovery that MIG instances of a GPU cannot be changed, so that it publishes the GPU as unhealthy."""
     request = DevicesRequest(node=node, devices=(gpu,), reason=f"its MIG instances cannot be changed: {why}")
-    with suppress(TopoalignError):  # a discovery of an earlier version does not know `report`
+    with suppress(TopoalignError):  # discovery may be away: the next fault is reported again
         answer = await bus.ask(wire.devices_subject(node, "report"), msgspec.json.encode(request), ASK_SECONDS)
         wire.decode_answer(answer, dict[DeviceID, DeviceHealth])
 

@@ -5,10 +5,6 @@ It is read from PodResources, kept in the node's state, and published whenever i
 what is left. Only the newest reading matters, so an unpublished one is replaced by the next. The stream may lose the
 reading, or another client may publish over it, so the stream is checked from time to time. Over a forged reading it is
 published again under a new epoch, because subscribers drop messages without a greater revision of the same epoch.
-
-After a start the kubelet's files may be read before PodResources has answered. An earlier version of a subscriber would take
-such a reading for a node without containers. So while the stream has a reading from before the start, a reading without
-containers waits until PodResources has answered, for at most `FIRST_SECONDS`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,10 +28,6 @@ AGAIN_SECONDS = 2.0
 """Between two attempts while the bus does not confirm."""
 RENEW_SECONDS = 5.0
 """Between two epochs that begin because another client published a reading: forged ones may come in any number."""
-FIRST_SECONDS = 60.0
-"""How long after the start the first reading waits for PodResources, because the kubelet may not run."""
-HELD_SECONDS = 0.5
-"""Between two checks whether the first reading still waits."""
 POLL_SECONDS = 60.0
 """Between two checks whether the stream still has the published reading."""
 
@@ -54,10 +46,6 @@ class UsagePublisher:
         self._published: UsageObserved | None = None
         self._position = 0
         """The position of `_published` in the stream."""
-        self._waits_until = clock.monotonic() + FIRST_SECONDS
-        """Monotonic seconds until which a first reading without containers may wait."""
-        self._has_former = False
-        """Whether the stream had a reading from before the start."""
         self._shortened = False
         """Whether the last reading was too large for one message."""
         self._renewed: float | None = None
@@ -68,30 +56,15 @@ class UsagePublisher:
         while True:
             version = self._ledger.version
             usage = self._ledger.state.usage
-            if usage is not None and usage is not self._published:
-                if await self._waits(usage):
-                    await self._clock.sleep(HELD_SECONDS)
-                    continue
-                if not await self._publish(usage):
-                    await self._clock.sleep(AGAIN_SECONDS)
-                    continue
+            if usage is not None and usage is not self._published and not await self._publish(usage):
+                await self._clock.sleep(AGAIN_SECONDS)
+                continue
             await self._ledger.wait_past(version)
 
     @property
     def has_published(self) -> bool:
         """Whether a reading was published since the start of this process."""
         return self._published is not None
-
-    async def _waits(self, usage: UsageObserved) -> bool:
-        """Whether this is a first reading without containers that would replace one from before the start."""
-        if usage.containers_known or self.has_published or self._clock.monotonic() >= self._waits_until:
-            return False
-        if not self._has_former:
-            try:
-                self._has_former = await self._hub.last_position(Stream.NODES, wire.subject(usage)) > 0
-            except Unavailable:
-                return True  # such a bus does not accept the reading either
-        return self._has_former
 
     async def watch(self) -> None:
         """

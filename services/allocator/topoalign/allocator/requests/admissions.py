@@ -122,7 +122,7 @@ def is_size(allocation: Allocation, size: int, asked: int) -> bool:
 #     clock read: 100.0; the asker waits 10 s in all, 0.5 s of which are gone: deadline 109.5; at 131.0 it is refused
 #
 # The clock is a new one with each start, so a request that was made to the process before is refused, too. A request
-# without a deadline is never late: earlier versions ask that way. docs/decisions/0009-deadlines.md has the reasons.
+# without a deadline is never late. docs/decisions/0009-deadlines.md has the reasons.
 
 
 class Deadlines:

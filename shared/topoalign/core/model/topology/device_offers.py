@@ -80,8 +80,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """
     What limits containers to the amounts that they hold: nothing (`none`), Gaia's library to their units (`vcuda`), or
     HAMi's to their slots (`hami-core`). The library is to be in the container. None: there are no amounts, or MPS limits
-    them, which `sharing` gives, or the hardware, as with slots that become MIG instances; with other units and slots it is
-    not known, because discovery is of an earlier version.
+    them, which `sharing` gives, or the hardware, as with slots that become MIG instances.
     """
     slots: Slots | None = None
     """

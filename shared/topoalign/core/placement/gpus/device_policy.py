@@ -133,6 +133,6 @@ class BestEffort(DevicePolicy):
         )
 
     def uncompared(self, asked: GpuChoice) -> str:
-        """Explains a search that ended at its limit. It searches again: a device plugin reports only what it chose."""
+        """Explains a choice among too many GPUs to compare all partitions."""
         exact = best_split(asked.scores, asked.available, asked.required, asked.size).exact
-        return "" if exact else ", greedy: the exact search ended at its limit on work"
+        return "" if exact else ", greedy: too many GPUs to compare all partitions"

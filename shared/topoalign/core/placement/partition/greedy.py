@@ -5,11 +5,10 @@ Each set grows by the device that adds most, from every start there is, and the 
 of the rest. Then devices of different sets change places while that adds to the total.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
 from topoalign.core.placement.gpus.seam import Scores, total_score
-from topoalign.core.placement.partition.masks import mask_of_members
 
 MOST_LOOKS = 40_000
 """At pairs that might change places: 20 ms. Sixty-four devices have 2,016, and a dozen rounds bring nearly all there is."""
@@ -18,16 +17,15 @@ Sets = list[list[int]]
 """Positions, ascending; sets of full size in the order in which they grew, and what is left over as the last."""
 
 
-def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[list[int], int]:
+def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[Sequence[int], int]:
     """
     Finds a good set that holds all required positions, and what the partition of the table is worth that it belongs to.
 
     Neither is worth less than without exchanges.
     """
-    sets = exchange_devices(scores, grow_partition(scores, required, size), required, guarded=True)
+    sets = exchange_devices(scores, grow_partition(scores, required, size), required)
     holding = [members for members in sets if len(members) == size and {*required} <= {*members}]
-    best = max(holding, key=lambda members: (total_score(scores, members), mask_of_members(members, len(scores))))
-    return best, sum(total_score(scores, members) for members in sets)
+    return best_set(scores, holding), sum(total_score(scores, members) for members in sets)
 
 
 def grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
@@ -36,13 +34,15 @@ def grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
     sets: Sets = []
     while len(rest) > size:
         seeds = [list(required)] if required and not sets else [[start] for start in rest]
-        candidates = (grow_scored_set(scores, rest, seed, size) for seed in seeds)
-        best = max(
-            candidates, key=lambda members: (total_score(scores, members), mask_of_members(members, len(scores)))
-        )
-        sets.append(sorted(best))
+        best = best_set(scores, (sorted(grow_scored_set(scores, rest, seed, size)) for seed in seeds))
+        sets.append(best)
         rest = [position for position in rest if position not in best]
     return [*sets, rest] if rest else sets
+
+
+def best_set(scores: Scores, sets: Iterable[list[int]]) -> list[int]:
+    """The set with the highest score; of equals the one with the lowest indexes."""
+    return min(sets, key=lambda members: (-total_score(scores, members), members))
 
 
 def grow_scored_set(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -> list[int]:
@@ -59,11 +59,10 @@ def grow_scored_set(scores: Scores, among: Sequence[int], seed: Sequence[int], s
     return members
 
 
-def exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int], *, guarded: bool) -> Sets:
+def exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int]) -> Sets:
     """
-    Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay where they are.
-
-    Guarded: the first set, which was chosen from all devices, loses nothing by it.
+    Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay where they are. The
+    first set, which grew out of all devices, loses nothing by it.
     """
     home = {device: at for at, members in enumerate(sets) for device in members}
     links = [[sum(row[member] for member in members) for members in sets] for row in scores]
@@ -81,7 +80,7 @@ def exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int], *, guar
             our_gain = links[b][ours] - links[a][ours] - scores[a][b]
             their_gain = links[a][theirs] - links[b][theirs] - scores[a][b]
             first_gain = our_gain if ours == 0 else their_gain if theirs == 0 else 0
-            if our_gain + their_gain > 0 and not (guarded and first_gain < 0):
+            if our_gain + their_gain > 0 and first_gain >= 0:
                 improving = True
                 home[a] = theirs
                 home[b] = ours

@@ -160,17 +160,6 @@ class AssumedPods:
         """Reservations of pods that are planned with their gangs and not bound."""
         return [hold.reserved for uid, hold in self._reserved.items() if self._is_planned(uid)]
 
-    def next_of_gang(self, uid: str) -> frozenset[str]:
-        """
-        Returns the UIDs of the pods of the same gang that are reserved after this one and not bound. This is needed only
-        if a registry of an earlier version has planned them, because then it is not known which of them are being bound;
-        else empty.
-        """
-        uids = [] if self._is_planned(uid) else [*self._reserved]
-        gang = self._reserved[uid].reserved.gang if uid in uids else ""
-        later = uids[uids.index(uid) + 1 :] if gang else ()
-        return frozenset(each for each in later if self._reserved[each].reserved.gang == gang) - self._bound.keys()
-
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
         Returns the pods that the kubelet may admit in any order, after the last `settle`, each with whether it is

@@ -336,8 +336,7 @@ class Scheduler:
             return self._judge_without(request, node, uids)
         facts = self.view.facts(node)
         fixed = self.view.basis_of(facts, uids | holds.uids)
-        left_out = uids | holds.next_of_gang(pod.uid)
-        waiting = [each for each in holds.waiting(fixed.state, self._requested) if each[0].uid not in left_out]
+        waiting = [each for each in holds.waiting(fixed.state, self._requested) if each[0].uid not in uids]
         planned = self._planned.on(view)
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}
         pending = [
