@@ -11,7 +11,7 @@ from topoalign.allocator.containers.responses import ResponseWriter
 from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.errors import DeviceInUse
 from topoalign.core.model.events import Allocation, AllocationDeviated, DeviceHealth, HealthState
-from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.device_offers import Offer
@@ -67,7 +67,10 @@ async def test_companions_are_given_recorded_and_told_with_the_gpus() -> None:
     async with node(machine=MACHINE) as it:
         it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
-        answer, alone = told(it, "a"), ResponseWriter().response(MACHINE, NIC, ids("mlx5_1"))
+        answer, alone = (
+            told(it, "a"),
+            ResponseWriter().response(MACHINE, NIC, Allocation(id=AllocationID("1-1"), devices={NIC: ids("mlx5_1")})),
+        )
 
         (held,) = live(it)
         assert {GPU: ids("GPU-2", "GPU-3"), NIC: ids("mlx5_1")} == held.devices

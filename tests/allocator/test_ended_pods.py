@@ -16,6 +16,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.kubelet_files import POLL_SECONDS, REREAD_SECONDS, KubeletFiles, KubeletWatch
 from topoalign.allocator.requests.predictions import Predictions
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.ids import GPU, Namespace, PodName
@@ -116,7 +117,7 @@ async def node(monkeypatch: pytest.MonkeyPatch, *, inotify: bool = False) -> Asy
         ledger.take_reading(known.topology)
         ledger.take_reading(known.health)
         client, changes = PodResourcesClient(resources / "kubelet.sock", plugins, clock), DirectoryChanges()
-        allocations = DeviceAllocations(ledger, clock, client, settle_seconds=0)
+        allocations = DeviceAllocations(ledger, clock, client, AllocationSettings(settle_seconds=0))
         files = KubeletFiles(config, directory, OWN, PATIENT_SECONDS)
         watch = CountedWatch(ledger, files, clock, client.devices, allocations.ended, changes)
         kubelet = FakeKubelet(plugins, resources, MACHINE, kubelet_configuration.load_configuration(config))

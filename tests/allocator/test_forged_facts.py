@@ -80,7 +80,6 @@ class World:
         allocator = Allocator(
             self.ledger,
             self.own_bus,
-            self.clock,
             self.hardware_watch,
             admissions,
             None,

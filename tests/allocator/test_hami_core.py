@@ -16,9 +16,11 @@ from slot_support import MIB, in_slots
 
 from topoalign.allocator.containers.hami_core.slot_edits import HamiCoreEdits, held_in_order, limit_variables
 from topoalign.allocator.containers.host_files import ContainerUnready
+from topoalign.allocator.containers.responses import VisibleDevice
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
+from topoalign.machines import load_machine
 from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, find_missing_file, install_library
 
 pytestmark = pytest.mark.anyio
@@ -174,11 +176,12 @@ async def test_a_root_that_cannot_be_written_is_said_and_refused() -> None:
 
 def test_more_gpus_than_the_library_has_room_for_are_refused() -> None:
     printer = HamiCoreEdits("/hami")
-    slots = [DeviceID(f"GPU-{gpu}::0") for gpu in range(17)]
+    machine = load_machine("dgx-a100").topology
+    gpus = [VisibleDevice(DeviceID(f"GPU-{n}"), f"GPU-{n}", machine.gpus[0], None) for n in range(17)]
 
-    printer.check([slots[:16], []])
+    printer.check(machine, gpus[:16])
     with pytest.raises(ContainerUnready, match="this one has 17"):
-        printer.check([slots[:1], slots])
+        printer.check(machine, gpus)
 
 
 async def test_without_the_limiter_containers_get_nothing_of_it() -> None:

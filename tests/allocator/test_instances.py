@@ -60,7 +60,7 @@ class Node:
 
     def start(self, boot: str = "b1") -> None:
         self.book = InstanceLog(self.directory, boot, lambda: self.now)
-        self.instances = Instances(self.book, self.gpus)
+        self.instances = Instances(self.book, self.gpus, lambda: None)
 
     def step(self, name: str) -> None:
         self.last = name
@@ -169,7 +169,7 @@ def test_a_process_that_gets_sigkill_at_a_step_leaves_nothing_over(tmp_path: Pat
     async def live(directory: Path, dies_at: str) -> int:
         gpus = StoredGpus(directory / "gpus")
         gpus.dies_at = dies_at
-        instances = Instances(InstanceLog(directory, "b", lambda: 0.0), gpus)
+        instances = Instances(InstanceLog(directory, "b", lambda: 0.0), gpus, lambda: None)
         await instances.destroy_unused(tuple)
         there = len(gpus.instances)
         made = await instances.make(slot(0), A100, 5 * GIB)

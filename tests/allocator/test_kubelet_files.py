@@ -15,6 +15,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests import kubelet_files
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS, KubeletFiles, KubeletWatch
+from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import INSTEAD
@@ -66,7 +67,13 @@ class Node:
         self.ledger.take_reading(STATE.health)
         self.files = KubeletFiles(root / "config.yaml", root, OWN)
         watch = KubeletWatch(self.ledger, self.files, self.ledger.clock)
-        self.admissions = Admissions(self.ledger, MemoryBus(), OWN, kubelet_owns_devices=True, kubelet=watch)
+        self.admissions = Admissions(
+            self.ledger,
+            MemoryBus(),
+            OWN,
+            kubelet_owns_devices=True,
+            predictions=Predictions(self.ledger, OWN, watch, kubelet_owns_devices=True),
+        )
 
     async def what_if(self, pod: PodRequest, **rules: str) -> Decision:
         return await self.admissions.predictions.what_if(AllocateRequest(node=STATE.node, pod=pod, rules={**rules}))

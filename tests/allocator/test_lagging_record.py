@@ -19,6 +19,7 @@ from kubelet_support import short_directory
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
+from topoalign.allocator.requests.predictions import Predictions
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation, Owner
@@ -71,7 +72,13 @@ class Node:
             self.ledger.grant(recorded)
         files = KubeletFiles(root / "config.yaml", root, RULES, 30)
         self.watch = KubeletWatch(self.ledger, files, self.clock, ended=self.over)
-        self.admissions = Admissions(self.ledger, MemoryBus(), RULES, kubelet_owns_devices=True, kubelet=self.watch)
+        self.admissions = Admissions(
+            self.ledger,
+            MemoryBus(),
+            RULES,
+            kubelet_owns_devices=True,
+            predictions=Predictions(self.ledger, RULES, self.watch, kubelet_owns_devices=True),
+        )
 
     async def over(self) -> Sequence[Allocation]:
         if self.is_away:

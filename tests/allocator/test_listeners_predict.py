@@ -27,6 +27,8 @@ from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS, KubeletFiles, KubeletWatch
+from topoalign.allocator.requests.predictions import Predictions
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Placement
@@ -62,10 +64,18 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
     ledger.take_reading(known.topology)
     ledger.take_reading(known.health)
     pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-    allocator = DeviceAllocations(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
+    allocator = DeviceAllocations(
+        ledger, clock, pod_resources, AllocationSettings(placement=placement, settle_seconds=0)
+    )
     files = KubeletFiles(config, directory, own, PATIENT_SECONDS)
     watch = KubeletWatch(ledger, files, clock, pod_resources.devices, allocator.ended)
-    admissions = Admissions(ledger, MemoryBus(), own, kubelet_owns_devices=True, kubelet=watch)
+    admissions = Admissions(
+        ledger,
+        MemoryBus(),
+        own,
+        kubelet_owns_devices=True,
+        predictions=Predictions(ledger, own, watch, kubelet_owns_devices=True),
+    )
     kubelet = FakeKubelet(plugins, resources, machine, kubelet_configuration.load_configuration(config, placement))
     last = machine.node_ids[-1]
     fpgas = OtherPlugin({f"f-{at}": (0 if at < 3 else last,) for at in range(6)})

@@ -935,9 +935,7 @@ async def test_readiness_and_a_metric_name_both_containers_of_a_device(node: Nod
     bus = MemoryBus()
     admissions = Admissions(node.ledger, bus, AdmissionRules(), kubelet_owns_devices=True)
     hardware_watch = HardwareWatch(node.ledger, bus, node.clock)
-    allocator = Allocator(
-        node.ledger, bus, node.clock, hardware_watch, admissions, node.device_allocations, reconcile_seconds=5
-    )
+    allocator = Allocator(node.ledger, bus, hardware_watch, admissions, node.device_allocations, reconcile_seconds=5)
     metrics = registry_of(figures(allocator, lambda: 0, lambda: 0))
     reason = allocator.devices_given_twice()
     counted = metrics.get_sample_value("topoalign_allocator_displaced_allocations")

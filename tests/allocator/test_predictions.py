@@ -18,6 +18,8 @@ from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
+from topoalign.allocator.requests.predictions import Predictions
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.ids import ContainerName, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
 from topoalign.kubelet.files import kubelet_configuration
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.anyio
 PODS = 12
 """Asked for, one after another; about half are admitted."""
 AGENT = PodRequest(name=PodName("agent"), containers=(ContainerRequest(name=ContainerName("agent")),))
-"""Runs all the time. Where no pod does, one that is being admitted is listed beside no directory (docs/limits.md)."""
+"""Runs all the time. Where no pod does, one that is being admitted is listed beside no directory."""
 
 
 async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, object]]:
@@ -49,14 +51,17 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
     ledger.take_reading(known.topology)
     ledger.take_reading(known.health)
     pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-    kubelets_desk = DeviceAllocations(ledger, clock, pod_resources, placement=placement, settle_seconds=0)
+    kubelets_desk = DeviceAllocations(
+        ledger, clock, pod_resources, AllocationSettings(placement=placement, settle_seconds=0)
+    )
     files = KubeletFiles(config, directory, own, PATIENT_SECONDS)
+    watch = KubeletWatch(ledger, files, clock, pod_resources.devices, kubelets_desk.ended)
     admissions = Admissions(
         ledger,
         MemoryBus(),
         own,
         kubelet_owns_devices=True,
-        kubelet=KubeletWatch(ledger, files, clock, pod_resources.devices, kubelets_desk.ended),
+        predictions=Predictions(ledger, own, watch, kubelet_owns_devices=True),
     )
     kubelet = FakeKubelet(plugins, resources, machine, rules)
     pairs, uncertain = [], 0

@@ -28,10 +28,14 @@ class ReservedNode(Node):
     def __init__(self) -> None:
         self.bus = MemoryBus()
         self.reservations: NodeReservationList
-        super().__init__(
-            reserved=lambda: self.reservations.current(), until_reserved=lambda: self.reservations.until_read()
-        )
+        super().__init__(reservations=self)
         self.reservations = NodeReservationList(self.ledger, self.bus, self.clock)
+
+    def current(self) -> NodeReservations:
+        return self.reservations.current()
+
+    async def until_read(self) -> None:
+        await self.reservations.until_read()
 
     async def say(self, message: Message) -> None:
         await self.bus.publish(message)

@@ -61,7 +61,7 @@ async def test_who_has_units_of_a_lost_whole_gpu_does_not_start(monkeypatch: pyt
         assert isinstance(await it.admit("a", (100, 0)), Admission)
         await it.allocations.reconcile()
         await it.lose_checkpoint()
-        it.allocations._grants.exclusion.conflicting = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
+        it.allocations._units.conflicts = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
 
         for name, first in (("b", 0), ("c", 20)):
             it.forced = units(0, range(first, first + 20), range(4))
@@ -219,7 +219,7 @@ async def test_who_was_given_reserved_memory_of_a_whole_gpu_starts(names: Names)
 
 async def test_a_container_that_cannot_start_keeps_nobody_from_it() -> None:
     async with share_node() as (it, _):
-        it.allocations._grants.exclusion.conflicting = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
+        it.allocations._units.conflicts = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         for name, share, forced in (
             ("p", (0, 4), it.units(2, 0, 4)),
             ("split", (100, 4), {**it.units(2, 100), **it.units(1, 0, 4)}),
@@ -235,7 +235,7 @@ async def test_a_container_that_cannot_start_keeps_nobody_from_it() -> None:
 async def test_two_app_containers_of_a_pod_exclude_one_another() -> None:
     """PodResources shows both, so neither has ended."""
     async with share_node() as (it, _):
-        it.allocations._grants.exclusion.conflicting = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
+        it.allocations._units.conflicts = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         it.forced = {**it.units(0, 100), **it.units(0, 0, 4)}
         decision = await it.admit("p", (100, 0), (0, 4))
 

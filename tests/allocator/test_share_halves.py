@@ -47,7 +47,7 @@ async def test_memory_of_another_gpu_than_the_computing_time_is_refused() -> Non
 async def test_a_container_with_halves_of_two_gpus_does_not_start() -> None:
     async with share_node() as (it, _):
         it.forced = {**it.units(0, 20), **it.units(1, 0, 4)}
-        it.allocations._grants.shares.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
+        it.allocations._units.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
 
         decision = await it.admit("p", (20, 4))
 
@@ -91,7 +91,7 @@ async def test_a_first_half_is_followed_although_the_checkpoint_has_it() -> None
         assert isinstance(await it.admit("p", (20, 1)), Admission)
         it.forced = {}
         await it.allocations.allocate(MEMORY, [it.units(1, 0, 4)[MEMORY]])
-        it.allocations._grants.shares._is_entered = lambda *_: True  # type: ignore[method-assign]  # by chance
+        it.allocations._units._is_entered = lambda *_: True  # type: ignore[method-assign]  # by chance
         free = it.units(1, 100)[CORES] + it.units(2, 100)[CORES][20:]
 
         assert {"GPU-1"} == gpus(await it.allocations.prefer(CORES, free, (), 20))
@@ -212,7 +212,7 @@ async def test_units_are_judged_after_they_are_offered_no_more() -> None:
     """The configuration may have changed since they were given."""
     async with share_node() as (it, tasks):
         it.forced = {**it.units(0, 20), **it.units(1, 0, 4)}
-        it.allocations._grants.shares.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
+        it.allocations._units.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
         await it.kubelet.admit(it.pod("p", (20, 4)), "uid-p", start=False)
         await it.start_agent(tasks, PLAIN)
 
@@ -227,7 +227,7 @@ async def test_an_init_container_of_split_units_is_named_by_its_reservation(rese
         if reserved:
             it.keep(p=it.units(0, 20, 4))
         it.forced = {**it.units(0, 20), **it.units(1, 0, 4)}
-        it.allocations._grants.shares.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
+        it.allocations._units.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
         await it.kubelet.admit(it.pod("p", (0, 0), init=((20, 4),)), "uid-p", start=False)
 
         for _ in range(2):
@@ -241,7 +241,7 @@ async def test_an_init_container_of_split_units_is_named_by_its_reservation(rese
 async def test_a_pod_that_is_gone_does_not_count(seed: int) -> None:
     """Its entries stay in the checkpoint until the kubelet writes that."""
     async with share_node() as (it, _):
-        it.allocations._grants.exclusion.conflicting = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
+        it.allocations._units.conflicts = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         it.forced = it.units(1, 100, 4)
         shares = Random(seed).sample([(100, 0), (0, 4)], 2)
         for name, share in zip(("gone", "stays"), shares, strict=True):

@@ -23,7 +23,7 @@ def is_refused(decision: Decision, finding: str) -> bool:
 
 def without_judgement(it: ShareNode) -> None:
     """Allocate lets everything through, as if it knew of nobody."""
-    it.allocations._grants.exclusion.conflicting = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
+    it.allocations._units.conflicts = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
 
 
 @ORDERS

@@ -156,7 +156,7 @@ async def test_a_container_with_other_halves_does_not_start(memory: list[tuple[i
     async with share_node() as (it, _):
         blocks = [unit for gpu, amount in memory for unit in it.units(gpu, 0, amount)[MEMORY]]
         it.keep(p={**units(it, 30, 4, 0, 1), MEMORY: blocks})
-        shares = it.allocations._grants.shares
+        shares = it.allocations._units
         for check in ("check", "check_half", "check_spread"):
             setattr(shares, check, lambda *_: None)  # broken on purpose
         it.forced = {CORES: units(it, 30, 0, 0, 1)[CORES], MEMORY: blocks}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from topoalign.cli import exit_codes, root
+from topoalign.tools.conformance.nccl import named_neutrally
 
 CPUS = ("--cpus", "2", "--memory", "1Gi")
 
@@ -16,6 +17,13 @@ def reports(vectors: Path) -> Path:
     if not (vectors / "reports").is_dir():
         pytest.skip("no reports in the case files")
     return vectors / "reports"
+
+
+def published(document: Path, folder: Path) -> Path:
+    """A copy of a published machine document, with today's names of fields."""
+    copy = folder / document.name
+    copy.write_bytes(named_neutrally(document.read_bytes()))
+    return copy
 
 
 def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -94,7 +102,12 @@ def test_a_pod_that_most_random_picks_admit_is_admitted(
     folder = reports / "predictions/by-chance"
     kubelet = shutil.copytree(folder / "root", tmp_path / "root")
     (kubelet / "pods/74521246-e6b4-4687-85e8-f1424e2d530b").mkdir(parents=True)
-    where = ("--machine", str(folder.parent / "r36.json"), "--kubelet-config", str(folder / "config.yaml"))
+    where = (
+        "--machine",
+        str(published(folder.parent / "r36.json", tmp_path)),
+        "--kubelet-config",
+        str(folder / "config.yaml"),
+    )
     pod = ("--kubelet-root", str(kubelet), "--pod-file", str(folder / "pod.json"))
     code, text = answered(capsys, "what-if", *where, *pod)
 
@@ -102,11 +115,11 @@ def test_a_pod_that_most_random_picks_admit_is_admitted(
     assert "picks them at random" in text and "% of the picks the kubelet refuses the pod" in text
 
 
-def test_sparse_numa_ids_are_refused(capsys: pytest.CaptureFixture[str], reports: Path) -> None:
+def test_sparse_numa_ids_are_refused(capsys: pytest.CaptureFixture[str], reports: Path, tmp_path: Path) -> None:
     folder = reports / "predictions"
     where = (
         "--machine",
-        str(folder / "sparse-nodes.json"),
+        str(published(folder / "sparse-nodes.json", tmp_path)),
         "--kubelet-config",
         str(folder / "sparse-nodes-config.yaml"),
     )

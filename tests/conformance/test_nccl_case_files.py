@@ -17,7 +17,9 @@ def written(folder: Path, slow: float = 10.0, sets: int | None = None, name: str
     """A file about eight GPUs in linked pairs: two GPUs that are no pair have `slow` GB/s, all other sets 40."""
     machine = load_machine("8x-nvlink-pairs")
     (folder / "machines").mkdir(exist_ok=True)
-    (folder / "machines" / f"{name}.json").write_bytes(document.encode_machine(machine))
+    (folder / "machines" / f"{name}.json").write_bytes(
+        document.encode_machine(machine).replace(b'"fabric_links"', b'"nvlinks"')  # as published
+    )
     members = [each for size in (2, 3, 4) for each in combinations(range(8), size)]
     linked = {(a, a + 1) for a in range(0, 8, 2)}
     lines = [

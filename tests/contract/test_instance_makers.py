@@ -148,7 +148,7 @@ async def test_a_driver_that_hangs_is_a_fault_in_time(standin: StandIn) -> None:
 async def test_a_kubelet_that_hangs_up_while_an_instance_is_made_is_no_fault(standin: StandIn, tmp_path: Path) -> None:
     """grpclib cancels its call. The next one waits until the driver has answered, and the half instance goes."""
     clock = SystemClock()
-    instances = Instances(InstanceLog(tmp_path, "b", clock.monotonic), NvmlInstances(clock, SECONDS))
+    instances = Instances(InstanceLog(tmp_path, "b", clock.monotonic), NvmlInstances(clock, SECONDS), lambda: None)
     standin.play(f"{machine()}\nhang nvmlDeviceCreateGpuInstanceWithPlacement")
     former, call = (
         asyncio.create_task(instances.make(DeviceID(f"{OTHER}::{number}"), A100, 5 * GIB)) for number in range(2)

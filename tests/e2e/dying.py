@@ -31,7 +31,7 @@ from typing import Any
 import anyio
 import pynvml
 
-from topoalign.allocator.allocate.service import DeviceAllocations
+from topoalign.allocator import main as allocator_main
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
@@ -114,8 +114,7 @@ def play_host(environment: dict[str, str]) -> None:
     """What is not as on a real node."""
     if "NVML_STANDIN_LIBRARY" in environment:
         ctypes.CDLL(environment["NVML_STANDIN_LIBRARY"])  # the loader finds it under NVML's name from now on
-        assert DeviceAllocations.__init__.__kwdefaults__ is not None
-        DeviceAllocations.__init__.__kwdefaults__["unbound_seconds"] = UNBOUND_SECONDS
+        allocator_main.UNBOUND_SECONDS = UNBOUND_SECONDS
         garbage_collection.COLLECT_SECONDS = COLLECT_SECONDS
     if "HOST_PROC" in environment:
         assert Containers.__init__.__defaults__ is not None

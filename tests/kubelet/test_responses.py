@@ -27,7 +27,17 @@ from hypothesis import strategies as st
 from kubelet_support import MemoryAllocator
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.allocator.containers.responses import (
+    CdiNames,
+    DeviceLists,
+    NicEdits,
+    OwnNodes,
+    ResponseWriter,
+    device_node,
+)
+from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.kubelet.grpc.api import v1beta1
 
 pytestmark = pytest.mark.anyio
@@ -205,6 +215,19 @@ async def test_imex_channels_that_are_there_are_told_in_each_way(host: Host) -> 
     assert ["0"] == [device["name"] for device in host.specification("imex-channel")["devices"]]
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_gpu_with_own_device_nodes_is_passed_by_them_alone(host: Host, strategy: str) -> None:
+    """No strategy of NVIDIA's applies to a GPU of another vendor."""
+    gpu = Gpu(id=DeviceID("GPU-x"), index=0, device_nodes=("/dev/kfd", "/dev/dri/renderD128"))
+    lists = DeviceLists(host.configuration(strategy))
+    writer = ResponseWriter(lists, (lists, CdiNames(lists, ()), OwnNodes(), NicEdits()))
+
+    allocation = Allocation(id=AllocationID("1-1"), devices={GPU: (gpu.id,)})
+    response = writer.response(Topology(gpus=(gpu,)), GPU, allocation)
+
+    assert Response(devices=[device_node(path, path) for path in gpu.device_nodes]) == response
+
+
 async def test_a_nic_brings_its_verbs_device_and_its_address(host: Host) -> None:
     response = await told(host, host.configuration("cdi-cri"), "mlx5_0", resource=NIC)
 
@@ -291,7 +314,11 @@ def test_a_response_names_exactly_what_was_allocated_in_every_way(
     response = (
         standing.containers(configuration)
         .now(topology, resource)
-        .response(topology, resource, [DeviceID(id) for id in ids])
+        .response(
+            topology,
+            resource,
+            Allocation(id=AllocationID("1-1"), devices={resource: tuple(DeviceID(id) for id in ids)}),
+        )
     )
 
     bases = {id.split("::")[0] for id in ids}

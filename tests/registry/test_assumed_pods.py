@@ -94,7 +94,7 @@ async def test_a_pod_holds_its_devices_while_it_is_bound(
     uid = add(world, "a", 3)
     await all_tasks_blocked()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(scheduling.scheduler.bind, "ml", "a", uid, NODE)
+        tasks.start_soon(scheduling.binder.bind, "ml", "a", uid, NODE)
         while not scheduling.view.holds(NODE).assumed:
             await anyio.lowlevel.checkpoint()
         reserved, codes = scheduling.reservations.held(NODE), [code(scheduling, gpus) for gpus in (2, 3)]
@@ -118,7 +118,7 @@ async def test_binds_of_one_node_do_not_wait_for_one_another(
 
     async def bind(name: str) -> None:
         try:
-            await scheduling.scheduler.bind("ml", name, uids[name], NODE)
+            await scheduling.binder.bind("ml", name, uids[name], NODE)
         except TopoalignError as error:
             failed[name] = error.code
 
@@ -141,7 +141,7 @@ async def test_nothing_is_held_after_a_bind_that_has_failed(
 
         async def bind() -> None:
             with pytest.raises(BoundElsewhere):
-                await scheduling.scheduler.bind("ml", "a", uid, NODE)
+                await scheduling.binder.bind("ml", "a", uid, NODE)
 
         tasks.start_soon(bind)
         await all_tasks_blocked()
@@ -170,7 +170,7 @@ async def test_a_bind_that_fails_wakes_no_pod(
     before = scheduling.watch.requeue.done
     for _ in range(2):
         with pytest.raises(TopoalignError):
-            await scheduling.scheduler.bind("ml", "a", uid, NODE)
+            await scheduling.binder.bind("ml", "a", uid, NODE)
         scheduling.view.renew()
         await world.clock.advance(6)
 
@@ -182,11 +182,10 @@ def node_of_a() -> tuple[OneNode, list[NodeName]]:
     it = OneNode()
     it.tell([*it.says.all(), *it.says.admit(pod(container("main", gpus=2), name="a"), "a")])
     it.view.renew()
-    offered = list[NodeName]()
-    it.view.offered = offered.append
+    it.offered.clear()
     it.view.assume(NODE, B)
     it.view.renew()
-    return it, offered
+    return it, it.offered
 
 
 @pytest.mark.parametrize("how", ["bound", "reserved"])

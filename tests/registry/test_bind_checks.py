@@ -57,7 +57,7 @@ def test_any_bind_waits_for_what_terminated_pods_leave() -> None:
 
 async def test_nothing_is_judged_before_all_is_known() -> None:
     site = Site()
-    site.it.scheduler.passes = lambda pod, node: node == OTHER
+    site.it.unmanaged.add(OTHER)
     passes = site.checks.passes(OTHER, new(1)), site.checks.passes(NODE, new(1))
     site.finding.append("pods of Kubernetes are not listed yet")
 

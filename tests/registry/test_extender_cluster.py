@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from decision_support import container, machine, pod
-from scheduling_support import RecordedScheduling, go_json, serving
+from scheduling_support import go_json, serving
 from view_support import RULES, Says, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.core.model.ids import GPU
@@ -30,9 +30,7 @@ def scheduler_beside(*nodes: Says, full: Says | None = None) -> Scheduler:
         tell_all(cluster, says.all())
     if full is not None:
         tell_all(cluster, full.admit(pod(container("main", gpus=6)), "uid-6"))
-    scheduler = scheduler_of(cluster)
-    scheduler.binder = RecordedScheduling()
-    return scheduler
+    return scheduler_of(cluster)
 
 
 def recorded(vectors: Path, verb: str) -> list[dict[str, Any]]:

@@ -381,6 +381,24 @@ async def test_a_pod_that_is_bound_while_it_is_filtered_keeps_its_room() -> None
         assert [("default", "a")] == [key for each in world.scheduler.preemptions for key in each.victims]
 
 
+async def test_a_pod_that_is_bound_to_another_node_than_it_is_assumed_on_takes_room_there() -> None:
+    """As in kube-scheduler's cache (v1.36, AddPod). An earlier bind of it was taken for failed."""
+    async with scheduling() as world:
+        world.extender.passing = {"n1"}
+        world.extender.binding = anyio.Event()
+        world.create("a", 8)
+        await world.settle()
+        world.cluster.bind("default", "a", {"target": {"name": "n3"}})
+        await world.settle()
+        world.extender.binding.set()
+        world.extender.passing = None
+        world.extender.filtered.clear()
+        world.create("b", 8)
+        await world.settle()
+
+        assert {"n1", "n2"} == set(world.extender.filtered[0])
+
+
 async def test_a_pod_preempts_only_where_the_extender_sees_room() -> None:
     async with scheduling() as world:
         world.fill()

@@ -7,6 +7,7 @@ import pytest
 from api_server_support import shown_pod
 from binding_support import Registry, Site, running
 from view_support import SETTLED
+from watch_support import watch_of
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
@@ -14,7 +15,6 @@ from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.binding.gang_binding import GangWaits
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesWatch
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.memory_bus import MemoryBus
@@ -66,7 +66,7 @@ async def test_a_pod_that_is_lost_before_it_is_planned_is_no_member(site: Site, 
     assert seen is not None
     registry.gangs.lose(uids["a"])
     with pytest.raises(GangWaits, match="not shown"):
-        await registry.gangs.plan(seen.to_schedule(), NODE)
+        await registry.plan(seen.to_schedule(), NODE)
     with pytest.raises(GangWaits, match="not all of its pods are there yet"):
         await registry.bind("b", uids["b"])
 
@@ -265,7 +265,7 @@ async def test_a_pod_of_an_earlier_run_that_has_succeeded_does_not_count(
         await registry.bind("a", uids["a"])
 
     with pytest.raises(GangWaits, match="not shown"):  # nor is it ever bound itself
-        await registry.gangs.plan(msgspec.structs.replace(await waiting(registry, "a"), uid=former["former"]), NODE)
+        await registry.plan(msgspec.structs.replace(await waiting(registry, "a"), uid=former["former"]), NODE)
     assert [] == reserved(registry)
 
 
@@ -282,7 +282,7 @@ async def waiting(registry: Registry, pod: str) -> PodToSchedule:
 async def test_the_watch_tells_gangs_which_pods_have_succeeded(site: Site, registry: Interrupted) -> None:
     clock = SystemClock()
     view = ClusterView(Cluster(), lambda: SETTLED, clock)
-    watch = KubernetesWatch(registry.api, clock, view, registry.reservations, registry.gangs, delete_refused=False)
+    watch = watch_of(registry.api, clock, view, registry.reservations, registry.gangs)
     async with background() as tasks:
         tasks.start_soon(watch.run)
         uids = gang(site, "a", "b")
@@ -315,7 +315,7 @@ async def test_the_watch_tells_gangs_what_what_becomes_of_their_pods(site: Site,
     launcher["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "100m"}}
     clock, api = SystemClock(), registry.api
     view = ClusterView(Cluster(), lambda: SETTLED, clock)
-    watch = KubernetesWatch(api, clock, view, registry.reservations, registry.gangs, delete_refused=False)
+    watch = watch_of(api, clock, view, registry.reservations, registry.gangs)
     async with background() as tasks:
         tasks.start_soon(watch.run)
         site.cluster.add_pod(launcher)

@@ -11,8 +11,9 @@ from registry_support import World
 from slot_support import in_slots
 from view_support import NODE, RULES, Says
 
-from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations
-from topoalign.allocator.allocate.slots import SlotGrants
+from topoalign.allocator.allocate.claims import NodeView
+from topoalign.allocator.allocate.co_allocation import JointClaim
+from topoalign.allocator.allocate.slots import SlotClaim
 from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.ids import GPU, DeviceID
@@ -70,7 +71,7 @@ def heard_by_node(world: World, scheduling: SchedulingService) -> NodeReservatio
 def cores_given(world: World, reserved: NodeReservations) -> int:
     """What the container holds for which the kubelet asks for one slot now."""
     state = world.says.state
-    grants = SlotGrants(lambda: state, world.clock, lambda: reserved, LivenessCheck())
+    grants = SlotClaim(NodeView(lambda: state, world.clock, lambda: reserved, LivenessCheck()))
     slots = grants.prefer(state, ShareQuestion(GPU, tuple(state.hardware.devices[GPU]), (), 1), ())
     (amount,) = grants.amounts(GPU, slots).values()
     return amount.cores
@@ -84,11 +85,11 @@ async def test_the_member_that_is_bound_first_gets_its_own_slots(first: str) -> 
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.scheduler.bind("ml", first, uids[first], NODE)
+        await scheduling.binder.bind("ml", first, uids[first], NODE)
         given = cores_given(world, heard_by_node(world, scheduling))
         (second,) = {*CORES} - {first}
         with pytest.raises(PodsPending):
-            await scheduling.scheduler.bind("ml", second, uids[second], NODE)
+            await scheduling.binder.bind("ml", second, uids[second], NODE)
 
         assert CORES[first] == given
         assert [first, second] == [each.pod for each in scheduling.reservations.held(NODE)]
@@ -101,13 +102,13 @@ async def test_a_pod_gets_its_own_slots_beside_a_member_that_is_not_bound() -> N
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.scheduler.bind("ml", "a", uids["a"], NODE)
+        await scheduling.binder.bind("ml", "a", uids["a"], NODE)
         world.kubernetes.delete_pod("ml", "a", grace=0)
         await all_tasks_blocked()
-        await scheduling.scheduler.bind("ml", "q", add(world, "q", cores=60), NODE)
+        await scheduling.binder.bind("ml", "q", add(world, "q", cores=60), NODE)
         given = cores_given(world, heard_by_node(world, scheduling))
         with pytest.raises(PodsPending):
-            await scheduling.scheduler.bind("ml", "b", uids["b"], NODE)
+            await scheduling.binder.bind("ml", "b", uids["b"], NODE)
 
         assert 60 == given
 
@@ -124,16 +125,18 @@ async def test_the_member_with_the_nic_gets_it_and_the_other_one_none(first: str
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.scheduler.bind("ml", first, uids[first], NODE)
+        await scheduling.binder.bind("ml", first, uids[first], NODE)
         reserved, state = heard_by_node(world, scheduling), world.says.state
         own, others = (each.containers[0].devices[GPU] for each in reserved.reservations)
         offered: tuple[DeviceID, ...] = others if is_aligned_elsewhere else tuple(state.hardware.devices[GPU])
         gpus = prefer_reserved(state.hardware, reserved, world.clock.monotonic(), GPU, offered, (), 1)
-        co_allocated = ReservedCoAllocations(lambda: state, world.clock, lambda: reserved, Placement.TOPOLOGY)
+        co_allocated = JointClaim(
+            NodeView(lambda: state, world.clock, lambda: reserved, LivenessCheck()), Placement.TOPOLOGY
+        )
         waiting = co_allocated.waiting(GPU, own)
         (second,) = {*uids} - {first}
         with pytest.raises(PodsPending):
-            await scheduling.scheduler.bind("ml", second, uids[second], NODE)
+            await scheduling.binder.bind("ml", second, uids[second], NODE)
 
         assert gpus == (() if is_aligned_elsewhere else own)
         assert (first == "a", None) == (waiting is not None, co_allocated.waiting(GPU, others))

@@ -9,6 +9,7 @@ import pytest
 from api_server_support import shown_pod
 from reservation_support import reservation
 from view_support import SETTLED
+from watch_support import watch_of
 
 from topoalign.core.model.errors import BusRefused
 from topoalign.core.model.ids import NodeName
@@ -18,7 +19,7 @@ from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import ApiUnavailable, PodEvent
 from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.kubernetes.cluster_watch import BURST, BURST_SECONDS, PAUSE, KubernetesWatch
+from topoalign.registry.scheduling.kubernetes.cluster_watch import BURST, BURST_SECONDS, PAUSE
 from topoalign.registry.scheduling.kubernetes.refused_pods import report_of
 from topoalign.registry.scheduling.kubernetes.requeue import KEPT_SECONDS
 from topoalign.runtime.tasks import background
@@ -69,7 +70,7 @@ class World:
         self.reserved = Reserved()
         self.api = MemoryKubernetes(self.cluster)
         self.view = ClusterView(Cluster(), lambda: SETTLED, self.clock)
-        self.watch = KubernetesWatch(self.api, self.clock, self.view, self.reserved, delete_refused=delete_refused)
+        self.watch = watch_of(self.api, self.clock, self.view, self.reserved, delete_refused=delete_refused)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -326,11 +327,11 @@ async def test_nodes_bring_labels_and_are_forgotten_when_deleted() -> None:
     world = World()
     world.cluster.add_node(NODE, {"zone": "a"})
     async with world.running():
-        seen = world.view.labels(NODE)["zone"], world.watch.has_gone(NODE)
+        seen = world.view.labels(NODE)["zone"], world.watch.nodes.has_gone(NODE)
         world.cluster.nodes.remove(("", NODE))
         await world.settle()
 
-        assert (("a", False), ({}, True)) == (seen, (world.view.labels(NODE), world.watch.has_gone(NODE)))
+        assert (("a", False), ({}, True)) == (seen, (world.view.labels(NODE), world.watch.nodes.has_gone(NODE)))
         assert [NODE] == world.reserved.forgotten
 
 

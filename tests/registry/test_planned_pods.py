@@ -31,7 +31,7 @@ from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import NodeRefuses, PodsPending
 from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.filter.admission_order import fit_in_turn, in_amounts
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
+from topoalign.registry.scheduling.filter.decision_cache import PodClasses
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import SchedulingService
@@ -82,16 +82,16 @@ async def test_a_pod_does_not_take_the_numa_node_of_a_pod_that_is_planned() -> N
     await world.say(*world.says.all(), *other.all())
     async with world.allocator(world.says), world.allocator(other), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.scheduler.bind("ml", "a", first.uid, other.node)
+        await scheduling.binder.bind("ml", "a", first.uid, other.node)
         single, both = add(world, "q", 1), add(world, "r", 2)
         await all_tasks_blocked()
         codes = refused(scheduling, single), refused(scheduling, both)
         victims = await scheduling.scheduler.preempt(single, {NODE: Victims(uids=())})
         with pytest.raises(NodeRefuses, match="GangFirst"):
-            await scheduling.scheduler.bind("ml", "q", single.uid, NODE)
-        await scheduling.scheduler.bind("ml", "b", second.uid, NODE)
+            await scheduling.binder.bind("ml", "q", single.uid, NODE)
+        await scheduling.binder.bind("ml", "b", second.uid, NODE)
         await admit(world, second)
-        await scheduling.scheduler.bind("ml", "q", single.uid, NODE)
+        await scheduling.binder.bind("ml", "q", single.uid, NODE)
         await admit(world, single)
 
         assert ({NODE: "GangFirst"}, {NODE: "GangFirst"}, {}) == (*codes, victims)
@@ -108,13 +108,13 @@ async def test_pods_of_a_gang_are_bound_in_an_order_in_which_all_of_them_fit() -
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
         with pytest.raises(PodsPending):
-            await scheduling.scheduler.bind("ml", "small", small.uid, NODE)
+            await scheduling.binder.bind("ml", "small", small.uid, NODE)
         passed = refused(scheduling, small)
-        await scheduling.scheduler.bind("ml", "large", large.uid, NODE)
+        await scheduling.binder.bind("ml", "large", large.uid, NODE)
         with pytest.raises(PodsPending):
-            await scheduling.scheduler.bind("ml", "small", small.uid, NODE)
+            await scheduling.binder.bind("ml", "small", small.uid, NODE)
         await admit(world, large)
-        await scheduling.scheduler.bind("ml", "small", small.uid, NODE)
+        await scheduling.binder.bind("ml", "small", small.uid, NODE)
         await admit(world, small)
 
         assert {} == passed
@@ -132,8 +132,7 @@ def planned(world: OneNode, pods: Sequence[tuple[PodRequest, str]]) -> tuple[Res
         made = reservation_of(f"uid-{request.name}", request, decision.allocations, 100.0, gang)
         holds.append(AssumedPod(reserved=msgspec.structs.replace(made, planned=True)))
     world.view.hold(NODE, holds)
-    requests = {request.name: request for request, _ in pods}
-    world.scheduler.requested = lambda reserved: requests.get(reserved.pod)
+    world.requests |= {request.name: request for request, _ in pods}
     return tuple(each.reserved for each in holds)
 
 
@@ -146,16 +145,16 @@ def code_of_why(world: OneNode, reserved: tuple[Reservation, ...], request: PodR
 
 def test_what_is_planned_is_read_once_for_all_requests() -> None:
     """A gang is planned to hundreds of nodes, and each of hundreds of other requests is asked about on all of them."""
-    world, read = OneNode(RULES, machine(gpus=(0, 0, 0, 0))), list[str]()
+    read = list[str]()
+
+    class Counting(OneNode):
+        def request_of(self, reserved: Reservation) -> PodRequest | None:
+            read.append(reserved.pod)
+            return super().request_of(reserved)
+
+    world = Counting(RULES, machine(gpus=(0, 0, 0, 0)))
     world.tell(world.says.all())
     planned(world, [(pod(container(gpus=1), name="a"), "g")])
-    known = world.scheduler.requested
-
-    def requested(reserved: Reservation) -> PodRequest | None:
-        read.append(reserved.pod)
-        return known(reserved)
-
-    world.scheduler.requested = requested
 
     def codes() -> list[str]:
         pods = [asked(pod(container(gpus=gpus), name=f"n{gpus}")) for gpus in (1, 2, 3)]
@@ -248,7 +247,7 @@ async def test_a_pod_of_the_gang_may_preempt_where_it_is_planned(is_planned: boo
     """The place of its gang is its own; a pod that is not of the gang would take that from it (above)."""
     world, stays, moves = site_of_two()
     planned(world, [(stays, "g"), *([(moves, "g")] if is_planned else [])])
-    world.scheduler.planned = lambda uid: NODE if is_planned else None
+    world.planned |= {asked(moves).uid: NODE} if is_planned else {}
 
     helped = await world.scheduler.preempt(asked(moves), {NODE: Victims(uids=())})
 
@@ -282,12 +281,12 @@ def test_pods_that_fit_as_counted_are_admitted_one_after_the_other() -> None:
         world = OneNode(says.rules, says.hardware)
         world.tell(world.says.all())
         world.view.renew()
-        view, verdicts = world.view.nodes[NODE], DecisionCache(world.view)
+        view, verdicts = world.view.nodes[NODE], PodClasses()
         if view.kind is None:
             continue
-        state, pods = world.view.basis(view).state, PlannedPods(world.view, verdicts.request)
+        state, pods = world.view.basis(view).state, PlannedPods(world.view, verdicts.of)
         requests = [asked(some_request(chance, says.hardware, f"p{number}")) for number in range(2)]
-        comers = [pods.pending_pod(each.uid, verdicts.request(each), view, view.kind.rules) for each in requests]
+        comers = [pods.pending_pod(each.uid, verdicts.of(each), view, view.kind.rules) for each in requests]
         counted = fit_as_counted(count_free(state, view.kind.rules), [*map(in_amounts, comers)])
         found[counted, fit_in_turn(state, comers)] += 1
 

@@ -9,7 +9,7 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.registry.ports import PodEvent
-from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
+from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, RefusalEvents
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ class World:
         self.told: list[PodEvent] = []
         self.binder = ScriptedBinder()
         reserved = {"uid-a": {NODE: reservation("a", container("GPU-1", "GPU-3", co_allocated=("mlx5_0",)))}}
-        self.events = PodEvents(self.binder, lambda uid: reserved.get(uid, {}), self.told.append, nodes=lambda: 14)
+        self.events = BindEvents(self.binder, lambda uid: reserved.get(uid, {}), self.told.append)
 
     async def bind(self, pod: str) -> list[tuple[str, str, str]]:
         await self.events.bind("default", pod, f"uid-{pod}", NODE)
@@ -63,14 +63,15 @@ async def test_a_bind_that_fails_is_told_with_its_remedy_and_fails() -> None:
 
 async def test_a_pod_that_fits_nowhere_is_told_the_counts_of_all_reasons() -> None:
     """With the nodes that were asked about and those of the cluster: filters of the scheduler leave nodes out before."""
-    world = World()
+    told: list[PodEvent] = []
+    events = RefusalEvents(told.append, [NodeName(f"node-{number}") for number in range(14)])
     request = PodRequest(
         namespace=Namespace("ml"), name=PodName("p"), containers=(ContainerRequest(name=ContainerName("main")),)
     )
     codes = ["NotAligned", "NotEnoughDevices", "NotAligned"]
-    world.events.refuse(PodToSchedule(uid="u", request=request), Counter(codes))
+    events.refuse(PodToSchedule(uid="u", request=request), Counter(codes))
 
-    (report,) = world.told
+    (report,) = told
     assert (
         "none of the 3 nodes that the scheduler asked about (the cluster has 14) admits the pod: "
         "NotAligned on 2; NotEnoughDevices on 1; see `topoalign why ml/p`"

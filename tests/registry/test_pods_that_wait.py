@@ -67,7 +67,7 @@ async def test_no_pod_is_bound_whose_place_a_pod_takes_that_lost_its_cpus() -> N
     world.tell(world.says.admit(gpus(1, "b"), "b"))
     (entry,) = world.says.entries
     world.tell(world.says.admit(gpus(1, "c"), "c"))
-    world.scheduler.requested = lambda _: gpus(1, "a")
+    world.requests["a"] = gpus(1, "a")
     world.view.expect(NODE, asked(gpus(1, "a"), "a"))
     world.view.hold(NODE, [AssumedPod(reserved=reservation("a", reserved("GPU-4", cpus=entry.cpus), uid="a"))])
 

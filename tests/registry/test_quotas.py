@@ -1,6 +1,6 @@
 """A namespace has no more parts of GPUs than its quota allows: said by the webhook, the filter and a bind."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from types import MappingProxyType
@@ -161,11 +161,13 @@ async def test_waiting_pods_count_beside_those_that_are_bound() -> None:
         assert "" == await at.bound("two")
 
 
-def two_pods_and_room_for_one() -> tuple[Quotas, SeenPod, SeenPod]:
+def two_pods_and_room_for_one(
+    mates: Sequence[str] = (), freed: Callable[[], None] = lambda: None
+) -> tuple[Quotas, SeenPod, SeenPod]:
     """A namespace with 50 units of computing time, and two waiting pods that ask for 30 each."""
     cluster, offers = FakeCluster(), OfferedResources()
     offers.note(NODE, in_units(DGX))
-    quotas = Quotas(offers, dict)
+    quotas = Quotas(offers, dict, lambda uid: mates, freed)
     quotas.listed = True
     quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
     one, two = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two"))
@@ -192,9 +194,10 @@ async def test_a_pod_counts_while_it_is_being_bound() -> None:
 
 def test_a_pod_of_a_gang_counts_on_its_own_node_while_it_is_bound() -> None:
     """The others of its gang count on the node of the first that is bound, and those that are bound on theirs."""
-    quotas, one, two = two_pods_and_room_for_one()
+    mates = list[str]()
+    quotas, one, two = two_pods_and_room_for_one(mates)
+    mates += [one.uid, two.uid]
     quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 100}))
-    quotas.mates = lambda uid: (one.uid, two.uid)
     other = NodeName("another")
     places = list[dict[str, NodeName]]()
     with quotas.claim(one.uid, NODE):
@@ -243,15 +246,8 @@ def test_a_pod_counts_whatever_its_annotations_say(annotations: dict[str, str]) 
 
 def test_who_was_refused_beside_a_bind_is_woken_when_it_fails() -> None:
     """Nothing was reserved, so nothing else tells of it. A bind beside which nobody was refused wakes nobody."""
-    cluster, offers, freed = FakeCluster(), OfferedResources(), list[str]()
-    offers.note(NODE, in_units(DGX))
-    quotas = Quotas(offers, dict)
-    quotas.listed = True
-    quotas.freed = lambda: freed.append("now")
-    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
-    one, two = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two"))
-    for each in (one, two):
-        quotas.see_pod(each)
+    freed = list[str]()
+    quotas, one, two = two_pods_and_room_for_one(freed=lambda: freed.append("now"))
 
     with pytest.raises(BusUnavailable), quotas.claim(one.uid, NODE):
         raise BusUnavailable("no bus")

@@ -87,7 +87,7 @@ async def test_pods_that_could_get_one_anothers_gpus_are_bound_in_turn() -> None
     others = [await world.scheduler.fits_in_every_order(NODE, asked(joint("b", 1)))]
     world.view.gone(NODE, "uid-c")
     world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
-    world.scheduler.requested = lambda reserved: joint("a", 1)
+    world.requests["a"] = joint("a", 1)
     reserved = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in (plain("b", 1), joint("b", 1))]
 
     assert (["PodsPending", ""], [""], ["PodsPending", ""]) == (alike, others, reserved)

@@ -31,9 +31,10 @@ async def test_a_registry_that_has_just_reserved_tries_every_order(world: World)
     )
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.scheduler.bind("ml", "a", first, NODE)
-        (waiting,) = scheduling.view.holds(NODE).waiting(scheduling.view.facts(NODE), scheduling.scheduler.requested)
-        await scheduling.scheduler.bind("ml", "b", second, NODE)
+        await scheduling.binder.bind("ml", "a", first, NODE)
+        assert scheduling.watch is not None
+        (waiting,) = scheduling.view.holds(NODE).waiting(scheduling.view.facts(NODE), scheduling.watch.pods.request_of)
+        await scheduling.binder.bind("ml", "b", second, NODE)
 
         assert (first, True) == (waiting[0].uid, waiting[1])
         assert [first, second] == [each.pod_uid for each in scheduling.reservations.held(NODE)]
@@ -68,7 +69,7 @@ async def test_a_pod_fits_in_every_order_with_one_that_another_reserved(world: W
         said = ReservationsChanged(node=NODE, epoch=1, seq=1, writer="r0", reservations=(reserved,), made=(theirs,))
         await world.say(said)
         with pytest.raises(PodsPending):
-            await scheduling.scheduler.bind("ml", "ours", ours, NODE)
+            await scheduling.binder.bind("ml", "ours", ours, NODE)
 
         assert [theirs] == [each.pod_uid for each in scheduling.reservations.held(NODE)]
 
@@ -79,12 +80,12 @@ async def test_a_registry_that_has_not_read_all_yet_binds_no_pod(world: World) -
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         with pytest.raises(NotReadYet):
-            await scheduling.scheduler.bind("ml", "a", one, NODE)
+            await scheduling.binder.bind("ml", "a", one, NODE)
         reserved = scheduling.reservations.held(NODE)
         bound = str(world.kubernetes.add_pod(shown_pod("b", gpus=1))["metadata"]["uid"])
         world.kubernetes.bind("ml", "b", {"target": {"name": NODE}, "metadata": {"uid": bound}})
-        await scheduling.scheduler.bind("ml", "b", bound, NODE)
+        await scheduling.binder.bind("ml", "b", bound, NODE)
         await world.rounds()
-        await scheduling.scheduler.bind("ml", "a", one, NODE)
+        await scheduling.binder.bind("ml", "a", one, NODE)
 
         assert ((), [one]) == (reserved, [each.pod_uid for each in scheduling.reservations.held(NODE)])

@@ -217,7 +217,7 @@ async def test_victims_end_on_the_planned_node_of_a_gangs_pod_alone(world: OneNo
     for says in (world.says, other):
         world.tell(says.admit(pod(container("main", gpus=4)), f"on {says.node}"))
     victims = {says.node: Victims(uids=(f"on {says.node}",)) for says in (world.says, other)}
-    world.scheduler.planned = {TWO.uid: other.node}.get
+    world.planned[TWO.uid] = other.node
     helped = await world.scheduler.preempt(TWO, victims)
     for says in (world.says, other):
         world.tell(says.end(f"on {says.node}"))
@@ -232,7 +232,8 @@ async def test_a_preemption_says_what_filter_says_when_the_victims_are_gone(firs
     tally = {True: 0, False: 0}
     for seed in range(first, first + 20):
         chance, cluster = Random(seed), Cluster(usage=True)
-        scheduler, says = scheduler_of(cluster), some_says(chance, NODE, Shapes())
+        planned = dict[str, NodeName]()
+        scheduler, says = scheduler_of(cluster, planned), some_says(chance, NODE, Shapes())
         tell_all(cluster, says.all())
         uids = [f"uid-{number}" for number in range(4)]
         for number, uid in enumerate(uids):
@@ -242,7 +243,7 @@ async def test_a_preemption_says_what_filter_says_when_the_victims_are_gone(firs
                 tell_all(cluster, says.admit(request, uid))
         victims = [uid for uid in uids if chance.random() < 0.5]
         pods = [asked(some_request(chance, says.hardware, f"o{number}")) for number in range(8)]
-        scheduler.planned = {pods[0].uid: NEW, pods[1].uid: says.node}.get
+        planned |= {pods[0].uid: NEW, pods[1].uid: says.node}
         fits = [bool(await scheduler.preempt(each, {says.node: Victims(uids=tuple(victims))})) for each in pods]
         for uid in victims:
             scheduler.view.gone(says.node, uid)

@@ -1,7 +1,5 @@
 """A pod that no node takes is asked about again and again: the same answer is not made a second time."""
 
-from collections import Counter
-
 import pytest
 from decision_support import container, machine, pod
 from msgspec import Raw
@@ -28,15 +26,13 @@ def world() -> OneNode:
 
 def test_pods_that_ask_for_the_same_get_the_same_refusals(world: OneNode) -> None:
     """In whatever order the scheduler names the nodes; who tells of it is told each pod."""
-    told: list[tuple[str, Counter[str]]] = []
-    world.scheduler.refused = lambda pod, counts: told.append((pod.uid, counts))
     first = world.scheduler.filter(ONE, (NODE, OTHER))
 
     assert first is world.scheduler.filter(TWO, (OTHER, NODE))
     assert {NODE: "NotEnoughDevices", OTHER: "NotEnoughDevices"} == {
         node: each.code for node, each in first.refused.items()
     }
-    assert [(each.uid, {"NotEnoughDevices (never fits)": 2}) for each in (ONE, TWO)] == told
+    assert [(each.uid, {"NotEnoughDevices (never fits)": 2}) for each in (ONE, TWO)] == world.refused
 
 
 @pytest.mark.parametrize("nodes", [(NODE,), (NODE, NODE), (NODE, NodeName("new")), (NODE, OTHER, OTHER)])
@@ -59,7 +55,7 @@ def test_a_node_that_changes_is_judged_anew(world: OneNode) -> None:
 
 def test_what_is_a_pods_alone_is_answered_to_it_alone(world: OneNode) -> None:
     """Its gang is planned to one node: all others say so, and not to the next pod."""
-    world.scheduler.planned = lambda uid: NODE if uid == ONE.uid else None
+    world.planned[ONE.uid] = NODE
     codes = [
         [world.scheduler.filter(each, (NODE, OTHER)).refused[node].code for node in (NODE, OTHER)]
         for each in (TWO, ONE, TWO)

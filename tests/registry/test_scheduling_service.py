@@ -11,7 +11,7 @@ from registry_support import World
 from view_support import NODE, RULES, Says, asked
 
 from topoalign.core.model.events import ReservationsChanged
-from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
+from topoalign.core.model.ids import GPU, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
@@ -91,6 +91,25 @@ async def test_a_twin_is_told_and_not_offered_until_one_is_alone(world: World) -
         assert world.says.state.digest == scheduling.view.facts(NODE).digest
 
 
+async def test_a_node_is_offered_again_when_its_allocations_are_certain_although_no_pod_is_filtered(
+    world: World,
+) -> None:
+    """Pods that it could take wait for that: the scheduler asks about them when the node is offered again."""
+    await world.say(*world.says.all())
+    twin = Says(NODE, machine(), RULES, epoch=9)
+    async with world.allocator(world.says), world.registry() as (scheduling, _):
+        await world.rounds()
+        await world.say(twin.snapshot())
+        await world.say(*world.says.admit(pod(container("main", gpus=1)), "a"))
+        uncertain = scheduling.view.nodes[NODE].refusal
+        offered = list[NodeName]()
+        scheduling.view.offered = offered.append
+        await world.rounds(4)
+
+        assert "DuplicateAgent" == uncertain
+        assert ([NODE], "") == (offered, scheduling.view.nodes[NODE].refusal)
+
+
 @pytest.mark.parametrize("stream", [Stream.ALLOCATIONS, Stream.NODES])
 async def test_a_stream_that_is_emptied_costs_the_view_nothing(world: World, stream: Stream) -> None:
     """C38: what was read stays, and what the node says next is received."""
@@ -118,7 +137,7 @@ async def test_a_bound_pod_is_held_until_its_node_shows_it(world: World) -> None
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
         free = code(scheduling)
-        await scheduling.scheduler.bind("ml", "p", uid, NODE)
+        await scheduling.binder.bind("ml", "p", uid, NODE)
         await all_tasks_blocked()
         bound = code(scheduling)
         await world.say(*world.says.admit(pod(container("main", gpus=4), name="p"), uid))
@@ -174,12 +193,12 @@ async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> N
         await world.rounds()
         scheduler, nodes = scheduling.scheduler, (NODE, other.node)
         before = scheduler.filter(requests["b"], nodes).passed
-        await scheduler.bind("ml", "b", requests["b"].uid, other.node)
+        await scheduling.binder.bind("ml", "b", requests["b"].uid, other.node)
         await all_tasks_blocked()
         planned = {name: scheduler.filter(requests[name], nodes) for name in ("a", "c")}
         for name, filtered in planned.items():
             (node,) = filtered.passed
-            await scheduler.bind("ml", name, requests[name].uid, node)
+            await scheduling.binder.bind("ml", name, requests[name].uid, node)
         await all_tasks_blocked()
 
         assert nodes == (*before,)
@@ -211,7 +230,7 @@ async def test_a_gang_is_planned_on_nodes_that_its_pods_may_go_to(world: World) 
         await world.rounds()
         scheduler, nodes = run[0].scheduler, (NODE, others[1].node)
         scheduler.filter(requests["b"], nodes)
-        await scheduler.bind("ml", "b", requests["b"].uid, NODE)
+        await run[0].binder.bind("ml", "b", requests["b"].uid, NODE)
 
         assert {others[1].node} == run[0].reservations.of_pod(requests["a"].uid).keys()
 
@@ -246,7 +265,7 @@ async def test_a_gang_is_planned_by_a_registry_that_was_asked_no_filter(
         world.registry() as run,
     ):
         await world.rounds()
-        await run[0].scheduler.bind("ml", "b", uids["b"], NODE)
+        await run[0].binder.bind("ml", "b", uids["b"], NODE)
 
         assert {others[1].node} == run[0].reservations.of_pod(uids["a"]).keys()
 

@@ -114,8 +114,6 @@ def test_devices_that_only_the_kubelet_knows_are_not_predicted(world: OneNode) -
 def test_what_a_node_has_more_of_than_before_is_told() -> None:
     """A pod's end is shown in Kubernetes before its kubelet has given back what it had: then pods that wait are woken."""
     one = OneNode()
-    told: list[str] = []
-    one.view.offered = told.append
     found = []
     for events in (
         one.says.all(),
@@ -126,7 +124,7 @@ def test_what_a_node_has_more_of_than_before_is_told() -> None:
     ):
         one.tell(events)
         one.view.renew()
-        found.append([*told])
-        told.clear()
+        found.append([*one.offered])
+        one.offered.clear()
 
     assert [[NODE], [], [], [NODE], []] == found

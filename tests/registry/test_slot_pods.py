@@ -28,7 +28,7 @@ from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling.binding import cluster_reservations
 from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_ambiguous
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache
+from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClasses
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import TaskTurns
 from topoalign.testing.manual_clock import ManualClock
@@ -155,8 +155,8 @@ def test_a_node_that_is_to_come_has_none_of_the_gpus_that_are_known() -> None:
 
     def said(annotations: dict[str, str]) -> str:
         request = msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)
-        verdicts = DecisionCache(it.view)
-        return verdicts.judge_empty(verdicts.request(asked(request)), kind)
+        classes = PodClasses()
+        return DecisionCache(it.view, classes).judge_empty(classes.of(asked(request)), kind)
 
     assert "NoGpuAccepted" == said({UUIDS: "GPU-1"})
     assert "" == said({"nvidia.com/nouse-gpuuuid": "GPU-0,GPU-1,GPU-2,GPU-3"}) == said({})

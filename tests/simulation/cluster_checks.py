@@ -12,10 +12,10 @@ What must hold in a simulated cluster, whatever fails in it.
 
 What a fault explains is not checked:
 
-- a pod is refused if the allocator ends during its admission, or if its reservation arrives at the node too late;
+- a pod is refused if it is deleted or the allocator ends during its admission, or if its reservation arrives too late;
 - a gang is bound later, and a pod preempts others again, after an outage;
 - two registries that bind pods of one namespace at the same time may exceed its quota, and another pod may take the part of
-  a quota that victims have freed (docs/limits.md);
+  a quota that victims have freed;
 - room that the scheduler keeps for a pod that has preempted others is used by no other pod.
 """
 
@@ -73,7 +73,9 @@ class ClusterChecks:
         self._half: dict[str, tuple[float, float]] = {}
         """Gang that is half-bound -> since when, in seconds of the loop, and how long outages had lasted by then."""
         self._preempted: dict[str, float] = {}
-        """UID of a pod that waits for the end of others -> when it preempted them."""
+        """UID of a pod that waits for the end of others -> the last look before it preempted them."""
+        self._preemptions_seen = 0.0
+        """When preemptions were looked at last, in seconds of the loop."""
         self._reserved: dict[tuple[NodeName, str], float] = {}
         """Node and UID of a pod -> second of the loop after which its reservation has to be over."""
         self._looked_at: dict[NodeName, NodeState] = {}
@@ -200,7 +202,7 @@ class ClusterChecks:
 
     def _check_preemptions(self, preemptions: list[Preemption]) -> None:
         """K4. `preemptions`: those since the last look."""
-        now = self.world.loop.time()
+        since_last, self._preemptions_seen = self._preemptions_seen, self.world.loop.time()
         waiting = {pod.uid for pod, shown in self.pods.live() if not shown["spec"].get("nodeName")}
         self._preempted = {uid: since for uid, since in self._preempted.items() if uid in waiting}
         for each in preemptions:
@@ -210,7 +212,7 @@ class ClusterChecks:
             is_explained = self.limit or self.world.rate or (since is not None and self.world.is_disturbed_since(since))
             if since is not None and not is_explained:
                 self.world.violate("K4", f"{pod.name} preempts {each.victims} on {each.node}, and others before")
-            self._preempted.setdefault(pod.uid, now)
+            self._preempted.setdefault(pod.uid, since_last)
 
     def held_of_quota(self) -> int:
         """What the bound pods of the namespace hold of what its quota counts."""

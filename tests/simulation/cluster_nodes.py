@@ -24,7 +24,9 @@ from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceE
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
+from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.service import WriterPositions
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core import wire
 from topoalign.core.admission.prediction import admission_rules, predict
 from topoalign.core.model.allocations import Allocation, Owner
@@ -97,7 +99,7 @@ class Node:
         self.admissions: list[Admission] = []
         """Of the pods that it has admitted since this was looked at last."""
         self.refusals: list[tuple[str, str]] = []
-        """UID and code of the pods that it has refused since then."""
+        """UID and code of the pods that it has refused since then, and that were not deleted before that."""
         self.late: set[str] = set()
         """UIDs of pods whose reservations the node had not received when their admission began."""
         self._journal = MemoryJournal()
@@ -126,24 +128,17 @@ class Node:
             ledger,
             world.clock,
             Record(self),
-            placement="topology",
-            compat=world.compat,
-            reserved=self.reservations.current,
-            until_reserved=self.reservations.until_read,
+            AllocationSettings(placement="topology", compat=world.compat),
+            reservations=self.reservations,
         )
         world.start(process, lambda: self._run(bus))
 
     async def _run(self, bus: Bus) -> None:
         ledger, clock = self.ledger, self.world.clock
         outbox, usage = Outbox(ledger, bus, clock), UsagePublisher(ledger, bus, clock, bus)
-        admissions = Admissions(
-            ledger,
-            bus,
-            admission_rules(self.rules, self.name),
-            kubelet_owns_devices=True,
-            kubelet=ReadKubelet(self),
-            confirmed=self._expect,
-        )
+        rules = admission_rules(self.rules, self.name)
+        predictions = Predictions(ledger, rules, ReadKubelet(self), kubelet_owns_devices=True, confirmed=self._expect)
+        admissions = Admissions(ledger, bus, rules, kubelet_owns_devices=True, predictions=predictions)
         standings = WriterPositions(ledger, Discovered(ledger, bus, clock), usage)
         endpoints = [*admissions.endpoints(), *standings.endpoints()]
         async with bus.serve("topoalign-allocator", endpoints), anyio.create_task_group() as tasks:
@@ -174,7 +169,7 @@ class Node:
                 code = await call(world, self.process, lambda: self._admit(bound.uid, request_from_pod(bound.pod)))
             except BrokenCall:
                 code = BROKEN
-            if code:
+            if code and bound.uid not in self._terminated:  # of a pod that is gone already nobody needs its admission
                 self.refusals.append((bound.uid, code))
             if code or bound.uid in self._terminated:
                 self._terminated.add(bound.uid)

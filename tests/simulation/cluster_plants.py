@@ -11,7 +11,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Received
 from topoalign.registry.scheduling import service
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
-from topoalign.registry.scheduling.binding.gang_binding import Gangs
+from topoalign.registry.scheduling.binding.gang_binding import BestNodes, Gangs
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 
@@ -33,9 +33,9 @@ class HalvingGangs(Gangs):
     """Plans the pod that is to be bound, and not the others of its gang."""
 
     async def _planned(
-        self, gang: str, waiting: Sequence[PodToSchedule], pod: PodToSchedule, node: NodeName
+        self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
     ) -> tuple[Plan | None, dict[NodeName, int]]:
-        return await super()._planned(gang, [each for each in waiting if each.uid == pod.uid], pod, node)
+        return await super()._planned(gang, [each for each in waiting if each.uid == pod.uid], best, pod, node)
 
 
 class ClusterPlant(NamedTuple):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import anyio
 import anyio.lowlevel
@@ -33,6 +34,7 @@ from simulation.world import Violation
 
 from topoalign.core import wire
 from topoalign.core.model.ids import NodeName
+from topoalign.registry.scheduling.cluster_state import view
 from topoalign.runtime.request_turns import TaskTurns
 from topoalign.testing.fake_scheduler.preemption import Preemption
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
@@ -233,7 +235,8 @@ def run_cluster(seed: int, plant: str | None = None) -> Outcome:
             violation = first(violations)
         return Outcome(seed, scenario.world.trace, scenario.step, violation, of_cluster=True)
 
-    with quietly(), giving_turns(Random(f"turns-{seed}").choice(TURN_SECONDS)), planted(plant):
+    turns = giving_turns(Random(f"turns-{seed}").choice(TURN_SECONDS))
+    with quietly(), turns, keeping_what_is_computed(), planted(plant):
         return simulate(seed, main)
 
 
@@ -250,3 +253,13 @@ def giving_turns(seconds: float) -> Iterator[None]:
         yield
     finally:
         TaskTurns.give = had  # type: ignore[method-assign]  # as it was
+
+
+@contextmanager
+def keeping_what_is_computed() -> Iterator[None]:
+    """
+    A registry keeps what it has computed of a node's hardware and allocations while the context is open. It is the same each
+    time; a registry computes it anew because of the memory that thousands of nodes would take.
+    """
+    with patch.object(view, "bare", lambda state: state):
+        yield

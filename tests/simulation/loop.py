@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from heapq import heappop
+from heapq import heappop, heappush
 from random import Random
 from selectors import BaseSelector, SelectorKey
 from typing import Any, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 T = TypeVar("T")
 Main = Callable[[], Coroutine[Any, Any, None]]
@@ -72,11 +72,66 @@ class DeafSelector(BaseSelector):
         return self._keys
 
 
+class Ready(Handle):
+    """A `Handle` without asyncio's look at the debug mode, which no simulation has: most of a run's calls are of these."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class Timer(TimerHandle):
+    """The same of a `TimerHandle`."""
+
+    __slots__ = ()
+    _when: float
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+
+    def __lt__(self, other: Any) -> bool:
+        """Of timers only: nothing else is in a loop's heap."""
+        return bool(self._when < other._when)
+
+
+class NumberedTask(asyncio.Task[T]):
+    """A task with its place in the order in which all are created."""
+
+    __slots__ = ("number",)
+    number: int
+
+
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """Virtual time from 0, and an order drawn by the seed."""
 
     _ready: deque[Handle]
-    _scheduled: list[TimerHandle]
+    _scheduled: list[Timer]
 
     def __init__(self, seed: int) -> None:
         self.rounds = 0
@@ -88,12 +143,31 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """Killed, and not ended yet."""
         self._stopped = 0
         """Processes that are stopped now."""
-        self._numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
-        self._created = 0
+        self._created: list[ReferenceType[NumberedTask[Any]]] = []
+        """Every task that was created."""
         super().__init__(DeafSelector())
 
     def time(self) -> float:
         return self._now
+
+    def call_soon(  # type: ignore[override]  # asyncio's own types the arguments of the callback
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        handle = Ready(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]  # as `call_soon`
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]  # as `call_soon`
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> TimerHandle:
+        timer = Timer(when, callback, args, self, context)
+        heappush(self._scheduled, timer)
+        return timer
 
     def start(self, process: Process, main: Main) -> None:
         """Runs `main` as this process."""
@@ -142,24 +216,32 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             self._ready.clear()
             self._ready.extend(ready)
         for _ in range(len(self._ready)):
-            run(self._ready.popleft())
+            handle = self._ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
-    def create_task(self, *args: Any, **kwargs: Any) -> "asyncio.Task[Any]":
+    def create_task(self, coro: Any, *, name: Any = None, context: Context | None = None) -> "asyncio.Task[Any]":
         """Tasks are told apart by the order in which they are created, which no address decides."""
-        task = super().create_task(*args, **kwargs)
-        self._created += 1
-        self._numbers[task] = self._created
+        task = NumberedTask(coro, loop=self, name=name, context=context)
+        self._created.append(ref(task))
+        task.number = len(self._created)
         return task
+
+    def unfinished(self) -> "list[asyncio.Task[Any]]":
+        """The tasks that have not ended. `asyncio.all_tasks` looks through those of all earlier loops."""
+        found = (created() for created in self._created)
+        return [task for task in found if task is not None and not task.done()]
 
     def _number_of(self, handle: Handle) -> int:
         """The number of the task that a handle runs; 0 if it runs none. Who cancels several tasks does it by address."""
         task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]  # asyncio's own
-        return self._numbers.get(task, 0) if isinstance(task, asyncio.Task) else 0
+        return task.number if isinstance(task, NumberedTask) else 0
 
     def _make_ready(self) -> None:
         """What is due is ready, but for what stopped processes would do."""
-        while self._scheduled and self._scheduled[0].when() <= self._now:
-            self._ready.append(heappop(self._scheduled))
+        scheduled, now = self._scheduled, self._now
+        while scheduled and scheduled[0]._when <= now:
+            self._ready.append(heappop(scheduled))
         if self._stopped:
             ready = list(self._ready)
             self._held += [handle for handle in ready if is_stopped(handle)]
@@ -239,7 +321,7 @@ def simulate(seed: int, main: Callable[[SimulatedLoop], Coroutine[Any, Any, T]])
         try:
             return loop.run_until_complete(main(loop))
         finally:
-            loop.run_until_complete(end(asyncio.all_tasks(loop)))
+            loop.run_until_complete(end(loop.unfinished()))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 

@@ -37,6 +37,7 @@ from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import KubeletListing
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.client import Client, Delivery
 from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable
@@ -122,7 +123,6 @@ class Agent:
         self.allocator = Allocator(
             ledger,
             bus,
-            clock,
             hardware_watch,
             admissions,
             self.device_allocations,
@@ -152,20 +152,21 @@ class Agent:
         more: dict[str, Any] = {}
         if self.front is not None and reservations is not None:
             more = {
-                "reserved": reservations.current,
-                "until_reserved": reservations.until_read,
+                "reservations": reservations,
                 "starting": self.front.starting,
             }
         if self.world.driver is not None:
-            more["instances"] = self.instances = self.own_instances(self.world.driver)
+            more["instances"] = self.instances = self.own_instances(self.world.driver, ledger)
         made = self.parts.device_allocations(
             ledger,
             self.world.clock,
             KubeletList(self.world, kubelet),
-            compat=self.world.rules.compat,
-            gone_seconds=GONE_SECONDS,
-            unbound_seconds=UNBOUND_SECONDS,
-            settle_seconds=SETTLE_SECONDS,
+            AllocationSettings(
+                compat=self.world.rules.compat,
+                gone_seconds=GONE_SECONDS,
+                unbound_seconds=UNBOUND_SECONDS,
+                settle_seconds=SETTLE_SECONDS,
+            ),
             ensure_fresh=hardware_watch.ensure_fresh,
             **more,
         )
@@ -173,12 +174,14 @@ class Agent:
             self.front.serve(made)
         return made
 
-    def own_instances(self, driver: Driver) -> Instances:
+    def own_instances(self, driver: Driver, ledger: Ledger) -> Instances:
         """As `own_instances` of the allocator's `main.py` makes them."""
         world = self.world
         boot, now = f"boot-{world.boot}", world.clock.monotonic
         book = FaultyBook(world.book, boot, now, world.faults, self.process, world.kill)
-        return self.parts.instances(book, SimulatedMaker(world, driver, self.process))
+        return self.parts.instances(
+            book, SimulatedMaker(world, driver, self.process), lambda: ledger.move(ledger.state)
+        )
 
     def _marks(self, epoch: int, seq: int) -> None:
         self.marked = (epoch, seq)

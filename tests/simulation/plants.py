@@ -29,6 +29,7 @@ from simulation.share_plants import (
     SpreadingDeviceAllocations,
 )
 
+from topoalign.allocator.allocate.claims import NodeView
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup
@@ -80,24 +81,25 @@ class PatientAdmissions(Admissions):
         self.deadlines.check = lambda deadline, request: None  # type: ignore[method-assign]  # that is the defect
 
 
-class LookingBackGrants(Grants):
-    """Judges by a state of the past, where it has one."""
+class PastView(NodeView):
+    """Shows a state of the past, where it has one."""
 
     seen: NodeState | None = None
 
     @property
     def state(self) -> NodeState:
-        return self.seen or self._ledger.state
+        return self.seen or self._state()
 
 
 class PlantedDeviceAllocations(DeviceAllocations):
     """With grants that have a defect."""
 
-    grants: type[Grants] = LookingBackGrants
+    grants: type[Grants] = Grants
 
     def __init__(self, *details: Any, **more: Any) -> None:
         super().__init__(*details, **more)
         self._grants.__class__ = self.grants
+        self._grants._view.__class__ = PastView
         self._commits = GroupCommit(self._grants.record)
 
 
@@ -105,27 +107,29 @@ class PausingDeviceAllocations(PlantedDeviceAllocations):
     """Looks at the record, pauses, and records what the kubelet chose by what it saw before."""
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
-        assert isinstance(self._grants, LookingBackGrants)
+        view = self._grants._view
+        assert isinstance(view, PastView)
         call, seen = AllocateCall(resource, containers, -1), self._ledger.state
         await anyio.lowlevel.checkpoint()
-        self._grants.seen = seen
+        view.seen = seen
         try:
             self._grants.record([call])
         finally:
-            self._grants.seen = None
+            view.seen = None
         answers = call.result()
         return answers if answers is not None else await super().allocate(resource, containers)
 
 
-class HastyGrants(LookingBackGrants):
+class HastyGrants(Grants):
     """Judges all calls of a group by the state before them."""
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
-        self.seen = self._ledger.state
+        assert isinstance(self._view, PastView)
+        self._view.seen = self._ledger.state
         try:
             super().record(calls)
         finally:
-            self.seen = None
+            self._view.seen = None
 
 
 class HastyDeviceAllocations(PlantedDeviceAllocations):
@@ -305,7 +309,7 @@ class ByEntriesDeviceAllocations(DeviceAllocations):
 
     def __init__(self, *details: Any, **more: Any) -> None:
         super().__init__(*details, **more)
-        self._reconciliation.liveness = self.liveness()
+        self._reconciliation.liveness.__class__ = self.liveness
 
 
 class ForgettingDeviceAllocations(ByEntriesDeviceAllocations):

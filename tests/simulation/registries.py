@@ -9,6 +9,7 @@ that are spread over several.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -110,10 +111,9 @@ class Replica:
         self.reservations = ClusterReservations(bus, world.clock, f"{self._name}-{self._lives}", self.seen.__getitem__)
         api = FaultyApi(world, process)
         self._shown = ReportedPods()
-        self._gangs = Gangs(self.reservations, world.clock, self._passing, self._hardware, self._candidate)
-        self.binder = PodBinder(
-            bus, world.clock, api, self.reservations, ScriptedChecks(self._fits), self._gangs.plan, self._shown
-        )
+        self._gangs = Gangs(self.reservations, world.clock, self._hardware, self._candidate)
+        plan = partial(self._gangs.plan, self._passing)
+        self.binder = PodBinder(bus, world.clock, api, self.reservations, ScriptedChecks(self._fits), plan, self._shown)
         world.loop.start(process, self.reservations.run)
         world.loop.create_in(process, self._look)
 

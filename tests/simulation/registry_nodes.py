@@ -18,6 +18,7 @@ from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Binding
 from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core import wire
 from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.deviceshare.node_inventory import locate_devices
@@ -66,9 +67,8 @@ class Node:
             self.ledger,
             world.clock,
             Record(self),
-            compat=world.rules.compat,
-            reserved=self._reservations.current,
-            until_reserved=self._reservations.until_read,
+            AllocationSettings(compat=world.rules.compat),
+            reservations=self._reservations,
         )
         self._life.cancel()
 

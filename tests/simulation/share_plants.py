@@ -12,8 +12,8 @@ from simulation.limiters import SocketlessLimiter
 
 from topoalign.allocator.allocate.pre_start import ShareStarts
 from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.allocate.slots import SlotGrants
-from topoalign.allocator.allocate.units import Shares
+from topoalign.allocator.allocate.slots import SlotClaim
+from topoalign.allocator.allocate.units import UnitClaim
 from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup, DirectoryOwner
 from topoalign.allocator.containers.vcuda import unit_directories
 from topoalign.allocator.containers.vcuda.unit_directories import Limits
@@ -30,7 +30,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
 
 
-class LavishSlots(SlotGrants):
+class LavishSlots(SlotClaim):
     """Of no GPU is there ever too little left."""
 
     def _lacking(self, amounts: Mapping[DeviceID, Amount], held: Sequence[Allocation]) -> ShareDoesNotFit | None:
@@ -40,7 +40,7 @@ class LavishSlots(SlotGrants):
 class LavishDeviceAllocations(DeviceAllocations):
     def __init__(self, *details: Any, **more: Any) -> None:
         super().__init__(*details, **more)
-        self._grants.slots.__class__ = LavishSlots
+        self._slots.__class__ = LavishSlots
 
 
 class EverythingStarts(ShareStarts):
@@ -53,7 +53,7 @@ class EverythingStarts(ShareStarts):
 class HeedlessDeviceAllocations(DeviceAllocations):
     def __init__(self, *details: Any, **more: Any) -> None:
         super().__init__(*details, **more)
-        self._grants.share_starts.__class__ = EverythingStarts
+        self._share_starts.__class__ = EverythingStarts
 
 
 class ExaggeratingDeviceAllocations(DeviceAllocations):
@@ -130,7 +130,7 @@ class IdleSweeps(DirectoryCleanup):
         pass
 
 
-class SpreadingShares(Shares):
+class SpreadingShares(UnitClaim):
     """Half of an even number of units is of another GPU, whether or not that is reserved."""
 
     def prefer(
@@ -143,11 +143,11 @@ class SpreadingShares(Shares):
         gpus = sorted({base_of(unit) for unit in question.available})[:2]
         return units_on(available, (), question.size, gpus)
 
-    def check(self, resource: ResourceName, containers: AskedDevices) -> None:
+    def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         pass
 
 
 class SpreadingDeviceAllocations(DeviceAllocations):
     def __init__(self, *details: Any, **more: Any) -> None:
         super().__init__(*details, **more)
-        self._grants.shares.__class__ = SpreadingShares
+        self._units.__class__ = SpreadingShares

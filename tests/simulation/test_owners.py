@@ -20,6 +20,7 @@ from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import KubeletListing
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.ports import JournalEntry
@@ -50,7 +51,7 @@ class Node:
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.ledger.take_reading(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
         self.device_allocations = DeviceAllocations(
-            self.ledger, clock, self, gone_seconds=2, unbound_seconds=4, settle_seconds=6
+            self.ledger, clock, self, AllocationSettings(gone_seconds=2, unbound_seconds=4, settle_seconds=6)
         )
         self.kubelet.plugin = self
         self.kubelet.healthy = {resource: tuple(devices) for resource, devices in WHOLE.devices.items()}

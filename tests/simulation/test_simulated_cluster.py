@@ -11,16 +11,21 @@ import anyio
 import pytest
 from faults_support import THOROUGH
 from simulation.campaign import campaign
+from simulation.cluster_checks import ClusterChecks
 from simulation.cluster_deeds import CLUSTER_DEEDS
 from simulation.cluster_nodes import Node
 from simulation.cluster_plants import CLUSTER_PLANTS
+from simulation.cluster_pods import Pods
+from simulation.cluster_registries import Service
 from simulation.cluster_scenario import run_cluster
 from simulation.cluster_world import ClusterWorld
 from simulation.divisions import BLOCKS, CORES, MEMORY
 from simulation.loop import SimulatedLoop, simulate
 from simulation.outcome import Outcome
+from simulation.world import Violation
 
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import PodRequest
 from topoalign.kubelet.files.manifest import (
     ManifestContainer,
     ManifestMetadata,
@@ -28,6 +33,7 @@ from topoalign.kubelet.files.manifest import (
     ManifestSpec,
     PodManifest,
 )
+from topoalign.testing.fake_scheduler.preemption import Preemption
 from topoalign.tools.bench.schedule.node import Bound
 
 SAMPLE = range(4, 14)
@@ -35,6 +41,8 @@ SAMPLE = range(4, 14)
 SEEDS = range(2_000) if THOROUGH else SAMPLE
 UNITS = 1
 """A seed whose nodes have GPUs in units."""
+NOTHING_LOST = 2
+"""A seed in whose cluster no call is late, and no namespace has a quota."""
 RELEASED_SECONDS = 10.0
 """After its end a node has released what a pod had."""
 MOST_SEEDS = 2_000
@@ -130,3 +138,54 @@ def test_what_a_pod_was_given_before_its_refusal_is_released_with_it() -> None:
     assert {"NotEnough"} == codes
     assert given > 0
     assert 0 == left
+
+
+@pytest.mark.parametrize("outage", [True, False])
+def test_a_second_preemption_is_explained_by_an_outage_that_ended_before_both_were_seen(outage: bool) -> None:
+    """Both are seen at one look, after the pod was bound. Found by seed 12359."""
+
+    async def run(loop: SimulatedLoop) -> str:
+        world = ClusterWorld(NOTHING_LOST, loop)
+        assert world.rate == 0
+        pods = Pods(world, lambda name, seconds: None)
+        checks = ClusterChecks(world, {}, [], pods, 0, Service(world, []))
+        pods.create(priority=1000)
+        world.api.bind("default", "p0", {"target": {"name": "node-1"}})
+        await anyio.sleep(1)
+        if outage:
+            world.begin_outage()
+            world.end_outage()
+        await anyio.sleep(1)
+        try:
+            checks.after_step([Preemption(("default", "p0"), node, ()) for node in ("node-0", "node-1")])
+        except Violation as violation:
+            return violation.invariant
+        return ""
+
+    assert ("" if outage else "K4") == simulate(0, run)
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_refusal_counts_unless_the_pod_was_deleted_during_its_admission(deleted: bool) -> None:
+    """Its reservation ends with it, and another pod may have the devices. Found by seed 22273."""
+
+    class RefusingNode(Node):
+        async def _admit(self, uid: str, pod: PodRequest) -> str:
+            if deleted:
+                await self.terminate(self.world.bus, uid)
+            return "ShareSplit"
+
+    async def run(loop: SimulatedLoop) -> list[tuple[str, str]]:
+        world = ClusterWorld(UNITS, loop)
+        async with anyio.create_task_group() as world.tasks:
+            node = RefusingNode(world, NodeName("node-0"), "none")
+            pod = PodManifest(
+                metadata=ManifestMetadata(name="p0", namespace="default", uid="u0"),
+                spec=ManifestSpec(containers=[ManifestContainer(name="main")]),
+            )
+            await node.admit(world.bus, Bound(node.name, "u0", pod))
+            loop.kill(node.process)
+            world.tasks.cancel_scope.cancel()
+        return node.refusals
+
+    assert ([] if deleted else [("u0", "ShareSplit")]) == simulate(0, run)

@@ -12,7 +12,7 @@ from simulation.registries import Cluster
 from simulation.scenario import quietly
 from simulation.world import Violation
 
-from topoalign.allocator.allocate.co_allocation import CoAllocated, ReservedCoAllocations
+from topoalign.allocator.allocate.co_allocation import CoAllocated, JointClaim
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import CARDS
 from topoalign.core.ports import Message
@@ -101,7 +101,7 @@ def test_shares_that_a_kubelet_may_mistake_are_found(monkeypatch: pytest.MonkeyP
 
 
 def test_nics_that_do_not_come_with_the_gpus_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReservedCoAllocations, "available", lambda self, waiting, gone: CoAllocated())
+    monkeypatch.setattr(JointClaim, "available", lambda self, waiting, gone: CoAllocated())
     with pytest.raises(Violation, match="apart"):
         for seed in range(30):
             run(seed)
@@ -120,7 +120,7 @@ def test_an_ok_without_reading_the_pod_again_is_found(monkeypatch: pytest.Monkey
 
     async def hopeful(self: PodBinder, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
         seen = await first(self, namespace, name, uid, node)
-        return msgspec.structs.replace(seen, node=node) if uid in self.requests else seen
+        return msgspec.structs.replace(seen, node=node) if uid in self._shown._reserved else seen
 
     monkeypatch.setattr(PodBinder, "_read", hopeful)
     with pytest.raises(Violation, match="bind"):

@@ -10,6 +10,7 @@ from decision_support import machine, node
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.predictions import Predictions
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import GangPlacement
 from topoalign.core.model.decisions import Admission
@@ -83,7 +84,13 @@ class Site:
         async with AsyncExitStack() as stack:
             for name, each in self.ledgers.items():
                 told = confirmed.get(name, lambda pod: None)
-                admissions = Admissions(each, bus, rules, kubelet_owns_devices=False, confirmed=told)
+                admissions = Admissions(
+                    each,
+                    bus,
+                    rules,
+                    kubelet_owns_devices=False,
+                    predictions=Predictions(each, rules, None, kubelet_owns_devices=False, confirmed=told),
+                )
                 await stack.enter_async_context(bus.serve("topoalign-allocator", admissions.endpoints()))
             yield
 
@@ -161,12 +168,15 @@ class Registry:
     ) -> None:
         self.site, self.api = site, api or MemoryKubernetes(site.cluster)
         self.reservations = ClusterReservations(bus, clock or SystemClock(), writer, site.facts)
-        self.gangs = Gangs(self.reservations, SystemClock(), self.passing, self.hardware, self.candidate)
+        self.gangs = Gangs(self.reservations, SystemClock(), self.hardware, self.candidate)
         self.shown = ReportedPods()
         self.checks = ScriptedChecks(fits)
         self.binder = PodBinder(
-            bus, clock or SystemClock(), self.api, self.reservations, self.checks, self.gangs.plan, self.shown
+            bus, clock or SystemClock(), self.api, self.reservations, self.checks, self.plan, self.shown
         )
+
+    async def plan(self, pod: PodToSchedule, node: NodeName) -> str:
+        return await self.gangs.plan(self.passing, pod, node)
 
     async def passing(self, pod: PodToSchedule, chosen: NodeName | None = None) -> list[NodeName]:
         """Nodes that would admit the pod, as the view has it."""

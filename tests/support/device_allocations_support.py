@@ -7,7 +7,8 @@ import anyio
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
+from topoalign.allocator.ports import KubeletListing, NoReservations, ReportedDevices, ResourceEntry
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import (
     Allocation,
@@ -22,6 +23,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.topology.model import Gpu, NumaNode, Topology
 from topoalign.core.ports import Journal
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
@@ -93,20 +95,22 @@ class Node:
     """An allocator without its front: a ledger that knows eight healthy GPUs, and a kubelet's record."""
 
     def __init__(self, journal: Journal | None = None, clock: ManualClock | None = None, **options: Any) -> None:
-        """`options`: of `DeviceAllocations`."""
+        """`options`: fields of `AllocationSettings`, and parameters of `DeviceAllocations`."""
         self.clock = clock or ManualClock()
         self.journal = journal or MemoryJournal()
         self.kubelet = KubeletRecord()
         self.boot = "b"
         self.topology = MACHINE
-        self.options = options
+        fields = {*AllocationSettings._fields}
+        self.settings = AllocationSettings(**{name: each for name, each in options.items() if name in fields})
+        self.options = {name: each for name, each in options.items() if name not in fields}
         self.ledger, self.device_allocations = self.start()
 
     def start(self) -> tuple[Ledger, DeviceAllocations]:
         ledger = Ledger(NODE, self.journal, self.clock)
         self.hear_topology(ledger, 1)
         self.hear_health(ledger, 1, dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY)))
-        return ledger, DeviceAllocations(ledger, self.clock, self.kubelet, **self.options)
+        return ledger, DeviceAllocations(ledger, self.clock, self.kubelet, self.settings, **self.options)
 
     def hear_topology(self, ledger: Ledger, revision: int) -> None:
         ledger.take_reading(
@@ -185,3 +189,13 @@ class ShiftingClock(ManualClock):
     def stop(self, seconds: float) -> None:
         """As SIGSTOP, and SIGCONT so many seconds later: nobody woke in between."""
         self._now += seconds
+
+
+class Observed(NoReservations):
+    """Reservations that are never waited for."""
+
+    def __init__(self, current: Callable[[], NodeReservations]) -> None:
+        self._current = current
+
+    def current(self) -> NodeReservations:
+        return self._current()

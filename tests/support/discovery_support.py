@@ -14,11 +14,12 @@ from topoalign.core.model.processes import DeviceUse
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus as BusPort
 from topoalign.core.ports import Clock, Driver, Endpoint, Inventory, Listener, Message, Stream
+from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_record import RecordFile
 from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.metrics import DiscoveryMetrics
 from topoalign.discovery.offering import NodeOffering
-from topoalign.discovery.service import Discovery
+from topoalign.discovery.service import Discovery, ReadingSettings
 from topoalign.discovery.xids import XidRules
 from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.runtime.memory_bus import MemoryBus
@@ -88,20 +89,17 @@ def discovery_with(
     hub: BusPort | None = None,
     answers: Sequence[Endpoint] = (),
 ) -> Discovery:
+    near = bus.near if isinstance(bus, NodeBus) else None
     return Discovery(
-        node,
+        ReadingSettings(node, boot_id, read_seconds, HOLD_DOWN_SECONDS),
         driver,
         bus,
         clock,
         metrics or DiscoveryMetrics(),
         health_keeper or HealthKeeper(RecordFile(NOWHERE, boot_id), XidRules(), QUIET_SECONDS, clock),
         NodeOffering(ConfigurationFile(environment or {})).offered,
-        read_seconds=read_seconds,
-        hold_down_seconds=HOLD_DOWN_SECONDS,
-        boot_id=boot_id,
-        hub=hub,
-        near=bus.near if isinstance(bus, NodeBus) else None,
-        answers=answers,
+        Announcer(hub or bus, clock, near),
+        answers,
     )
 
 

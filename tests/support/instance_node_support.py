@@ -41,8 +41,11 @@ class InstanceNode(SlotNode):
         return in_slots(msgspec.structs.replace(machine, gpus=gpus), SLOTS, scaling=Slots(instances=True))
 
     async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
-        self.instances = Instances(InstanceLog(self.directory, self.boot, self.clock.monotonic), self.played)
+        self.instances = Instances(InstanceLog(self.directory, self.boot, self.clock.monotonic), self.played, self.wake)
         await super().start_agent(tasks, machine)
+
+    def wake(self) -> None:
+        self.ledger.move(self.ledger.state)
 
     async def listed(self) -> None:
         """The kubelet has received all slots how they are now; those of a GPU whose driver fails are unhealthy."""

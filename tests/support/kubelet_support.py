@@ -18,6 +18,7 @@ from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import AskedDevices, KubeletListing
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import (
@@ -177,7 +178,11 @@ def recorded(state: NodeState, placement: str = "best-effort") -> tuple[DeviceAl
     assert state.topology is not None and state.health is not None
     ledger.take_reading(state.topology)
     ledger.take_reading(state.health)
-    return DeviceAllocations(ledger, clock, SilentPodResources(), placement=placement), ledger, journal
+    return (
+        DeviceAllocations(ledger, clock, SilentPodResources(), AllocationSettings(placement=placement)),
+        ledger,
+        journal,
+    )
 
 
 @contextmanager

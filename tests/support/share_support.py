@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from device_allocations_support import Observed
 from kubelet_support import NODE, MemoryAllocator, short_directory, two_nodes
 from reservation_support import changed
 from unit_support import CORES, MEMORY, in_units
@@ -22,6 +23,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import nothing_to_prepare
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision
@@ -98,9 +100,8 @@ class ShareNode:
             self.ledger,
             self.clock,
             self.pod_resources,
-            compat=self.rules.compat,
-            settle_seconds=0,
-            reserved=self.observed,
+            AllocationSettings(compat=self.rules.compat, settle_seconds=0),
+            reservations=Observed(self.observed),
             starting=self.limited_by.starting if self.limited_by is not None else nothing_to_prepare,
             instances=self.instances,
         )

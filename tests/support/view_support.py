@@ -1,6 +1,7 @@
 """A cluster of nodes whose facts are made by chance, in the order in which services say them, and its scheduling view."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 
 import msgspec
@@ -32,6 +33,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import CPU, MEMORY, AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode, PodLevelResources, PodRequest, Policy
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
@@ -182,9 +184,9 @@ def tell_all(cluster: Cluster, events: Iterable[Event]) -> None:
         cluster.answers(event.node, True)
 
 
-def scheduler_of(cluster: Cluster) -> Scheduler:
-    """A scheduler that looks at this cluster from now on, and from nothing."""
-    return Scheduler(ClusterView(cluster, lambda: SETTLED, ManualClock()))
+def scheduler_of(cluster: Cluster, planned: Mapping[str, NodeName] = {}) -> Scheduler:
+    """A scheduler that looks at this cluster from now on, and from nothing. `planned`: UID of a pod -> its node."""
+    return Scheduler(ClusterView(cluster, lambda: SETTLED, ManualClock()), planned=planned.get)
 
 
 def asked(pod: PodRequest, uid: str = "") -> PodToSchedule:
@@ -226,9 +228,28 @@ class OneNode:
 
     def __init__(self, rules: AdmissionRules = RULES, hardware: Topology | None = None) -> None:
         self.cluster, self.unsettled = Cluster(usage=True), SETTLED
-        self.view = ClusterView(self.cluster, lambda: self.unsettled, ManualClock())
-        self.scheduler = Scheduler(self.view)
+        self.offered = list[NodeName]()
+        """Nodes that are offered and were not, or have more free than before."""
+        self.planned: dict[str, NodeName] = {}
+        """UID of a pod -> the only node for it."""
+        self.unmanaged = set[NodeName]()
+        """Nodes to which all pods may go."""
+        self.requests: dict[str, PodRequest] = {}
+        """Name of a reserved pod -> its request."""
+        self.refused: list[tuple[str, Counter[str]]] = []
+        """UID of each pod that all nodes refused, and how many did for each reason."""
+        self.view = ClusterView(self.cluster, lambda: self.unsettled, ManualClock(), offered=self.offered.append)
+        self.scheduler = Scheduler(
+            self.view,
+            planned=self.planned.get,
+            passes=lambda pod, node: node in self.unmanaged,
+            requested=self.request_of,
+            refused=lambda pod, counts: self.refused.append((pod.uid, counts)),
+        )
         self.says = Says(NODE, hardware or machine(), rules)
+
+    def request_of(self, reserved: Reservation) -> PodRequest | None:
+        return self.requests.get(reserved.pod)
 
     def tell(self, events: Iterable[Event]) -> None:
         tell_all(self.cluster, events)

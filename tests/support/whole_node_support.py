@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import anyio
 from anyio.abc import TaskGroup
+from device_allocations_support import Observed
 from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, short_directory, two_nodes
 from reservation_support import changed
 
@@ -15,6 +16,7 @@ from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.settings import AllocationSettings
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.requests import AdmissionRules
@@ -52,7 +54,7 @@ class Node:
         assert self.ledger.state.topology is not None and self.ledger.state.health is not None
         ledger.take_reading(self.ledger.state.topology)
         ledger.take_reading(self.ledger.state.health)
-        return ledger, DeviceAllocations(ledger, self.clock, self.pod_resources, settle_seconds=0)
+        return ledger, DeviceAllocations(ledger, self.clock, self.pod_resources, AllocationSettings(settle_seconds=0))
 
     def facts(self) -> list[str]:
         """What the ledger has said, by name, the snapshot of its start left out."""
@@ -82,8 +84,8 @@ async def node(
             ledger,
             clock,
             pod_resources,
-            settle_seconds=0,
-            reserved=reservations.current,
+            AllocationSettings(settle_seconds=0),
+            reservations=Observed(reservations.current),
             by_variable_alone=lambda: plugin.by_variable_alone,
         )
         kubelet = FakeKubelet(plugins, resources, machine, rules)

@@ -96,6 +96,12 @@ class Verifier:
             frozenset().union(*broken), frozenset().union(*(fold.duplicate_agents for fold in self._folds))
         )
 
+    def is_settled(self, node: NodeName) -> bool:
+        """Whether the node's allocations are certain now."""
+        return not any(
+            node in fold.broken or node in fold.behind or node in fold.duplicate_agents for fold in self._folds
+        )
+
     def of_fold(self, fold: Fold) -> AbstractAsyncContextManager[None]:
         """The fold is compared while the context is open."""
         return listed_while_open(self._folds, fold)

@@ -13,6 +13,7 @@ snapshots, and of a node's hardware and reservations only the newest messages ma
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -195,6 +196,7 @@ def takes_subject(patterns: Collection[str], subject: str) -> bool:
     return any(matches_subject(pattern, subject) for pattern in patterns)
 
 
+@lru_cache(maxsize=4096)
 def matches_subject(pattern: str, subject: str) -> bool:
     """Whether a subject fits a pattern: `*` stands for one token, `>` at the end for one or more."""
     wanted = pattern.split(".")

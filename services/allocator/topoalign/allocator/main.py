@@ -31,10 +31,11 @@ from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch, lists_nothing
+from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.service import Allocator, refuse_duplicate_agent
-from topoalign.allocator.settings import AllocatorSettings
+from topoalign.allocator.settings import AllocationSettings, AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
-from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.boot import boot_id
@@ -42,6 +43,8 @@ from topoalign.runtime.context import Context
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
 
+UNBOUND_SECONDS = 30.0
+"""How long an allocation is kept that the kubelet reports nowhere (`AllocationSettings`)."""
 DRIVER_SECONDS = 10.0
 """Time limit of each NVML call that creates or destroys a MIG instance."""
 
@@ -93,6 +96,17 @@ class KubeletSide(NamedTuple):
         slots = self.configuration().sharing.slots
         return slots is not None and slots.priorities
 
+    def predictions(self, ledger: Ledger, rules: AdmissionRules) -> Predictions:
+        """Predicts what the kubelet would decide, by its files."""
+        return Predictions(
+            ledger,
+            rules,
+            self.watch,
+            kubelet_owns_devices=True,
+            confirmed=self.confirmed,
+            by_variable_alone=lambda: self.configuration().flags.plugin.by_variable_alone,
+        )
+
     def confirmed(self, pod: PodRequest) -> None:
         """Called after a prediction was published to a registry, which is about to reserve its devices."""
         self.allocations.remember(pod)
@@ -120,17 +134,14 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             context.bus,
             settings.rules,
             kubelet_owns_devices=kubelet is not None,
-            kubelet=kubelet.watch if kubelet is not None else None,
+            predictions=kubelet.predictions(ledger, settings.rules) if kubelet is not None else None,
             hint_seconds=settings.hint_seconds,
             ensure_fresh=hardware_watch.ensure_fresh,
             lists=kubelet.allocations.lists if kubelet is not None else lists_nothing,
-            confirmed=kubelet.confirmed if kubelet is not None else lambda pod: None,
-            by_variable_alone=lambda: kubelet is not None and configuration.current.flags.plugin.by_variable_alone,
         )
         allocator = Allocator(
             ledger,
             context.bus,
-            context.clock,
             hardware_watch,
             admissions,
             kubelet.allocations if kubelet is not None else None,
@@ -176,10 +187,10 @@ async def serve_display(path: str, context: Context, ledger: Ledger, *, task_sta
         task_status.started()
 
 
-def own_instances(settings: AllocatorSettings, context: Context) -> Instances:
+def own_instances(settings: AllocatorSettings, context: Context, ledger: Ledger) -> Instances:
     """Reads the MIG instances that this allocator created from the state directory. Does not call the driver."""
     instance_log = InstanceLog(settings.state_dir, boot_id() or "", context.clock.monotonic)
-    return Instances(instance_log, NvmlInstances(context.clock, DRIVER_SECONDS))
+    return Instances(instance_log, NvmlInstances(context.clock, DRIVER_SECONDS), lambda: ledger.move(ledger.state))
 
 
 def kubelet_side(
@@ -194,19 +205,21 @@ def kubelet_side(
     def configuration() -> Configuration:
         return context.configuration.current
 
-    instances = own_instances(settings, context)
+    instances = own_instances(settings, context, ledger)
     limiter = LimiterOnDemand(lambda: configuration().flags.vcuda_root, lambda: ledger.state.hardware)
     allocations = DeviceAllocations(
         ledger,
         context.clock,
         pod_resources,
-        placement=rules.placement,
-        compat=rules.compat,
-        gone_seconds=settings.gone_seconds,
-        settle_seconds=settings.settle_seconds,
+        AllocationSettings(
+            placement=rules.placement,
+            compat=rules.compat,
+            gone_seconds=settings.gone_seconds,
+            unbound_seconds=UNBOUND_SECONDS,
+            settle_seconds=settings.settle_seconds,
+        ),
         ensure_fresh=hardware_watch.ensure_fresh,
-        reserved=reservations.current,
-        until_reserved=reservations.until_read,
+        reservations=reservations,
         starting=limiter.starting,
         instances=instances,
         by_variable_alone=lambda: configuration().flags.plugin.by_variable_alone,

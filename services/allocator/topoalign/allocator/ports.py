@@ -9,6 +9,7 @@ import msgspec
 from topoalign.core.model.events import Allocation, ContainerUsage, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.kubelet.files.pod_directories import PodDirectories
 
 AskedDevices = Sequence[Collection[DeviceID]]
@@ -158,6 +159,30 @@ class PodResources(Protocol):
         Polls the kubelet for the devices of all containers. `seconds`: time limit; None: the usual one.
         Raises Unavailable.
         """
+
+
+class Reservations(Protocol):
+    """What the registries have reserved on this node."""
+
+    def current(self) -> NodeReservations:
+        """Returns the known reservations, updated by what the node has allocated since."""
+
+    async def until_read(self) -> None:
+        """Waits for reservations that were made and may not be received yet, for a short time."""
+
+
+class NoReservations:
+    """The `Reservations` of a node on which nothing is reserved."""
+
+    def current(self) -> NodeReservations:
+        """As `Reservations`."""
+        return NodeReservations()
+
+    async def until_read(self) -> None:
+        """As `Reservations`."""
+
+
+NOTHING_RESERVED = NoReservations()
 
 
 Starting = Callable[[ResourceName, Sequence[DeviceID], Poll], Awaitable[None]]

@@ -24,7 +24,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField, StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, WriterPosition
-from topoalign.core.ports import Bus, Clock, Endpoint
+from topoalign.core.ports import Bus, Endpoint
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.replies import answer_with
 
@@ -89,11 +89,10 @@ log = structlog.get_logger("topoalign.allocator")
 class Allocator:
     """Runs the tasks of a node's allocator as one service, and answers /readyz for them."""
 
-    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
+    def __init__(  # one parameter for each collaborator
         self,
         ledger: Ledger,
         bus: Bus,
-        clock: Clock,
         hardware_watch: HardwareWatch,
         admissions: Admissions,
         device_allocations: DeviceAllocations | None,
@@ -114,10 +113,9 @@ class Allocator:
         self.admissions = admissions
         self.device_allocations = device_allocations
         self.reservations = reservations
-        self.outbox = Outbox(ledger, bus, clock)
-        self.usage = UsagePublisher(ledger, bus, clock, hub or bus)
+        self.outbox = Outbox(ledger, bus, ledger.clock)
+        self.usage = UsagePublisher(ledger, bus, ledger.clock, hub or bus)
         self._bus = bus
-        self._clock = clock
         self._endpoints = endpoints
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -153,7 +151,7 @@ class Allocator:
                 if not failing:
                     log.warning("cannot reconcile", finding=error.finding, remedy=error.remedy)
                 failing = True
-            await self._clock.sleep(until_tick(self._clock, self._reconcile_seconds))
+            await self.ledger.clock.sleep(until_tick(self.ledger.clock, self._reconcile_seconds))
 
     def topology_unknown(self) -> str | None:
         """Why no device can be offered yet, for /readyz: discovery has not published the topology. None: it has."""

@@ -8,13 +8,14 @@ from anyio.abc import TaskStatus
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.ports import Clock, Driver, Inventory
+from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_record import RecordFile
 from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
 from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
 from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.metrics import DiscoveryMetrics
 from topoalign.discovery.offering import NodeOffering
-from topoalign.discovery.service import Discovery
+from topoalign.discovery.service import Discovery, ReadingSettings
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.discovery.use_meter import UseMeter
 from topoalign.discovery.xids import xid_rules
@@ -37,22 +38,17 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     health_keeper = HealthKeeper(RecordFile(settings.state_dir, boot), xids, health.quiet_seconds, context.clock)
     offering = NodeOffering(configuration)
     metrics = DiscoveryMetrics()
+    announcer = Announcer(context.hub or context.bus, context.clock, context.near)
     discovery = Discovery(
-        settings.node,
+        ReadingSettings(settings.node, boot, settings.read_seconds, health.hold_down_seconds),
         driver,
         context.bus,
         context.clock,
         metrics,
         health_keeper,
         offering.offered,
-        read_seconds=settings.read_seconds,
-        hold_down_seconds=health.hold_down_seconds,
-        boot_id=boot,
-        hub=context.hub,
-        near=context.near,
-        answers=[
-            UseMeter(settings.node, driver, context.clock, settings.sysfs_root, settings.driver_seconds).endpoint()
-        ],
+        announcer,
+        [UseMeter(settings.node, driver, context.clock, settings.sysfs_root, settings.driver_seconds).endpoint()],
     )
     context.collectors.extend([*metrics.figures(), *offering.figures()])
     context.checks["discovery"] = discovery.not_ready_reason
@@ -60,8 +56,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     context.checks["device record"] = health_keeper.not_ready_reason
     context.notes["configuration"] = offering.note
     context.notes["hardware"] = discovery.hardware_findings
-    context.notes["node name"] = discovery.announcer.contested_by
-    context.notes["ids"] = discovery.announcer.speaker.note
+    context.notes["node name"] = announcer.contested_by
+    context.notes["ids"] = announcer.speaker.note
     async with background() as tasks:
         tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
         tasks.start_soon(follow_configuration, configuration, discovery, health_keeper, context.environment)

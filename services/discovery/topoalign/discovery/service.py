@@ -10,7 +10,7 @@ again on request, and when the stream has lost it.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 import msgspec
@@ -162,44 +162,49 @@ OVERRIDES: tuple[Override, ...] = ("cordon", "uncordon", "heal", "report")
 log = structlog.get_logger("topoalign.discovery")
 
 
+class ReadingSettings(NamedTuple):
+    """How the hardware of a node is read and announced."""
+
+    node: NodeName
+    boot_id: str
+    """Of the kernel: a restart of the node changes it."""
+    read_seconds: float
+    """Between two readings."""
+    hold_down_seconds: float
+    """Between two announcements of health, until the configuration changes (`follow`)."""
+
+
 class Discovery:
     """The discovery service of one node; `run` serves until cancelled."""
 
-    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
+    def __init__(
         self,
-        node: NodeName,
+        settings: ReadingSettings,
         driver: Driver,
         bus: Bus,
         clock: Clock,
         metrics: DiscoveryMetrics,
         health_keeper: HealthKeeper,
         offered: Callable[[Topology, Topology | None], Topology],
-        *,
-        read_seconds: float,
-        hold_down_seconds: float,
-        boot_id: str,
-        hub: Bus | None = None,
-        near: Bus | None = None,
+        announcer: Announcer,
         answers: Sequence[Endpoint] = (),
     ) -> None:
         """
-        If `bus` joins two buses, `hub` is the one shared by all nodes and `near` the one inside this process.
         `offered` adds the offers to a topology; its second argument is the previous topology. `answers`: endpoints that need
         nothing else of the service.
         """
-        self._node = node
+        self._settings = settings
+        self._node = settings.node
         self._driver = driver
         self._bus = bus
         self._clock = clock
         self._metrics = metrics
         self._health_keeper = health_keeper
         self._offered = offered
-        self._read_seconds = read_seconds
-        self._hold_down_seconds = hold_down_seconds
+        self._hold_down_seconds = settings.hold_down_seconds
         self._epochs = Epochs(health_keeper.new_epoch, clock)
-        self._boot_id = boot_id
         self._answers = answers
-        self.announcer = Announcer(hub or bus, clock, near)
+        self.announcer = announcer
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
         self._degraded = DegradedGpus(metrics)
@@ -336,7 +341,7 @@ class Discovery:
         while True:
             await self.read()
             if self._topology is not None:
-                await self._clock.sleep(self._read_seconds)
+                await self._clock.sleep(self._settings.read_seconds)
             else:
                 failures += 1
                 await self._clock.sleep(backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE))
@@ -417,7 +422,7 @@ class Discovery:
             node=self._node,
             epoch=self._epochs.current,
             revision=self._topology.revision + 1 if self._topology is not None else 1,
-            boot_id=self._boot_id,
+            boot_id=self._settings.boot_id,
             source=source,
             topology=topology,
         )
@@ -461,4 +466,4 @@ class DegradedGpus:
         for gpu in had.keys() - findings.keys():
             log.info("a GPU is no longer degraded", gpu=gpu)
         self._findings = findings
-        self._metrics.set_degraded({gpu.id: gpu.nvlinks_down for gpu in topology.gpus}, findings)
+        self._metrics.set_degraded({gpu.id: gpu.links_down for gpu in topology.gpus}, findings)

@@ -110,8 +110,11 @@ class Cluster:
 
     def __init__(self, *, usage: bool = False) -> None:
         """`usage`: whether to keep what kubelets allocated, on which predictions are based."""
-        self.listeners: list[Callable[[NodeName], None]] = []
-        """Called after each change of a node's facts, of whether it answers, and after it is forgotten."""
+        self.listeners: list[Callable[[NodeName], object]] = []
+        """
+        Called after each change of a node's facts, of whether it answers, and of whether its allocations are certain, and
+        after it is forgotten.
+        """
         self._usage = usage
         self._members: dict[NodeName, ClusterNode] = {}
         self._names: list[NodeName] = []
@@ -138,6 +141,10 @@ class Cluster:
         if member.answering != answering:
             member.answering = answering
             self._tell(node)
+
+    def settles(self, node: NodeName) -> None:
+        """Takes that the node's allocations are certain, or are not any more."""
+        self._tell(node)
 
     def forget(self, node: NodeName) -> None:
         """Removes this node until it publishes again."""

@@ -81,14 +81,10 @@ class HamiView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForeignNodes:
-    """The nodes and pods with HAMi's annotations; `run` it."""
+    """The nodes and pods with HAMi's annotations; `run` it. A change returns the node whose `refusal` it has changed."""
 
     def __init__(self, clock: Clock, answering: Callable[[NodeName], bool] = lambda node: False) -> None:
         """`answering`: whether an allocator of topoalign answers for a node."""
-        self.changed: Callable[[NodeName], None] = lambda node: None
-        """Called with each node whose `refusal` has changed."""
-        self.behind: Callable[[], str | None] = lambda: "no nodes of Kubernetes are watched"
-        """Why not all that the API server has is known here."""
         self._clock = clock
         self._answering = answering
         self._nodes: dict[NodeName, HamiNode] = {}
@@ -145,12 +141,11 @@ class ForeignNodes:
             cards=foreign_gpus(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
         )
 
-    def see(self, node: SeenNode) -> None:
+    def see(self, node: SeenNode) -> NodeName | None:
         """The API server shows a node."""
         hami = node.hami
         if hami is None or hami.register is None:
-            self.lose(node.name)
-            return
+            return self.lose(node.name)
         before = self._nodes.get(node.name)
         finding = ""
         try:
@@ -167,21 +162,19 @@ class ForeignNodes:
             cordon=hami.cordon,
             allocatable=node.allocatable_gpus,
         )
-        self.observe(node.name)
+        return self.observe(node.name)
 
-    def lose(self, node: NodeName) -> None:
+    def lose(self, node: NodeName) -> NodeName | None:
         """The API server has no such node, or it has no GPUs of HAMi's."""
-        if self._nodes.pop(node, None) is not None:
-            self._judge(node)
+        return self._judge(node) if self._nodes.pop(node, None) is not None else None
 
-    def see_pod(self, pod: SeenPod) -> None:
+    def see_pod(self, pod: SeenPod) -> NodeName | None:
         """The API server shows a pod."""
         metadata = pod.content.metadata
         spec = pod.content.spec
         text = ((metadata and metadata.annotations) or {}).get(DEVICES_ALLOCATED)
         if text is None or pod.node is None or pod.finished or not asks_for_devices(pod.content):
-            self.lose_pod(pod.uid)
-            return
+            return self.lose_pod(pod.uid)
         init = [each.name for each in (spec and spec.init_containers) or ()]
         containers = [each.name for each in (spec and spec.containers) or ()]
         try:
@@ -192,44 +185,43 @@ class ForeignNodes:
             shares = ()
         else:
             if not any(share.card for share in shares):
-                self.lose_pod(pod.uid)
-                return
+                return self.lose_pod(pod.uid)
         self._node_of[pod.uid] = pod.node
         held = ForeignPod(namespace=pod.namespace, name=pod.name, uid=pod.uid, shares=shares)
         self._pods.setdefault(pod.node, {})[pod.uid] = held
-        self.observe(pod.node)
+        return self.observe(pod.node)
 
-    def lose_pod(self, uid: str) -> None:
+    def lose_pod(self, uid: str) -> NodeName | None:
         """A pod is gone, or holds nothing of HAMi's."""
         node = self._node_of.pop(uid, None)
         if node is None:
-            return
+            return None
         del self._pods[node][uid]
         if not self._pods[node]:
             del self._pods[node]
-        self.observe(node)
+        return self.observe(node)
 
-    def observe(self, node: NodeName) -> None:
+    def observe(self, node: NodeName) -> NodeName | None:
         """A node has changed: the facts of its allocator, or whether it answers."""
-        if node in self._nodes:
-            self._judge(node)
+        return self._judge(node) if node in self._nodes else None
 
-    async def run(self) -> None:
-        """Checks the handshakes regularly, for ever."""
+    async def run(self, changed: Callable[[NodeName], None]) -> None:
+        """Checks the handshakes regularly, for ever. Calls `changed` with each node whose `refusal` has changed."""
         turns = TaskTurns(self._clock)
         while True:
             await self._clock.sleep(LOOK_SECONDS)
             for node in tuple(self._nodes):
-                self.observe(node)
+                if self.observe(node) is not None:
+                    changed(node)
                 await turns.give()
 
-    def _judge(self, node: NodeName) -> None:
+    def _judge(self, node: NodeName) -> NodeName | None:
         before = self.refusal(node)
         refusal = ""
         if node in self._nodes and (self.pods(node) or self.liveness(node) is HamiLiveness.LIVE):
             refusal = CONTESTED_NODE if self._answering(node) else FOREIGN_NODE
         if refusal == before:
-            return
+            return None
         if refusal:
             self._refusals[node] = refusal
         else:
@@ -238,7 +230,7 @@ class ForeignNodes:
             log.warning("HAMi and topoalign both give out the GPUs of a node: it is not offered", node=clean(node))
         elif before == CONTESTED_NODE:
             log.info("one alone gives out the GPUs of a node", node=clean(node))
-        self.changed(node)
+        return node
 
 
 def asks_for_devices(pod: PodManifest) -> bool:
@@ -260,7 +252,11 @@ MOST = 1_000
 
 
 class NodesUnknown(Unavailable):
-    """Raised while it is not known which nodes HAMi runs."""
+    """
+    Raised while it is not known which nodes HAMi runs.
+
+    Remedy: Wait until the registry has read Kubernetes; `/readyz` shows when.
+    """
 
     code = "NodesUnknown"
 
@@ -269,12 +265,18 @@ class NodesUnknown(Unavailable):
 
 
 async def serve_foreign(
-    bus: Bus, foreign: ForeignNodes, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    bus: Bus,
+    foreign: ForeignNodes,
+    behind: Callable[[], str | None],
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answers `ForeignRequest`, for ever; has started once it does."""
+    """
+    Answers `ForeignRequest`, for ever; has started once it does. `behind`: why not all that the API server has is known.
+    """
 
     async def page(request: ForeignRequest) -> ForeignPage:
-        if (finding := foreign.behind()) is not None:
+        if (finding := behind()) is not None:
             raise NodesUnknown(finding)
         return foreign_page(foreign, request)
 

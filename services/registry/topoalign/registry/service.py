@@ -188,6 +188,7 @@ class Registry:
         """
         asked = self._clock.monotonic()
         within = self._settings.registry_answer_seconds
+        was_settled = self._client.is_settled(node)
         try:
             await self._client.verify(node, within)
         except Unavailable as error:
@@ -202,6 +203,8 @@ class Registry:
         else:
             if node in self._cluster:
                 self._cluster.answers(node, True)
+                if self._client.is_settled(node) != was_settled:
+                    self._cluster.settles(node)
         return True
 
     async def _forget_if_deleted(self, node: NodeName) -> None:

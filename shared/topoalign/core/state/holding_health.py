@@ -96,9 +96,11 @@ class HandedOut:
             for base, shares in devices.by_base.items():
                 if self.health_of(base).usable:
                     found |= shares
-            apart = devices.some(device for device in self._reported if is_share_id(device))
-            good = devices.some(device for device in apart if self.health_of(device).usable)
-            self._usable[resource] = found - apart | good
+            if shares_reported := [device for device in self._reported if is_share_id(device)]:
+                apart = devices.some(shares_reported)
+                good = devices.some(device for device in apart if self.health_of(device).usable)
+                found = found - apart | good
+            self._usable[resource] = found
         return self._usable[resource]
 
     def _worst_reported(self, *names: DeviceID) -> DeviceHealth:

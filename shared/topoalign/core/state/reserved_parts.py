@@ -58,7 +58,10 @@ def reserved_parts_of_container(reserved: ReservedContainer, uid: str) -> Iterat
 
 def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[ReservedPart]) -> ReservedContainer:
     """What is reserved for a container without the parts that are shown."""
-    left = {part for part in reserved_parts_of_container(reserved, uid) if part not in shown}
+    every = {*reserved_parts_of_container(reserved, uid)}
+    left = every - shown
+    if every and left == every:
+        return reserved
 
     def unseen(devices: Mapping[ResourceName, tuple[DeviceID, ...]]) -> dict[ResourceName, tuple[DeviceID, ...]]:
         rest = {

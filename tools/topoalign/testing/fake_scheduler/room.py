@@ -45,8 +45,10 @@ class Room:
         self._left.pop(name, None)
 
     def put_pod(self, key: Key, pod: Object, node: str) -> None:
-        """The pod is on this node, or about to be."""
+        """The pod is on this node, or about to be. It may be bound to another one than it was assumed on (AddPod)."""
         self._nominated.pop(key, None)
+        if key in self._pods and self._pods[key][0] != node:
+            self.drop_pod(key)
         if key not in self._pods:
             self._pods[key] = node, requests_of(pod)
             self._take(key, 1)

@@ -30,7 +30,7 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import positions_by_gpu, prefer
-from topoalign.machines import load_machine
+from topoalign.machines import read as read_machine
 from topoalign.tools.bench.placement_quality import streams
 from topoalign.tools.conformance.suite import RatedResult, Suite
 
@@ -168,7 +168,21 @@ def read(path: Path) -> Machine:
                 f"line {number} of {clean(path.name)}: {clean(str(error), 200)}", "give the sets of one machine"
             ) from error
         bandwidth[tuple(sorted(listed.gpus))] = listed.allreduce_1GiB_GBps
-    return Machine(load_machine(str(document)).topology, bandwidth)
+    return Machine(read_machine(named_neutrally(document.read_bytes()), document.stem).topology, bandwidth)
+
+
+NVIDIA_NAMES = {
+    b'"nvlinks"': b'"fabric_links"',
+    b'"nvswitch_links"': b'"switch_links"',
+    b'"nvlinks_down"': b'"links_down"',
+}
+
+
+def named_neutrally(document: bytes) -> bytes:
+    """A published machine document, which has NVIDIA's names for the fields about links, with the names of a `Topology`."""
+    for name, neutral in NVIDIA_NAMES.items():
+        document = document.replace(name, neutral)
+    return document
 
 
 def rated(path: Path, free: Members, size: int, members: Members, ratio: float) -> RatedResult:

@@ -15,12 +15,19 @@ the container needs them, it is refused. Registries bind no other pod with this 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, product
 from typing import NamedTuple
 
 import msgspec
 
+from topoalign.allocator.allocate.claims import (
+    AskedContainer,
+    Claim,
+    NodeView,
+    reported_co_allocated,
+    reported_ids,
+)
 from topoalign.allocator.reconciliation.adoption import in_offered_order
 from topoalign.core.admission.joint import Bounds, place_among
 from topoalign.core.demand.pod_demand import read_pod
@@ -34,21 +41,8 @@ from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved_choice import open_reservations, reserved_with
-from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.node_reservations import NodeReservations, reserved_allocations
-from topoalign.core.state.ownership import Ownership
-
-
-def reported_co_allocated(allocation: Allocation) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-    """Yields resource -> the co-allocated devices of an allocation, under the ids that the container sees."""
-    for resource, ids in allocation.devices.items():
-        co_allocated = [device for device in ids if device in allocation.co_allocated]
-        if co_allocated:
-            yield (
-                resource,
-                [each for device in co_allocated for each in reported_ids(device, allocation.virtual_functions)],
-            )
+from topoalign.core.state.node_reservations import reserved_allocations
 
 
 def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
@@ -57,23 +51,16 @@ def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[Resourc
         yield resource, [each for device in ids for each in reported_ids(device, reserved.virtual_functions)]
 
 
-def reported_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
-    """Returns the ids under which a container sees a device: for a NIC with virtual functions, the functions' ids."""
-    return tuple(map(DeviceID, functions.get(device, (device,))))
-
-
-def overlapping_co_allocated(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
-    """Returns the co-allocated devices of a record that overlap these devices, under the ids that its container sees."""
-    wanted = owned.set_of(asked)
-    return [each for _, ids in reported_co_allocated(record) for each in ids if wanted.overlaps(owned.holding(each))]
-
-
 REMEMBERED = 1_000
 """Requests of pods with device annotations that are kept: far more than the pods bound to a node and not admitted yet."""
 
 
 class CoAllocatedLacking(NoFit):
-    """Raised for GPUs whose container must not start without NICs that cannot be allocated."""
+    """
+    Raised when a container must not start without its NICs, and these cannot be allocated any more.
+
+    Remedy: Let the pod be created again: the scheduler chooses again.
+    """
 
     code = "CoAllocatedLacking"
 
@@ -118,20 +105,14 @@ class Replacement(NamedTuple):
     """As in `WaitingContainer`."""
 
 
-class ReservedCoAllocations:
-    """Chooses co-allocated devices by the node's reservations."""
+class JointClaim(Claim):
+    """Claims the co-allocated devices of a container, by the node's reservations."""
 
-    def __init__(
-        self,
-        state: Callable[[], NodeState],
-        clock: Clock,
-        reserved: Callable[[], NodeReservations],
-        placement: Placement,
-    ) -> None:
-        """`reserved`: the current reservations of the node; `placement`: the node's device policy."""
-        self._state = state
-        self._clock = clock
-        self._reserved = reserved
+    holds_devices = True
+
+    def __init__(self, view: NodeView, placement: Placement) -> None:
+        """`placement`: the node's device policy."""
+        super().__init__(view)
         self._placement = placement
         self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
 
@@ -143,24 +124,51 @@ class ReservedCoAllocations:
         if resource != GPU:
             return None
         wanted = frozenset(devices)
-        reserved = self._reserved()
-        parts = open_reservations(reserved, self._clock.monotonic(), resource) if reserved.reservations else ()
+        reserved = self.view.reserved
+        parts = open_reservations(reserved, self.view.now, resource) if reserved.reservations else ()
         return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
-    def held_of(self, waiting: ReservedContainer | None) -> list[AllocationID]:
-        """Returns the allocations that hold co-allocated devices reserved for this container."""
+    def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
+        """As `Claim.conflicts`: the records that hold co-allocated devices reserved for this container."""
+        waiting = self.waiting(asked.resource, asked.devices)
         if waiting is None:
-            return []
-        owned = self._state().ownership
+            return ()
+        state = self.view.state
+        owned = state.ownership
         ids = [each for _, own in reserved_co_allocated(waiting) for each in own]
-        return owned.overlapping(map(owned.holding, ids))
+        return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, ids)))]
+
+    def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
+        """As `Claim.evict`. A record that is not over excludes nobody: the container may do without the devices."""
+        has_ended = self.view.liveness.has_ended
+        asked.release(each for each in conflicts if has_ended(each, asked.known_poll.listing, asked.known_poll.at))
+
+    def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
+        """As `Claim.complete`. Raises CoAllocatedLacking."""
+        new = asked.new
+        instead: tuple[DeviceID, ...] = ()
+        if (waiting := self.waiting(asked.resource, asked.devices)) is not None:
+            co_allocated = self.available(waiting, new.gone)
+        else:
+            co_allocated, instead = self.choose_for_unreserved(asked.resource, asked.devices, new.gone)
+        allocation = msgspec.structs.replace(
+            allocation,
+            devices={**allocation.devices, **co_allocated.devices},
+            virtual_functions=dict(co_allocated.functions),
+            co_allocated=co_allocated.ids,
+        )
+        if co_allocated.lacking:
+            instead = (*allocation.device_ids, *co_allocated.lacking)
+        if instead:
+            new.deviations[allocation.id] = instead
+        return allocation
 
     def available(self, waiting: ReservedContainer, gone: Collection[AllocationID]) -> CoAllocated:
         """
         Returns the reserved co-allocated devices of this container that can be allocated, once these allocations have ended.
         Raises CoAllocatedLacking.
         """
-        state = self._state()
+        state = self.view.state
         for name in gone:
             state = state.without(name)
         devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
@@ -187,17 +195,13 @@ class ReservedCoAllocations:
             while len(self._requests) > REMEMBERED:
                 self._requests.popitem(last=False)
 
-    def observe(self) -> None:
-        """Updates the reservations after a grant, before the granted allocations can end."""
-        self._reserved()
-
     def preferred(
         self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """
         Returns the GPUs for a container that waits for this number and can no longer have its own; () if there is none.
         """
-        if not self._reserved().reservations:  # most often, and thousands of shares may be available
+        if not self.view.reserved.reservations:  # most often, and thousands of shares may be available
             return ()
         others = tuple(device for device in available if device not in must_include)
         found = self._replacement(Bounds(size, tuple(must_include), others), ())
@@ -211,7 +215,7 @@ class ReservedCoAllocations:
         the devices that were reserved instead. Both are empty if no container waits for this number of GPUs. Raises
         CoAllocatedLacking.
         """
-        to_come = open_reservations(self._reserved(), self._clock.monotonic(), resource)
+        to_come = open_reservations(self.view.reserved, self.view.now, resource)
         is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
         found = (
             self._replacement(Bounds(len(devices), tuple(devices), ()), gone)
@@ -240,12 +244,12 @@ class ReservedCoAllocations:
         Chooses devices for a container that waits for this number of GPUs. None: no container waits for GPUs and
         devices.
         """
-        reserved = self._reserved()
+        reserved = self.view.reserved
         waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
-        held = reserved.held(self._clock.monotonic()) if waiting else ()
+        held = reserved.held(self.view.now) if waiting else ()
         for (pod, container, is_certain), with_planned in product(waiting, (True, False)):
             request = self._requests.get((pod.namespace, pod.pod))
-            state = self._state()
+            state = self.view.state
             for name in gone:
                 state = state.without(name)
             others = [each for each in held if each.pod_uid != pod.pod_uid and (with_planned or not each.planned)]
@@ -264,11 +268,11 @@ class ReservedCoAllocations:
         has come first; the others may have lost their GPUs to a pod of another scheduler, until the owner is known. Plans of
         gangs count only if the kubelet can call Allocate for them.
         """
-        reserved = self._reserved()
-        now = self._clock.monotonic()
+        reserved = self.view.reserved
+        now = self.view.now
         bound = {
             (each.pod_uid, each.owner.container)
-            for each in self._state().allocations.values()
+            for each in self.view.state.allocations.values()
             if each.owner is not None and GPU in each.devices
         }
         certain = {(uid, each.container) for uid, each, _ in open_reservations(reserved, now, GPU)}
@@ -293,7 +297,7 @@ class ReservedCoAllocations:
         resources of the same kind (`VisibleGpus.devices_of_container`). Every plugin's answer names all of them, because
         the kubelet passes on only one value of a variable.
         """
-        state = self._state()
+        state = self.view.state
         found = dict[ResourceName, list[DeviceID]]()
         for name, ids in (*self._co_allocated(resource, allocation), *others.items()):
             found.setdefault(name, []).extend(ids)
@@ -307,11 +311,11 @@ class ReservedCoAllocations:
     ) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
         """Yields the known co-allocated devices that the container of an allocation has or will have, by resource."""
         own = allocation.from_kubelet.get(resource, ())
-        reserved = reserved_with(self._reserved(), self._clock.monotonic(), resource, own)
+        reserved = reserved_with(self.view.reserved, self.view.now, resource, own)
         if reserved is None:  # the reservation has ended, and the kubelet repeats its call
             yield from reported_co_allocated(allocation)
             if (owner := allocation.owner) is not None:
-                others = [each for each in self._state().allocations.values() if each.owner == owner]
+                others = [each for each in self.view.state.allocations.values() if each.owner == owner]
                 yield from (
                     own_part for each in others if each.id != allocation.id for own_part in reported_co_allocated(each)
                 )
@@ -322,7 +326,7 @@ class ReservedCoAllocations:
             yield from ((name, reserved.devices.get(name, ())) for name, _ in co_allocated)
             return
         gpus = {*reserved.devices.get(GPU, ())}
-        live = self._state().allocations.values()
+        live = self.view.state.allocations.values()
         given = next((each for each in live if gpus and gpus == {*each.from_kubelet.get(GPU, ())}), None)
         yield from reported_co_allocated(given) if given is not None else reserved_co_allocated(reserved)
 

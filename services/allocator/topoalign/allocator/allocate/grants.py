@@ -5,52 +5,32 @@ Calls that are ready together are judged in order, each by the state after the g
 the journal. Nothing here pauses between judging and recording.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations, overlapping_co_allocated
-from topoalign.allocator.allocate.pre_start import ShareStarts
-from topoalign.allocator.allocate.slots import SlotGrants
-from topoalign.allocator.allocate.units import ShareExclusion, Shares
-from topoalign.allocator.allocate.visible_gpus import VisibleGpus
+from topoalign.allocator.allocate.claims import AskedContainer, Claim, NewRecords, NodeView, check_allocate
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import CreatedInstance
-from topoalign.allocator.ports import AskedDevices, KubeletListing, Place, PodResources, Poll
+from topoalign.allocator.ports import AskedDevices, Place, PodResources, Poll
 from topoalign.allocator.reconciliation.adoption import in_offered_order, return_displaced
 from topoalign.allocator.reconciliation.displacement import (
     displaced_by,
-    displaced_pod_name,
     log_displaced,
     log_ended,
-    overlapping_devices,
     remainders,
 )
 from topoalign.allocator.reconciliation.evidence import Grant, Rest
 from topoalign.allocator.reconciliation.liveness import kubelet_places, reported_places
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import (
-    DeviceInUse,
-    DeviceUnusable,
-    HardwareUnknown,
-    InvalidField,
     StateFault,
-    UnknownDevice,
-    quoted,
 )
-from topoalign.core.model.events import Allocation, Displaced
+from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.reservations import ReservedContainer
-from topoalign.core.model.topology.by_amounts import is_by_amounts
-from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
-from topoalign.core.placement.sparing import is_any_held
 from topoalign.core.ports import Clock
-from topoalign.core.sharing.reserved_shares import ShareQuestion
-from topoalign.core.state.fold import NodeState
-from topoalign.core.state.node_reservations import NodeReservations
 
 # The kubelet may take other devices than were preferred, and an Allocate does not name the preference that it follows. It is
 # the last one for its resource, if that was given a moment ago and for a set of this size.
@@ -194,50 +174,6 @@ class GroupCommit:
             recorded.set()
 
 
-MOST_DEVICES = 20_000
-"""Devices of one Allocate call: more than any node lists."""
-
-
-def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDevices) -> list[DeviceSet]:
-    """
-    Checks whether the devices of an Allocate call can be allocated at all: they must be listed under the resource, healthy
-    and not cordoned. Returns them as one set per container. Raises InvalidField, HardwareUnknown, UnknownDevice and
-    DeviceUnusable.
-    """
-    asked = [device for devices in containers for device in devices]
-    if not containers or not all(containers):
-        raise InvalidField("devices_ids", "empty", "the kubelet asks for at least one device")
-    if len(asked) > MOST_DEVICES:
-        raise InvalidField("devices_ids", f"{len(asked)} devices", f"no node has more than {MOST_DEVICES}")
-    if len({*asked}) < len(asked):
-        repeated = [device for device, times in Counter(asked).items() if times > 1]
-        raise InvalidField("devices_ids", f"named more than once: {quoted(repeated)}", "name each device once")
-    if state.topology is None or state.health is None:
-        raise HardwareUnknown(state.node, "no facts of discovery have been received")
-    known = state.hardware.devices.get(resource, NO_DEVICES)
-    sets = [*map(known.some, containers)]
-    if sum(map(len, sets)) < len(asked):
-        raise UnknownDevice([device for device in asked if device not in known])
-    usable = state.ownership.handed_out.usable(resource)
-    if any(each - usable for each in sets):
-        device = next(device for device in asked if device not in usable)
-        health = state.health_of(device)
-        raise DeviceUnusable(device, "cordoned" if health.cordoned else health.state, health.reason)
-    return sets
-
-
-def check_container_limit(state: NodeState, resource: ResourceName, amount: int) -> None:
-    """Raises InvalidField for more devices of a resource than its offer allows one container."""
-    offers = state.hardware.offers_of.get(resource, ())
-    most = min((offer.most for offer in offers if offer.most is not None), default=None)
-    if most is not None and amount > most:
-        raise InvalidField(
-            "devices_ids",
-            f"{amount} of {resource}, of which a container may have {most}",
-            f"let the pod ask for {most}: more shares are no more of a GPU (failRequestsGreaterThanOne)",
-        )
-
-
 class Judgement(NamedTuple):
     """The result of one Allocate call."""
 
@@ -251,90 +187,42 @@ class Judgement(NamedTuple):
 class Grants:
     """Judges and records Allocate calls."""
 
-    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
+    def __init__(
         self,
         ledger: Ledger,
-        clock: Clock,
+        view: NodeView,
         pod_resources: PodResources,
         reconciliation: Reconciliation,
+        claims: Sequence[Claim],
         preferences: Preferences,
-        co_allocated: ReservedCoAllocations,
-        reserved: Callable[[], NodeReservations],
         expect: Callable[[Sequence[Allocation]], None],
-        compat: str,
-        visible: VisibleGpus,
     ) -> None:
         """
-        `reserved`: the current reservations of the node. `expect` is called with the answers of each call after they are
-        recorded, also if the caller no longer waits. `compat`: as in the rules of the node.
+        `claims`: in the order in which they are judged. `expect` is called with the answers of each call after they are
+        recorded, also if the caller no longer waits.
         """
         self._ledger = ledger
-        self._clock = clock
+        self._view = view
         self._pod_resources = pod_resources
         self._reconciliation = reconciliation
+        self._claims = claims
         self._preferences = preferences
         self._expect = expect
-        self.co_allocated = co_allocated
-        self.visible = visible
-        self.shares = Shares(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
-        self.exclusion = ShareExclusion(lambda: ledger.state, reconciliation.liveness, self.shares)
-        self.share_starts = ShareStarts(ledger, reconciliation.liveness, reserved)
-        self.slots = SlotGrants(lambda: ledger.state, clock, reserved, reconciliation.liveness, compat)
-
-    @property
-    def state(self) -> NodeState:
-        """The state of the node; while calls are judged, with the grants of the calls before."""
-        return self._ledger.state
-
-    def prefer_shares(
-        self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
-    ) -> tuple[DeviceID, ...] | None:
-        """Returns the units or slots that a container should get. None: the resource has neither."""
-        if not is_by_amounts(live.hardware):
-            return None
-        match live.hardware.kind_of(question.resource):
-            case "unit":
-                return self.shares.prefer(live, question, displaced, poll)
-            case "slot":
-                return self.slots.prefer(live, question, displaced)
-            case _:
-                return None
 
     def check(self, resource: ResourceName, containers: AskedDevices) -> AskedDevices:
-        """Checks a call as `check_allocate`, `Shares.check` and `SlotGrants.check`, by the current state."""
-        asked = check_allocate(self.state, resource, containers)
-        if is_by_amounts(self.state.hardware):
-            self.shares.check(resource, asked)
-            self.slots.check(resource, asked)
+        """Checks a call as `check_allocate` and `Claim.check`, by the current state."""
+        asked = check_allocate(self._view.state, resource, containers)
+        for claim in self._claims:
+            for devices in asked:
+                claim.check(resource, devices)
         return asked
-
-    def is_any_held(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
-        """Whether a record holds any of these devices of a resource, which must be distinct."""
-        return is_any_held(self.state.hardware, self.state.ownership, resource, devices)
-
-    def held_with(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
-        """
-        Whether records may conflict with a grant of these devices: a record holds a device that is reserved with them, a
-        container may have a GPU as a whole of which these are units, or a GPU has not enough left for these slots.
-        """
-        if self.co_allocated.held_of(self.co_allocated.waiting(resource, devices)):
-            return True
-        return bool(self._conflicting(resource, devices))
-
-    def _conflicting(
-        self, resource: ResourceName, devices: Collection[DeviceID], granted: Sequence[Allocation] = ()
-    ) -> Sequence[Allocation]:
-        """Returns the records that do not allow a grant of these units or slots, by the record alone."""
-        if not is_by_amounts(self.state.hardware):
-            return ()
-        return [*self.exclusion.conflicting(resource, devices), *self.slots.conflicting(resource, devices, granted)]
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
         """
         Judges calls in order, each by the state after the calls before it, and records all with one sync. A refused call
         does not affect the others. If the disk fails, all are refused.
         """
-        grant = Grant(self._pod_resources.written(), self._clock.monotonic())
+        grant = Grant(self._pod_resources.written(), self._view.now)
         judged: list[tuple[AllocateCall, Judgement]] = []
         try:
             with self._ledger.transaction():
@@ -342,9 +230,8 @@ class Grants:
                     try:
                         if (judgement := self.judge(call)) is not None:
                             judged.append((call, judgement))
-                            self.visible.granted(call.resource, judgement.answers)
-                            if self.state.hardware.has_units:
-                                self.shares.granted(call.resource, judgement.answers, call.poll)
+                            for claim in self._claims:
+                                claim.granted(call.resource, judgement.answers, call.poll)
                     except Exception as error:  # raised to the caller of this call
                         call.error = error
         except StateFault as fault:
@@ -358,151 +245,73 @@ class Grants:
             log_ended(self._ledger, rests)
             log_displaced(answers)
             self._reconciliation.liveness.granted(granted, answers, call.grant or grant)
-        self.co_allocated.observe()
+        # Reading the reservations updates them by the grants, before the granted allocations can end.
+        _ = self._view.reserved
 
     def judge(self, call: AllocateCall) -> Judgement | None:
         """
         Grants the devices of a call, or finds that the call is a repetition. Returns None if the kubelet must be polled
-        first about a record: there was no poll, or the record is newer. Raises the error of a refused call.
+        first: there was no poll, or a record that matters is newer, or the record is unconfirmed. Raises the error of a
+        refused call.
         """
         resource = call.resource
-        containers = call.containers
         if self._ledger.version != call.checked:
-            self.check(resource, containers)  # the hardware may have changed while this waited
+            self.check(resource, call.containers)  # the hardware may have changed while this waited
+        if self._ledger.unconfirmed is not None:
+            return None
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
-        shown = reported_places(listing)
         answers = list[Allocation]()
-        new = NewRecords([], {}, {})
-        in_units = self.state.hardware.has_units
-        ended: dict[AllocationID, Allocation] = {}
-        for devices in containers:
-            asked = frozenset(devices)
-            waiting = self.co_allocated.waiting(resource, devices)
-            records = self._overlapping(resource, devices, waiting)
-            if not known.issuperset(record.id for record in records):
+        new = NewRecords([], {}, set(), {})
+        for devices in call.containers:
+            asked = AskedContainer(resource, devices, frozenset(devices), call.made, call.poll, new, {})
+            # A call that the kubelet repeats is recognized first: its own record would stand against it.
+            held = {each.id: each for claim in self._claims if claim.holds_devices for each in claim.conflicts(asked)}
+            if not known >= held.keys():
                 return None
-            if len(records) == 1 and is_repeated(records[0], asked, shown, call.made):
-                assert listing is not None
-                self._reconciliation.seen(records[0].id, listing)
-                answers.append(records[0])
+            record = next(iter(held.values())) if len(held) == 1 else None
+            if record is not None and listing is not None and is_repeated(record, asked, reported_places(listing)):
+                self._reconciliation.seen(record.id, listing)
+                answers.append(record)
                 continue
-            if call.poll is None and self.visible.must_ask(resource, asked):
-                return None
-            self.slots.check_reserved(resource, asked)
-            conflicts = self._conflicting(resource, asked, new.granted)
-            if not known.issuperset(record.id for record in conflicts):
-                return None
-            stale = dict(self._stale_records(records, asked, call.poll))
-            if in_units:
-                self.shares.check_half(resource, asked, call.poll)
-                stale |= self.exclusion.make_room(resource, asked, conflicts, stale, call.poll)
-            self.visible.check(resource, asked, call.poll)
-            ended |= (room := self.slots.make_room(resource, asked, conflicts, stale, new.granted, call.poll))
-            new.gone.update(stale | room)
-            displaced = displaced_by(self._reconciliation.liveness, self._ledger, [*stale.values()], asked, listing)
-            answers.append(self._make_allocation(resource, devices, waiting, new, displaced, call.made, listing))
-        granted, gone, deviations = new
-        deviations = {**self._preferences.deviations(resource, granted), **deviations}
+            for claim in self._claims:
+                conflicts = claim.conflicts(asked)
+                if not known.issuperset(each.id for each in conflicts):
+                    return None
+                claim.evict(asked, conflicts)
+            answers.append(self._make_allocation(asked))
+        granted = new.granted
+        deviations = {**self._preferences.deviations(resource, granted), **new.deviations}
         reasons = {former.allocation: "displaced" for each in granted for former in each.displaced}
-        replaced = [each for each in gone.values() if each.id not in ended]  # nothing remains of the others
-        rests = remainders(self._ledger, replaced, containers, listing, granted)
+        replaced = [each for each in new.gone.values() if each.id not in new.ended]
+        rests = remainders(self._ledger, replaced, call.containers, listing, granted)
         granted += [rest.allocation for rest in rests]
-        granted += return_displaced(self._ledger, [*gone.values()], listing, granted)
-        self._ledger.grant(granted, instead_of=list(gone), reasons=reasons, preferred=deviations)
+        granted += return_displaced(self._ledger, [*new.gone.values()], listing, granted)
+        self._ledger.grant(granted, instead_of=list(new.gone), reasons=reasons, preferred=deviations)
         self._ledger.release_log.left_over({rest.allocation.id: rest.former for rest in rests})
         return Judgement(answers, granted, rests)
 
-    def _overlapping(
-        self, resource: ResourceName, asked: Collection[DeviceID], waiting: ReservedContainer | None
-    ) -> list[Allocation]:
-        """Returns the records that hold any of these devices, or of the devices reserved with them."""
-        owned = self.state.ownership
-        names = {*self.co_allocated.held_of(waiting)}
-        if self.is_any_held(resource, asked):
-            names.update(owned.overlapping(map(owned.holding, asked)))
-        return [self.state.allocations[name] for name in sorted(names)]
-
-    def _stale_records(
-        self, records: Sequence[Allocation], asked: Collection[DeviceID], poll: Poll | None
-    ) -> Iterator[tuple[AllocationID, Allocation]]:
-        """
-        Yields the stale ones of these records, by id: the kubelet allocates their devices and reports them with no
-        container, or their containers have ended. Raises DeviceInUse if a container has the devices.
-        """
-        owned = self.state.ownership
-        has_ended = self._reconciliation.liveness.has_ended
-        for record in records:
-            assert poll is not None, "a record is known to the poll"
-            asks = overlapping_devices(owned, record, asked)
-            if in_use := [d for _, d in reported_places(poll.listing) & {*asks}]:
-                raise DeviceInUse(sorted(in_use), record.id)
-            if asks or has_ended(record, poll.listing, poll.at):
-                yield record.id, record
-            elif co_allocated := overlapping_co_allocated(owned, record, asked):
-                raise DeviceInUse(sorted(co_allocated), record.id)
-
-    def _make_allocation(
-        self,
-        resource: ResourceName,
-        asked: Collection[DeviceID],
-        waiting: ReservedContainer | None,
-        new: "NewRecords",
-        displaced: tuple[Displaced, ...],
-        made: Mapping[DeviceID, CreatedInstance],
-        listing: KubeletListing | None,
-    ) -> Allocation:
-        """Makes an allocation and adds it to `new`. Raises InvalidField for more devices than a container may have."""
-        check_container_limit(self.state, resource, len(asked))
-        owned = self.state.ownership
-        ordered = in_offered_order(self.state.hardware, resource, asked)
-        amounts = self.slots.amounts(resource, ordered)
-        instead: tuple[DeviceID, ...] = ()
-        if waiting is not None:
-            co_allocated = self.co_allocated.available(waiting, new.gone)
-        else:
-            co_allocated, instead = self.co_allocated.choose_for_unreserved(resource, asked, new.gone)
-        new.granted.append(
-            Allocation(
-                id=self._ledger.next_id(len(new.granted)),
-                devices={resource: ordered, **co_allocated.devices},
-                virtual_functions=dict(co_allocated.functions),
-                boot=self._ledger.boot,
-                machine=self._ledger.machine,
-                cards=owned.cards_of(asked),
-                displaced=displaced,
-                co_allocated=co_allocated.ids,
-                slots={**amounts, **{s: made[s].amount for s in ordered if s in made}},
-                instances={slot: made[slot].uuid for slot in ordered if slot in made},
-                reserved_for=self.slots.reserved_for(resource, amounts),
-                denied=displaced_pod_name(new.gone.values(), resource, ordered, listing)
-                or self.slots.displaced_pod_of(resource, ordered),
-            )
+    def _make_allocation(self, asked: AskedContainer) -> Allocation:
+        """Makes the allocation of a container, completed by each claim, and adds it to the new records."""
+        state = self._view.state
+        stale = [each for name, each in asked.stale.items() if name not in asked.new.ended]
+        allocation = Allocation(
+            id=self._ledger.next_id(len(asked.new.granted)),
+            devices={asked.resource: in_offered_order(state.hardware, asked.resource, asked.devices)},
+            boot=self._ledger.boot,
+            machine=self._ledger.machine,
+            cards=state.ownership.cards_of(asked.devices),
+            displaced=displaced_by(self._reconciliation.liveness, self._ledger, stale, asked.ids, asked.listing),
         )
-        if co_allocated.lacking:
-            instead = (*new.granted[-1].device_ids, *co_allocated.lacking)
-        if instead:
-            new.deviations[new.granted[-1].id] = instead
-        return new.granted[-1]
+        for claim in self._claims:
+            allocation = claim.complete(asked, allocation)
+        asked.new.granted.append(allocation)
+        return allocation
 
 
-class NewRecords(NamedTuple):
-    """The changes of the record by a call so far."""
-
-    granted: list[Allocation]
-    gone: dict[AllocationID, Allocation]
-    """Stale records that are released."""
-    deviations: dict[AllocationID, tuple[DeviceID, ...]]
-    """As for `Ledger.grant`: the devices that were preferred or reserved, if they differ."""
-
-
-def is_repeated(
-    record: Allocation, asked: Collection[DeviceID], shown: Collection[Place], made: Mapping[DeviceID, CreatedInstance]
-) -> bool:
+def is_repeated(record: Allocation, asked: AskedContainer, shown: Collection[Place]) -> bool:
     """Whether the call repeats one whose devices the kubelet reports with a container, and whose instances exist."""
-    is_same = all_given(record) == asked and all(place in shown for place in kubelet_places(record))
-    return is_same and all(record.instances.get(slot) == each.uuid for slot, each in made.items() if slot in asked)
-
-
-def all_given(record: Allocation) -> frozenset[DeviceID]:
-    """Returns the devices of a record that the kubelet allocated."""
-    return frozenset(device for ids in record.from_kubelet.values() for device in ids)
+    places = kubelet_places(record)
+    is_same = {device for _, device in places} == asked.ids and all(place in shown for place in places)
+    return is_same and all(
+        record.instances.get(slot) == each.uuid for slot, each in asked.made.items() if slot in asked.ids
+    )

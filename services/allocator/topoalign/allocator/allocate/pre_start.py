@@ -16,16 +16,16 @@ reserved (`Allocation.reserved_for`). A later container of a pod may reuse slots
 PodResources does not report init containers, so if only these have slots, the checkpoint alone shows their pod.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 
 import msgspec
 
-from topoalign.allocator.allocate.slots import SlotGrants
+from topoalign.allocator.allocate.claims import NodeView
+from topoalign.allocator.allocate.slots import SlotClaim
 from topoalign.allocator.allocate.units import units_held
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
-from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.demand.shares import Share, UnitFields, check_share
 from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
@@ -37,7 +37,6 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
-from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import check_gpus
 from topoalign.core.sharing.reserved_shares import bounds_for, is_within
 from topoalign.core.sharing.share_refusals import WholeGpuInUse
@@ -79,7 +78,13 @@ UNKNOWN = object()
 
 
 class NotAsReserved(NoFit):
-    """Raised for a container whose slots have other amounts than are reserved for it, or those of another pod."""
+    """
+    Raised for a container whose slots have other amounts than are reserved for it.
+
+    Or they are reserved for another pod.
+
+    Remedy: Delete the pod, and use one scheduler for all pods.
+    """
 
     code = "NotAsReserved"
 
@@ -93,13 +98,10 @@ class NotAsReserved(NoFit):
 class SlotStarts:
     """Judges containers with vGPU slots that are about to start."""
 
-    def __init__(
-        self, ledger: Ledger, clock: Clock, reserved: Callable[[], NodeReservations], grants: SlotGrants
-    ) -> None:
-        """`reserved`: the current reservations of the node. `grants`: knows which slots were granted instead."""
+    def __init__(self, ledger: Ledger, grants: SlotClaim) -> None:
+        """`grants`: knows which slots were granted instead of reserved ones."""
         self._ledger = ledger
-        self._clock = clock
-        self._reserved = reserved
+        self._view = grants.view
         self._grants = grants
         self._judged: dict[tuple[AllocationID, str], NotAsReserved | None] = {}
         """
@@ -224,8 +226,8 @@ class SlotStarts:
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
         """Yields the valid reservations by container, with the slots that stand for what is reserved."""
-        reserved = self._reserved()
-        now = self._clock.monotonic()
+        reserved = self._view.reserved
+        now = self._view.now
         for each in reserved.reservations:
             for container in each.containers if reserved.until[each.pod_uid] > now else ():
                 if slots := container.devices.get(resource):
@@ -236,7 +238,7 @@ class SlotStarts:
         """Records that a container was not started, and why."""
         owner = record.owner
         if owner is not None and not owner.pod:  # the checkpoint has UIDs, and no names
-            owner = reserved_owner(self._reserved(), record.pod_uid, owner.container)
+            owner = reserved_owner(self._view.reserved, record.pod_uid, owner.container)
         if record.id in self._logged or owner is None:
             return
         self._logged.add(record.id)
@@ -313,11 +315,9 @@ MOST_LOGGED = 1_000
 class ShareStarts:
     """Judges containers with vcuda units that are about to start."""
 
-    def __init__(self, ledger: Ledger, liveness: LivenessCheck, reserved: Callable[[], NodeReservations]) -> None:
-        """`reserved`: the current reservations of the node."""
+    def __init__(self, ledger: Ledger, view: NodeView) -> None:
         self._ledger = ledger
-        self._liveness = liveness
-        self._reserved = reserved
+        self._view = view
         self._logged: dict[tuple[Holder, str], None] = {}
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
@@ -362,8 +362,8 @@ class ShareStarts:
         shown = {Holder(holding.pod_uid, holding.owner.container): holding.owner for holding in poll.listing.holdings}
         listing = poll.listing
         every = [each for each in self._ledger.state.allocations.values() if each.amounts]
-        records = [each for each in every if not self._liveness.has_ended(each, listing, poll.at)]
-        held = {holder: {*units} for holder, units in units_held(records, every, listing, self._liveness).items()}
+        records = [each for each in every if not self._view.liveness.has_ended(each, listing, poll.at)]
+        held = {holder: {*units} for holder, units in units_held(records, every, listing, self._view.liveness).items()}
         for part in parts:
             held.setdefault(Holder(part.pod_uid, part.container), set()).update(part.devices)
         for each, units in held.items():
@@ -380,7 +380,7 @@ class ShareStarts:
         """Records that a container was not started, and why: once for each container and reason."""
         if (mine, misfit.code) in self._logged:
             return
-        owner = owner_of_holder(mine, listing) or reserved_owner(self._reserved(), mine.pod, mine.container)
+        owner = owner_of_holder(mine, listing) or reserved_owner(self._view.reserved, mine.pod, mine.container)
         if owner is None:
             return
         self._logged[mine, misfit.code] = None

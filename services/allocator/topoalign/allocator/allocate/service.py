@@ -25,20 +25,32 @@ from functools import partial
 
 import anyio
 
-from topoalign.allocator.allocate.co_allocation import ReservedCoAllocations
+from topoalign.allocator.allocate.claims import NodeView, WholeDevices
+from topoalign.allocator.allocate.co_allocation import JointClaim
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit, Preferences
-from topoalign.allocator.allocate.pre_start import SlotStarts
-from topoalign.allocator.allocate.units import first_unit_kind
+from topoalign.allocator.allocate.pre_start import ShareStarts, SlotStarts
+from topoalign.allocator.allocate.slots import SlotClaim
+from topoalign.allocator.allocate.units import UnitClaim, first_unit_kind
 from topoalign.allocator.allocate.visible_gpus import VisibleGpus
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.calls import InstanceCalls
 from topoalign.allocator.mig.instances import Instances
-from topoalign.allocator.ports import AskedDevices, PodResources, Poll, Starting, nothing_to_ask, nothing_to_prepare
+from topoalign.allocator.ports import (
+    NOTHING_RESERVED,
+    AskedDevices,
+    PodResources,
+    Poll,
+    Reservations,
+    Starting,
+    nothing_to_ask,
+    nothing_to_prepare,
+)
 from topoalign.allocator.reconciliation.adoption import without_allocations
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
 from topoalign.allocator.reconciliation.evidence import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
+from topoalign.allocator.settings import DEFAULT_SETTINGS, AllocationSettings
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
@@ -49,7 +61,6 @@ from topoalign.core.placement.sparing import prefer_sparing
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved_shares import ShareQuestion
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.node_reservations import NodeReservations
 
 
 def confirm_record(ledger: Ledger, reconciliation: Reconciliation, poll: Poll) -> None:
@@ -103,58 +114,54 @@ How long a preference among whole devices waits for PodResources. Without it, ev
 class DeviceAllocations:
     """Answers the kubelet front (`AllocatorPort`): prefers devices, records what the kubelet allocates, and reconciles."""
 
-    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
+    def __init__(  # one parameter for each collaborator
         self,
         ledger: Ledger,
         clock: Clock,
         pod_resources: PodResources,
+        settings: AllocationSettings = DEFAULT_SETTINGS,
         *,
-        placement: str = "best-effort",
-        compat: str = "",
-        gone_seconds: float = 5.0,
-        unbound_seconds: float = 30.0,
-        settle_seconds: float = 120.0,
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
-        reserved: Callable[[], NodeReservations] = NodeReservations,
-        until_reserved: Callable[[], Awaitable[None]] = nothing_to_ask,
+        reservations: Reservations = NOTHING_RESERVED,
         starting: Starting = nothing_to_prepare,
         instances: Instances | None = None,
         by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        `ensure_fresh` is called before each grant; afterwards the health of the devices is confirmed or unknown. `reserved`:
-        the current reservations of the node; `until_reserved` waits until they are known. `starting` prepares the limiter of
-        a container with vcuda units that may start. `instances` creates MIG instances for slots; None: none are created.
-        `by_variable_alone`: whether containers see the devices of NVIDIA_VISIBLE_DEVICES only. `placement` and `compat` are
-        rules of the node; the seconds are those of `Reconciliation`.
+        `ensure_fresh` is called before each grant; afterwards the health of the devices is confirmed or unknown. `starting`
+        prepares the limiter of a container with vcuda units that may start. `instances` creates MIG instances for slots;
+        None: none are created. `by_variable_alone`: whether containers see the devices of NVIDIA_VISIBLE_DEVICES only.
         """
         self._ledger = ledger
         self._clock = clock
         self._pod_resources = pod_resources
-        self._placement = placement
+        self._placement = settings.placement
         self._ensure_fresh = ensure_fresh
-        self._reserved = reserved
-        self._until_reserved = until_reserved
+        self._reservations = reservations
         self._starting = starting
         self._reconciliation = Reconciliation(
             ledger,
             clock,
-            gone_seconds=gone_seconds,
-            unbound_seconds=unbound_seconds,
-            settle_seconds=settle_seconds,
+            gone_seconds=settings.gone_seconds,
+            unbound_seconds=settings.unbound_seconds,
+            settle_seconds=settings.settle_seconds,
         )
         self._preferences = Preferences(clock)
         self._turn = anyio.Lock(fast_acquire=True)
         """Held by a call that needs a poll: one at a time."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
-        self._co_allocated = ReservedCoAllocations(lambda: ledger.state, clock, reserved, Placement(placement))
-        collaborators = self._reconciliation, self._preferences, self._co_allocated
         liveness = self._reconciliation.liveness
+        view = NodeView(lambda: ledger.state, clock, reservations.current, liveness, settings.compat)
+        self._co_allocated = JointClaim(view, Placement(settings.placement))
+        self._units = UnitClaim(view)
+        self._slots = SlotClaim(view)
+        self._visible = VisibleGpus(view, by_variable_alone)
+        claims = WholeDevices(view), self._co_allocated, self._units, self._slots, self._visible
         expect = self.owner_polls.expect
-        self._visible = VisibleGpus(lambda: ledger.state, clock, reserved, liveness, by_variable_alone)
-        self._grants = Grants(ledger, clock, pod_resources, *collaborators, reserved, expect, compat, self._visible)
-        self._slot_starts = SlotStarts(ledger, clock, reserved, self._grants.slots)
-        self._instance_calls = InstanceCalls(ledger, clock, instances, reserved, self._is_displaced)
+        self._grants = Grants(ledger, view, pod_resources, self._reconciliation, claims, self._preferences, expect)
+        self._share_starts = ShareStarts(ledger, view)
+        self._slot_starts = SlotStarts(ledger, self._slots)
+        self._instance_calls = InstanceCalls(ledger, clock, instances, reservations.current, self._is_displaced)
         self._commits = GroupCommit(self._grants.record)
         self._polling = anyio.Lock()
         self._begun = self._ended = 0
@@ -200,7 +207,7 @@ class DeviceAllocations:
         As `AllocatorPort.prefer`. Devices of containers that have ended, as the kubelet reports, count as free. If a
         reservation keeps devices for such a request, these are the answer; else reserved devices are avoided.
         """
-        await self._until_reserved()
+        await self._reservations.until_read()
         at = self._clock.monotonic()
         poll = await self._poll_to_prefer(resource)
         ended = self._ended_by(poll)
@@ -209,12 +216,16 @@ class DeviceAllocations:
         offered = hardware.devices.get(resource, NO_DEVICES).listed(available)
         live = without_allocations(self.state, ended) if ended else self.state
         displaced = devices_displaced_by(ended)
-        question = ShareQuestion(resource, offered, must_include, size)
-        shares = self._grants.prefer_shares(live, question, displaced, poll)
-        if shares is not None:
+        kind = hardware.kind_of(resource)
+        if kind in ("unit", "slot"):
+            question = ShareQuestion(resource, offered, must_include, size)
+            if kind == "unit":
+                shares = self._units.prefer(live, question, displaced, poll)
+            else:
+                shares = self._slots.prefer(live, question, displaced)
             self._preferences.remember(resource, offered, shares)
             return shares
-        reserved = self._reserved()
+        reserved = self._reservations.current()
         now = self._clock.monotonic()
         chosen = prefer_reserved(hardware, reserved, now, resource, offered, must_include, size)
         if not chosen and resource == GPU:
@@ -283,34 +294,21 @@ class DeviceAllocations:
         Raises also HardwareUnknown, DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
         """
         arrived = self._clock.monotonic()
-        await self._until_reserved()
+        await self._reservations.until_read()
         await self._ensure_fresh()
         asked = self._grants.check(resource, containers)
-        async with self._instance_calls.instances_for(
-            containers, partial(self._grants.slots.amounts, resource)
-        ) as made:
+        async with self._instance_calls.instances_for(containers, partial(self._slots.amounts, resource)) as made:
             return await self._judge_and_record(AllocateCall(resource, asked, self._ledger.version, made), arrived)
 
     async def _judge_and_record(self, call: AllocateCall, arrived: float) -> tuple[Allocation, ...]:
         """Judges and records a call that arrived at this monotonic second. Raises as `allocate`."""
-        while True:
-            call.poll = call.grant = None
-            if self._must_ask(call):
-                async with self._turn:
-                    if self._must_ask(call):
-                        await self._ask_for(call, arrived)
-                    self._grants.record([call])
-                    answers = call.result()
-            else:
-                answers = await self._commits.join(call)
-            if answers is not None:
-                return answers
-
-    def _must_ask(self, call: AllocateCall) -> bool:
-        """Whether the kubelet must be polled before this call can be judged."""
-        checks = self._grants.is_any_held, self._grants.held_with, self._visible.must_ask
-        held = any(each(call.resource, devices) for devices in call.containers for each in checks)
-        return held or self._ledger.unconfirmed is not None
+        answers = await self._commits.join(call)
+        while answers is None:  # only PodResources shows whether a record that matters is stale
+            async with self._turn:
+                await self._ask_for(call, arrived)
+                self._grants.record([call])
+                answers = call.result()
+        return answers
 
     async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
         """Polls the kubelet for a call that arrived at this monotonic second. Raises Unavailable, StateFault."""
@@ -345,7 +343,7 @@ class DeviceAllocations:
         is_needed = in_units or not is_known
         poll = await poll_for_grant(self._reconcile_with_poll, self._clock, arrived) if is_needed else None
         if in_units and poll is not None:
-            self._grants.share_starts.check(resource, devices, poll)
+            self._share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)
         elif not in_units:
             self._slot_starts.check(devices, poll.listing if poll is not None else None)

@@ -15,12 +15,13 @@ slots
   Records of ended containers are released.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from topoalign.allocator.ports import AskedDevices, Poll
-from topoalign.allocator.reconciliation.displacement import kept_of
-from topoalign.allocator.reconciliation.liveness import LivenessCheck
+import msgspec
+
+from topoalign.allocator.allocate.claims import AskedContainer, Claim, NodeView
+from topoalign.allocator.reconciliation.displacement import displaced_pod_name, kept_of
 from topoalign.core.demand.share_annotations import InvalidShare, read_gpu_rules
 from topoalign.core.demand.shares import (
     gpus_of_numa_nodes,
@@ -34,7 +35,6 @@ from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping_devices
-from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import choose_gpus_for_slots, several_of_one_gpu, slot_of
 from topoalign.core.sharing.reserved_shares import (
     OpenPart,
@@ -78,26 +78,12 @@ class MovedSlots(NamedTuple):
     """The amount of each GPU; None: an equal part."""
 
 
-class SlotGrants:
-    """Prefers and checks vGPU slots, by the record and the reservations."""
+class SlotClaim(Claim):
+    """Claims a share in vGPU slots. Prefers and checks slots by the record and the reservations."""
 
-    def __init__(
-        self,
-        state: Callable[[], NodeState],
-        clock: Clock,
-        reserved: Callable[[], NodeReservations],
-        liveness: LivenessCheck,
-        compat: str = "",
-    ) -> None:
-        """
-        `state`: of the node; while calls are judged, with the grants of the calls before. `reserved`: the current
-        reservations of the node. `compat`: as in the rules of the node.
-        """
-        self._state = state
-        self._clock = clock
-        self._reserved = reserved
-        self._liveness = liveness
-        self._rules = read_gpu_rules((), as_hami=compat == "hami")
+    def __init__(self, view: NodeView) -> None:
+        super().__init__(view)
+        self._rules = read_gpu_rules((), as_hami=view.compat == "hami")
         self.moved: dict[PartName, MovedSlots] = {}
         """Container -> its slots instead of those reserved for it."""
         self._ended = frozenset[AllocationID]()
@@ -111,9 +97,9 @@ class SlotGrants:
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
             return ()
-        self._ended = frozenset(self._state().allocations.keys() - live.allocations.keys())
-        reserved = self._reserved()
-        now = self._clock.monotonic()
+        self._ended = frozenset(self.view.state.allocations.keys() - live.allocations.keys())
+        reserved = self.view.reserved
+        now = self.view.now
         instead = {name: each.slots for name, each in self.moved.items()}
         parts = [*iterate_open_parts(live, reserved, now, question, instead)]
         own = answering_part(question, parts)
@@ -159,44 +145,43 @@ class SlotGrants:
 
     def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
         """Returns the amounts of a container that gets exactly the slots recorded instead of reserved ones; else empty."""
-        until = self._reserved().until
-        now = self._clock.monotonic()
+        until = self.view.reserved.until
+        now = self.view.now
         wanted = frozenset(slots)
         for (uid, _), moved in self.moved.items():
             if moved.amount is not None and moved.slots == wanted and until.get(uid, now) > now:
                 return dict.fromkeys(slots, moved.amount)
         return {}
 
-    def check(self, resource: ResourceName, containers: AskedDevices) -> None:
+    def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         """
         Raises InvalidShare for several slots of one GPU, which give no more of it than one, and ShareSplit for slots
         that the container which waits for this number must not have.
         """
-        if resource not in resources_in_slots(self._state().hardware):
+        if resource not in resources_in_slots(self.view.state.hardware):
             return
-        for slots in containers:
-            gpus = [base_of(slot) for slot in slots]
-            if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
-                live = self._live()
-                share = unknown_share(live.hardware, resource, len(slots))
-                able = gpus_with_slots(live.ownership.slots_left, share, live.hardware)
-                cause, remedy = several_of_one_gpu(live.hardware, resource, gpus, able)
-                raise InvalidShare(
-                    f"{FIELD}: several slots of {quoted(twice)}, of which a container has one: {cause}", remedy
-                )
-            if not all(map(self._state().ownership.is_held, slots)):  # else the kubelet may repeat itself
-                self.check_reserved(resource, slots)
+        gpus = [base_of(slot) for slot in devices]
+        if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
+            live = self._live()
+            share = unknown_share(live.hardware, resource, len(devices))
+            able = gpus_with_slots(live.ownership.slots_left, share, live.hardware)
+            cause, remedy = several_of_one_gpu(live.hardware, resource, gpus, able)
+            raise InvalidShare(
+                f"{FIELD}: several slots of {quoted(twice)}, of which a container has one: {cause}", remedy
+            )
+        if not all(map(self.view.state.ownership.is_held, devices)):  # else the kubelet may repeat itself
+            self.check_reserved(resource, devices)
 
     def check_reserved(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
         """
         Raises ShareSplit for slots that are not those of the container which waits for this number, if it must have its own.
         If its reservation may move, records these slots instead: a kubelet that has no choice asks for no preference.
         """
-        if resource not in resources_in_slots(self._state().hardware):
+        if resource not in resources_in_slots(self.view.state.hardware):
             return
-        reserved = self._reserved()
+        reserved = self.view.reserved
         instead = {name: each.slots for name, each in self.moved.items()}
-        part = unmatched_part(self._live(), reserved, self._clock.monotonic(), resource, slots, instead)
+        part = unmatched_part(self._live(), reserved, self.view.now, resource, slots, instead)
         if part is None:
             return
         if part.may_move:
@@ -212,24 +197,24 @@ class SlotGrants:
 
     def _aligned(self, resource: ResourceName) -> str:
         """Returns an addition to a remedy if the kubelet may have aligned the slots; else empty."""
-        on_nodes = gpus_of_numa_nodes(self._state().hardware).get(resource)
+        on_nodes = gpus_of_numa_nodes(self.view.state.hardware).get(resource)
         most = max(on_nodes.values()) if on_nodes else 0
         return f"; by sharing.slots.numaTopology it aligns slots to NUMA nodes, of {most} GPUs at most" if most else ""
 
     def _live(self) -> NodeState:
         """Returns the state without the allocations that had ended at the last request for a preference."""
-        state = self._state()
+        state = self.view.state
         for name in self._ended & state.allocations.keys():
             state = state.without(name)
         return state
 
     def amounts(self, resource: ResourceName, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
         """Returns the amounts of a container that gets these devices; empty if they are no slots."""
-        hardware = self._state().hardware
+        hardware = self.view.state.hardware
         if resource not in resources_in_slots(hardware):
             return {}
-        kept = self._reserved()
-        now = self._clock.monotonic()
+        kept = self.view.reserved
+        now = self.view.now
         reserved = self._amounts_moved(slots) or amounts_reserved(kept, now, resource, slots)
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
@@ -238,63 +223,70 @@ class SlotGrants:
         Returns the UIDs of the pods for which the amounts of these slots are reserved; () for equal parts and for other
         devices.
         """
-        hardware = self._state().hardware
+        hardware = self.view.state.hardware
         if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
             return ()
-        return pods_reserved_for(self._reserved(), self._clock.monotonic(), resource, amounts)
+        return pods_reserved_for(self.view.reserved, self.view.now, resource, amounts)
 
     def displaced_pod_of(self, resource: ResourceName, slots: Collection[DeviceID]) -> str:
         """Returns the UID of a pod that must not start with these slots, because others got its reservation; else empty."""
         is_moved = bool(self._amounts_moved(slots))
-        return (
-            "" if is_moved else displaced_pod(self._state(), self._reserved(), self._clock.monotonic(), resource, slots)
-        )
+        return "" if is_moved else displaced_pod(self.view.state, self.view.reserved, self.view.now, resource, slots)
 
-    def conflicting(
-        self, resource: ResourceName, slots: Collection[DeviceID], granted: Sequence[Allocation] = ()
-    ) -> list[Allocation]:
+    def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """
-        Returns the records of these GPUs if they do not leave enough for the slots: then a poll must show which of them have
-        ended. `granted`: further allocations that count as held.
+        As `Claim.conflicts`: the records of these GPUs if they do not leave enough for the slots. Raises as
+        `check_reserved`, which decides the amounts.
         """
-        amounts = self.amounts(resource, slots)
-        state = self._state()
+        self.check_reserved(asked.resource, asked.ids)
+        amounts = self.amounts(asked.resource, asked.ids)
         if not amounts:
-            return []
-        sharing = self._sharing_gpus(state, amounts)
-        is_full = self._lacking(amounts, (*sharing, *granted)) is not None
-        return sharing if is_full else []
+            return ()
+        gpus = {base_of(slot) for slot in amounts}
+        sharing = [each for each in self.view.state.allocations.values() if not gpus.isdisjoint(each.shared_bases)]
+        return sharing if self._lacking(amounts, (*sharing, *asked.new.granted)) is not None else ()
 
-    def make_room(
-        self,
-        resource: ResourceName,
-        slots: Collection[DeviceID],
-        conflicts: Sequence[Allocation],
-        stale: Mapping[AllocationID, Allocation],
-        granted: Sequence[Allocation],
-        poll: Poll | None,
-    ) -> dict[AllocationID, Allocation]:
+    def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
         """
-        Returns those of the records `conflicts`, by id, that are released for the slots because their containers have ended.
-        `stale`: records that are released already; what the kubelet has still allocated of them counts. Raises
-        NotEnoughShareCores and NotEnoughShareMemory if that does not free enough.
+        As `Claim.evict`; nothing remains of these records. What the kubelet has still allocated of records that are
+        released already counts. Raises NotEnoughShareCores and NotEnoughShareMemory if too little becomes free.
         """
         if not conflicts:
-            return {}
-        assert poll is not None, "a record is known to the poll"
-        amounts = self.amounts(resource, slots)
-        liveness = self._liveness
+            return
+        poll = asked.known_poll
+        stale = asked.stale
+        granted = asked.new.granted
+        amounts = self.amounts(asked.resource, asked.ids)
+        liveness = self.view.liveness
         counted = [
             kept_of(each, poll.listing) if each.id in stale and not liveness.is_displaced(each, poll.listing) else each
             for each in conflicts
         ]
         if self._lacking(amounts, (*counted, *granted)) is None:
-            return {}
+            return
         gone = [each for each in counted if each.id not in stale and liveness.has_ended(each, poll.listing, poll.at)]
         ended = {each.id: each for each in liveness.dropped(gone, (), (), poll.at)}
         if lacking := self._lacking(amounts, (*(each for each in counted if each.id not in ended), *granted)):
-            raise self._refusal(resource, slots, lacking)
-        return ended
+            raise self._refusal(asked.resource, asked.ids, lacking)
+        asked.release(ended.values())
+        asked.new.ended.update(ended)
+
+    def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
+        """As `Claim.complete`: the amounts and instances of the slots, and whose reservation they were."""
+        resource = asked.resource
+        if resource not in resources_in_slots(self.view.state.hardware):
+            return allocation
+        slots = allocation.devices[resource]
+        amounts = self.amounts(resource, slots)
+        made = {slot: asked.made[slot] for slot in slots if slot in asked.made}
+        return msgspec.structs.replace(
+            allocation,
+            slots={**amounts, **{slot: each.amount for slot, each in made.items()}},
+            instances={slot: each.uuid for slot, each in made.items()},
+            reserved_for=self.reserved_for(resource, amounts),
+            denied=displaced_pod_name(asked.new.gone.values(), resource, slots, asked.listing)
+            or self.displaced_pod_of(resource, slots),
+        )
 
     def _refusal(
         self, resource: ResourceName, slots: Collection[DeviceID], lacking: ShareDoesNotFit
@@ -311,14 +303,9 @@ class SlotGrants:
             REMEDY + self._aligned(resource),
         )
 
-    def _sharing_gpus(self, state: NodeState, amounts: Mapping[DeviceID, Amount]) -> list[Allocation]:
-        """Returns the live allocations with a share of the GPUs of these slots."""
-        gpus = {base_of(slot) for slot in amounts}
-        return [each for each in state.allocations.values() if not gpus.isdisjoint(each.shared_bases)]
-
     def _lacking(self, amounts: Mapping[DeviceID, Amount], held: Sequence[Allocation]) -> ShareDoesNotFit | None:
         """Returns what a GPU lacks, after the amounts of these allocations on other slots; None: it lacks nothing."""
-        hardware = self._state().hardware
+        hardware = self.view.state.hardware
         by_gpu = held_by_slot(hardware, held)
         for slot, asked in amounts.items():
             gpu = base_of(slot)

@@ -13,7 +13,7 @@ anything of it.
 several
   GPUs as they are reserved. It also refuses memory of another GPU than the computing time granted just before, and units
   other than the reserved ones of a container that waits for this number of units of several GPUs.
-- Allocate, by the record (`ShareExclusion`), refuses a whole GPU while a container has units of it, and units while a
+- Allocate, by the record (`UnitClaim.evict`), refuses a whole GPU while a container has units of it, and units while a
   container has the GPU as a whole. Records of ended containers are released. Records reserved for one pod do not count
   against each other.
 - PreStartContainer (`pre_start`) checks again, because the kubelet's checkpoint then shows the devices of each container.
@@ -22,13 +22,14 @@ The record does not contain which grant may lack its other half, so an agent tha
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from itertools import product
 from typing import NamedTuple
 
 import msgspec
 
-from topoalign.allocator.ports import AskedDevices, KubeletListing, Poll
+from topoalign.allocator.allocate.claims import AskedContainer, Claim, NodeView
+from topoalign.allocator.ports import KubeletListing, Poll
 from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places, still_displaced
 from topoalign.core.demand.shares import Left, Share, UnitFields, check_share, fits_left_units, gpus_with_room, unit_of
 from topoalign.core.model.allocations import Allocation, amounts_of
@@ -38,7 +39,6 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.placement.reserved_choice import open_reservations
 from topoalign.core.placement.sparing import held_among, overlapping_devices
-from topoalign.core.ports import Clock
 from topoalign.core.sharing.choosers import check_gpus, choose_gpus_for_units, units_on, with_missing
 from topoalign.core.sharing.reserved_shares import (
     OpenHalf,
@@ -211,30 +211,20 @@ class PossibleOwners(NamedTuple):
     """Allocations without a known owner that may be the other half."""
 
 
-class Shares:
-    """Prefers and checks vcuda units, by the newest grant of units and the reservations."""
+class UnitClaim(Claim):
+    """Claims a share in vcuda units. Prefers and checks units by the newest grant of units and the reservations."""
 
-    def __init__(
-        self,
-        state: Callable[[], NodeState],
-        clock: Clock,
-        reserved: Callable[[], NodeReservations],
-        liveness: LivenessCheck,
-        compat: str,
-    ) -> None:
-        """`reserved`: the current reservations of the node. `compat`: as in the rules of the node."""
-        self._state = state
-        self._clock = clock
-        self._reserved = reserved
-        self._liveness = liveness
-        self._compat = compat
+    def __init__(self, view: NodeView) -> None:
+        super().__init__(view)
         self._newest: NewestUnitGrant | None = None
         """The newest grant of units."""
         self._split = 0
         """Units of computing time of the last share whose memory was refused."""
 
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
-        """Notes the answers to a call for this resource. `poll`: the poll of the kubelet before it, if any."""
+        """As `Claim.granted`."""
+        if unit_of(self.view.state.hardware, resource) is None:
+            return
         for answer in answers:
             units = answer.from_kubelet.get(resource, ())
             if (kind := first_unit_kind(units)) is None:
@@ -242,12 +232,7 @@ class Shares:
             before = self.open_half(kind, poll)
             pods = self._possible_owners(resource, units, poll, before).pods
             is_second = before is not None and before.allocation.amounts.keys() == answer.amounts.keys()
-            self._newest = NewestUnitGrant(answer.id, self._clock.monotonic(), is_second, pods)
-
-    @property
-    def newest(self) -> AllocationID | None:
-        """The newest grant of units since the start; None: there was none."""
-        return self._newest.id if self._newest is not None else None
+            self._newest = NewestUnitGrant(answer.id, self.view.now, is_second, pods)
 
     def open_half(self, kind: UnitKind, poll: Poll | None) -> OpenHalf | None:
         """
@@ -256,16 +241,16 @@ class Shares:
         container has all its devices; if it is older than `OPEN_SECONDS`; or if its container has all that is reserved
         for it.
         """
-        if self._newest is None or self._clock.monotonic() - self._newest.at > OPEN_SECONDS:
+        if self._newest is None or self.view.now - self._newest.at > OPEN_SECONDS:
             return None
-        state = self._state()
+        state = self.view.state
         newest = state.allocations.get(self._newest.id)
         if newest is None or newest.pod_uid or has_kind(newest, kind):
             return None
         if poll is not None and self._is_entered(newest, poll.listing):
             return None
-        reserved = self._reserved()
-        now = self._clock.monotonic()
+        reserved = self.view.reserved
+        now = self.view.now
         for resource, units in newest.from_kubelet.items():
             own = [
                 (of, container)
@@ -282,14 +267,14 @@ class Shares:
         Returns the newest grant, if it may be a first half, without regard to the checkpoint, which may be written between
         two halves. For preferences only.
         """
-        if self._newest is None or self._newest.is_second or self._clock.monotonic() - self._newest.at > OPEN_SECONDS:
+        if self._newest is None or self._newest.is_second or self.view.now - self._newest.at > OPEN_SECONDS:
             return None
-        newest = self._state().allocations.get(self._newest.id)
+        newest = self.view.state.allocations.get(self._newest.id)
         return None if newest is None or has_kind(newest, kind) else OpenHalf(newest, is_certain=False)
 
     def _is_entered(self, grant: Allocation, listing: KubeletListing) -> bool:
         """Whether the checkpoint has the container of a grant with a complete share. A half may be in it by chance."""
-        if not self._liveness.is_written_since(grant, listing):
+        if not self.view.liveness.is_written_since(grant, listing):
             return False
         units = grant.device_ids
         names = {(part.pod_uid, part.container) for part in listing.parts if not units.isdisjoint(part.devices)}
@@ -316,8 +301,8 @@ class Shares:
         parts = poll.listing.parts if poll is not None else ()
         pods = {part.pod_uid for part in parts if part.resource == resource and not asked.isdisjoint(part.devices)}
         records = set[AllocationID]()
-        state = self._state()
-        for reservation, container in reservations_of(self._reserved(), self._clock.monotonic(), resource, asked):
+        state = self.view.state
+        for reservation, container in reservations_of(self.view.reserved, self.view.now, resource, asked):
             pods |= {reservation.pod_uid, f"{reservation.namespace}/{reservation.pod}"}
             records |= {
                 each.id
@@ -349,8 +334,8 @@ class Shares:
         required = devices.some(must_include)
         if len(required) < len(must_include) or (required - offered).bits:
             return ()
-        reserved = self._reserved()
-        now = self._clock.monotonic()
+        reserved = self.view.reserved
+        now = self.view.now
         half = self.open_half(kind, poll)
         own = reserved_units(live, reserved, now, question, half)
         if own is not None and not own.is_swapped:
@@ -367,23 +352,22 @@ class Shares:
             gpus = gpu_of_other_half(first, share, kind, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
                 was_split = kind == "cores" and size == self._split
-                gpus = gpus_for(state, share, kind, must_include, fitting, self._compat, was_split=was_split)
+                gpus = gpus_for(state, share, kind, must_include, fitting, self.view.compat, was_split=was_split)
             if gpus:
                 unreserved = units_on(spare - kept, must_include, size, gpus)
                 return unreserved if len(unreserved) == size or not kept else units_on(spare, must_include, size, gpus)
         return own.units if own is not None else ()
 
-    def check(self, resource: ResourceName, containers: AskedDevices) -> None:
+    def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         """Raises InvalidShare and ShareSplit for units that no container can have together. Ignores other devices."""
-        for units in containers:
-            amounts = amounts_of(units)
-            if not amounts:
-                continue
-            cores = sum(each.cores for each in amounts.values())
-            check_share(Share(cores, len(units)), UnitFields(cores=FIELD, memory=FIELD))
-            reserved = reservations_of(self._reserved(), self._clock.monotonic(), resource, units)
-            if not any(is_spread(units) or (not cores and has_whole(container)) for _, container in reserved):
-                check_gpus(amounts, FIELD)
+        amounts = amounts_of(devices) if unit_of(self.view.state.hardware, resource) is not None else {}
+        if not amounts:
+            return
+        cores = sum(each.cores for each in amounts.values())
+        check_share(Share(cores, len(devices)), UnitFields(cores=FIELD, memory=FIELD))
+        reserved = reservations_of(self.view.reserved, self.view.now, resource, devices)
+        if not any(is_spread(devices) or (not cores and has_whole(container)) for _, container in reserved):
+            check_gpus(amounts, FIELD)
 
     def check_half(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> None:
         """
@@ -397,7 +381,7 @@ class Shares:
         half = self.open_half("memory", poll)
         if half is None or not half.is_certain or are_together(units, half.allocation):
             return
-        if any(reservations_of(self._reserved(), self._clock.monotonic(), resource, units)):
+        if any(reservations_of(self.view.reserved, self.view.now, resource, units)):
             return
         self._newest = None
         self._split = sum(each.cores for each in half.allocation.amounts.values())
@@ -411,7 +395,7 @@ class Shares:
         Raises ShareSplit if a container waits for this number of units of several GPUs and these are not its units. Its
         other half is not known here, and a share of other GPUs, or of one GPU, is not what it requested.
         """
-        own = spread_for(self._reserved(), self._clock.monotonic(), resource, len(units), units)
+        own = spread_for(self.view.reserved, self.view.now, resource, len(units), units)
         if own is None:
             return
         gpus, theirs = (quoted(sorted(amounts_of(ids))) for ids in (units, own))
@@ -421,73 +405,49 @@ class Shares:
             "delete the pod and let the scheduler choose again; the kubelet has aligned it to other NUMA nodes",
         )
 
+    # A container with all computing time of a GPU excludes all other containers from the GPU.
+    #
+    # The record contains grants. It gets their owners from PodResources when the pod runs, and never for init
+    # containers. The checkpoint has the owner as soon as a container has all its devices. So a container is judged by
+    # the devices of both. Its computing time may be in several records, if later containers of its pod or of other
+    # pods reuse some of it.
+    #
+    # The kubelet does not name the pod of a call. It may be a pod whose units are allocated again, because only
+    # containers of one pod reuse each other's units; a pod for which exactly these units are reserved; or the pod of
+    # the newest grant, if that lacks these units. The units of such a pod do not count against the call. If the guess
+    # is wrong, the container does not start (`pre_start`).
 
-def first_unit_kind(devices: Collection[DeviceID]) -> UnitKind | None:
-    """Returns the kind of the first vcuda unit among these devices, by its id; None: there is none."""
-    return next((kind for device in devices if (kind := unit_kind(device)) is not None), None)
-
-
-def has_kind(grant: Allocation, kind: UnitKind) -> bool:
-    """Whether a grant has units of this kind."""
-    return any(each.cores if kind == "cores" else each.memory for each in grant.amounts.values())
-
-
-# A container with all computing time of a GPU excludes all other containers from the GPU.
-#
-# The record contains grants. It gets their owners from PodResources when the pod runs, and never for init containers. The
-# checkpoint has the owner as soon as a container has all its devices. So a container is judged by the devices of both. Its
-# computing time may be in several records, if later containers of its pod or of other pods reuse some of it.
-#
-# The kubelet does not name the pod of a call. It may be a pod whose units are allocated again, because only containers
-# of one pod reuse each other's units; a pod for which exactly these units are reserved; or the pod of the newest grant,
-# if that lacks these units. The units of such a pod do not count against the call. If the guess is wrong, the container
-# does not start (`pre_start`).
-
-
-class ShareExclusion:
-    """Finds, for an Allocate of vcuda units, the records that exclude it."""
-
-    def __init__(self, state: Callable[[], NodeState], liveness: LivenessCheck, shares: Shares) -> None:
-        """`state`: of the node; while calls are judged, with the grants of the calls before."""
-        self._state = state
-        self._liveness = liveness
-        self._shares = shares
-
-    def conflicting(self, resource: ResourceName, units: Collection[DeviceID]) -> list[Allocation]:
+    def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """
-        Returns the records of these GPUs if a container may have one of the GPUs as a whole, or would get it: then a poll
-        must show their owners.
+        As `Claim.conflicts`: the records of these GPUs if a container may have one of the GPUs as a whole, or would get it.
         """
-        state = self._state()
-        asked = amounts_of(units) if unit_of(state.hardware, resource) is not None else {}
-        if not asked:
-            return []
-        sharing = [each for each in state.allocations.values() if not asked.keys().isdisjoint(each.amounts)]
-        for gpu, amount in asked.items():
+        state = self.view.state
+        amounts = amounts_of(asked.devices) if unit_of(state.hardware, asked.resource) is not None else {}
+        if not amounts:
+            return ()
+        sharing = [each for each in state.allocations.values() if not amounts.keys().isdisjoint(each.amounts)]
+        for gpu, amount in amounts.items():
             held = [each.amounts[gpu].cores for each in sharing if gpu in each.amounts]
             if held and (amount.cores >= CORES or sum(held) >= CORES):
                 return sharing
-        return []
+        return ()
 
-    def make_room(
-        self,
-        resource: ResourceName,
-        units: Collection[DeviceID],
-        conflicts: Sequence[Allocation],
-        stale: Mapping[AllocationID, Allocation],
-        poll: Poll | None,
-    ) -> dict[AllocationID, Allocation]:
+    def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
         """
-        Returns those of the records `conflicts`, by id, that are released for the units because their containers have ended.
-        A container has also ended if another record of it is stale (`stale`). Raises WholeGpuInUse if another container has
-        one of the GPUs as a whole, or has units of a GPU that is requested as a whole.
+        As `Claim.evict`. A container has also ended if another record of it is stale. Raises as `check_half`, and
+        WholeGpuInUse if another container has one of the GPUs as a whole, or has units of a GPU that is requested whole.
         """
+        resource = asked.resource
+        if unit_of(self.view.state.hardware, resource) is None:
+            return
+        self.check_half(resource, asked.ids, asked.poll)
         if not conflicts:
-            return {}
-        assert poll is not None, "a record is known to the poll"
+            return
+        poll = asked.known_poll
         listing = poll.listing
-        liveness = self._liveness
-        asked = amounts_of(units)
+        liveness = self.view.liveness
+        amounts = amounts_of(asked.ids)
+        stale = asked.stale
         over = {(each.owner, each.pod_uid) for each in stale.values() if each.owner}
         counted = list[Allocation]()
         ended = list[Allocation]()
@@ -500,12 +460,12 @@ class ShareExclusion:
             is_over = (record.owner, record.pod_uid) in over and not runs_on
             is_dropped = liveness.dropped(gone, (), (), poll.at) or (gone and self._is_unowned(record, listing))
             (ended if is_over or is_dropped else counted).append(record)
-        owners = self._shares.possible_owners(resource, units, poll)
+        owners = self.possible_owners(resource, asked.ids, poll)
         for holder, held in units_held(counted, conflicts, listing, liveness).items():
-            gpus = exclusive_conflicts(asked, amounts_of(held))
+            gpus = exclusive_conflicts(amounts, amounts_of(held))
             if gpus and holder.pod not in owners.pods and holder.container not in owners.records:
                 raise WholeGpuInUse(gpus, " ".join(filter(None, holder)))
-        return {each.id: each for each in preventing_allocations(ended, asked)}
+        asked.release(preventing_allocations(ended, amounts))
 
     def _is_unowned(self, record: Allocation, listing: KubeletListing) -> bool:
         """
@@ -515,11 +475,21 @@ class ShareExclusion:
         counts.
         """
         return (
-            record.id != self._shares.newest
+            (self._newest is None or record.id != self._newest.id)
             and listing.checkpoint is not None
             and listing.checkpoint.isdisjoint(kubelet_places(record))
-            and self._liveness.is_written_since(record, listing)
+            and self.view.liveness.is_written_since(record, listing)
         )
+
+
+def first_unit_kind(devices: Collection[DeviceID]) -> UnitKind | None:
+    """Returns the kind of the first vcuda unit among these devices, by its id; None: there is none."""
+    return next((kind for device in devices if (kind := unit_kind(device)) is not None), None)
+
+
+def has_kind(grant: Allocation, kind: UnitKind) -> bool:
+    """Whether a grant has units of this kind."""
+    return any(each.cores if kind == "cores" else each.memory for each in grant.amounts.values())
 
 
 def units_held(

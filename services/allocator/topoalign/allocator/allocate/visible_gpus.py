@@ -16,20 +16,18 @@ Example, of a container with one GPU and one MIG instance:
     nothing reserved           Allocate of GPU-0 names GPU-0            Allocate of MIG-1-0 is refused
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from topoalign.allocator.allocate.claims import AskedContainer, Claim, NodeView
 from topoalign.allocator.ports import Poll
-from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.demand.device_lists import has_gpus, has_nics
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import NoFit, quoted
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import gpus_by_instances
 
 Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
@@ -41,7 +39,11 @@ OPEN_SECONDS = 5.0
 
 
 class NotVisible(NoFit):
-    """Raised for GPUs that their container would hold and not see, because another answer names other GPUs."""
+    """
+    Raised for GPUs that the container would not see: another answer names other GPUs.
+
+    Remedy: Use another `deviceListStrategy`, or ask for one GPU resource in each container.
+    """
 
     code = "NotVisible"
 
@@ -65,30 +67,20 @@ class NewestGpuGrant(NamedTuple):
     """Monotonic seconds."""
 
 
-class VisibleGpus:
+class VisibleGpus(Claim):
     """Tracks which GPUs the answers for a container name, and refuses GPUs that it would not see."""
 
-    def __init__(
-        self,
-        state: Callable[[], NodeState],
-        clock: Clock,
-        reserved: Callable[[], NodeReservations],
-        liveness: LivenessCheck,
-        by_variable_alone: Callable[[], bool],
-    ) -> None:
-        """`reserved`: the current reservations of the node. `by_variable_alone`: as in the current `PluginFlags`."""
-        self._state = state
-        self._clock = clock
-        self._reserved = reserved
-        self._liveness = liveness
+    def __init__(self, view: NodeView, by_variable_alone: Callable[[], bool]) -> None:
+        """`by_variable_alone`: as in the current `PluginFlags`."""
+        super().__init__(view)
         self._by_variable_alone = by_variable_alone
         self._newest: NewestGpuGrant | None = None
 
-    def granted(self, resource: ResourceName, answers: Collection[Allocation]) -> None:
-        """Notes the answers to a call for this resource."""
-        if has_gpus(self._state().hardware, resource):
+    def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
+        """As `Claim.granted`."""
+        if has_gpus(self.view.state.hardware, resource):
             for answer in answers:
-                self._newest = NewestGpuGrant(answer.id, resource, self._clock.monotonic())
+                self._newest = NewestGpuGrant(answer.id, resource, self.view.now)
 
     def devices_of_container(
         self, resource: ResourceName, allocation: Allocation
@@ -98,9 +90,9 @@ class VisibleGpus:
         NICs): those reserved for it, and later those in the record for its owner. Containers of a pod that use the same
         devices one after the other have one list. Empty for vcuda units, with which no container has other GPUs.
         """
-        state = self._state()
-        reserved = self._reserved()
-        now = self._clock.monotonic()
+        state = self.view.state
+        reserved = self.view.reserved
+        now = self.view.now
         if any(offer.unit is not None for offer in state.hardware.offers_of.get(resource, ())):
             return {}
         own = frozenset(allocation.from_kubelet.get(resource, ()))
@@ -124,21 +116,22 @@ class VisibleGpus:
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), *known)))
         return found
 
-    def must_ask(self, resource: ResourceName, devices: Collection[DeviceID]) -> bool:
-        """Whether only PodResources shows if these GPUs are for the container of the newest grant."""
-        return self._hiding(resource, devices) is not None
+    def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
+        """As `Claim.conflicts`: the newest grant, if a poll must show whether these GPUs are for its container."""
+        newest = self._hiding(asked.resource, asked.ids)
+        return () if newest is None else [self.view.state.allocations[newest.id]]
 
-    def check(self, resource: ResourceName, devices: Collection[DeviceID], poll: Poll | None) -> None:
+    def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
         """
         Raises NotVisible for GPUs that the answer to the newest grant does not name, if both are for one container. It does
         so once, because the pod of that grant may have been refused meanwhile.
         """
-        newest = self._hiding(resource, devices)
-        if newest is None or poll is None or self._is_entered(newest, poll):
+        newest = self._newest
+        if not conflicts or newest is None or self._is_entered(newest, asked.known_poll):
             return
         named = self._named(newest)
         self._newest = None
-        raise NotVisible(resource, {*map(base_of, devices)}, newest.resource, named)
+        raise NotVisible(asked.resource, {*map(base_of, asked.ids)}, newest.resource, named)
 
     def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> NewestGpuGrant | None:
         """
@@ -148,16 +141,16 @@ class VisibleGpus:
         newest = self._newest
         if newest is None or newest.resource == resource or not self._by_variable_alone():
             return None
-        grant = self._state().allocations.get(newest.id)
-        if grant is None or grant.pod_uid or self._clock.monotonic() - newest.at > OPEN_SECONDS:
+        grant = self.view.state.allocations.get(newest.id)
+        if grant is None or grant.pod_uid or self.view.now - newest.at > OPEN_SECONDS:
             return None
-        if not has_gpus(self._state().hardware, resource) or self._named(newest).issuperset(map(base_of, devices)):
+        if not has_gpus(self.view.state.hardware, resource) or self._named(newest).issuperset(map(base_of, devices)):
             return None
         return newest
 
     def _named(self, newest: NewestGpuGrant) -> frozenset[DeviceID]:
         """The GPUs and MIG instances that the answer to a grant names."""
-        grant = self._state().allocations[newest.id]
+        grant = self.view.state.allocations[newest.id]
         own = (grant.instances.get(each, each) for each in grant.from_kubelet.get(newest.resource, ()))
         others = (each for ids in self.devices_of_container(newest.resource, grant).values() for each in ids)
         return frozenset(map(base_of, (*own, *others)))
@@ -166,8 +159,8 @@ class VisibleGpus:
         """Whether the checkpoint has a grant, or cannot be read."""
         if poll.listing.checkpoint is None:
             return True
-        grant = self._state().allocations[newest.id]
-        if not self._liveness.is_written_since(grant, poll.listing):
+        grant = self.view.state.allocations[newest.id]
+        if not self.view.liveness.is_written_since(grant, poll.listing):
             return False
         given = grant.from_kubelet.get(newest.resource, ())
         return any(each.resource == newest.resource and each.devices.issuperset(given) for each in poll.listing.parts)

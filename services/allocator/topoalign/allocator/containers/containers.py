@@ -16,7 +16,15 @@ import structlog
 from topoalign.allocator.containers import cdi, host_files
 from topoalign.allocator.containers.cdi import SpecificationFiles
 from topoalign.allocator.containers.host_files import dev_root
-from topoalign.allocator.containers.responses import CDI, ResponseWriter
+from topoalign.allocator.containers.responses import (
+    CDI,
+    CdiNames,
+    DeviceLists,
+    EditProvider,
+    NicEdits,
+    OwnNodes,
+    ResponseWriter,
+)
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import Unavailable
@@ -77,23 +85,28 @@ class Containers:
         """
         if not has_gpus(topology, resource):
             return ResponseWriter()
-        writer = self._writer(topology)
+        lists = self._device_lists(topology)
+        providers: list[EditProvider] = [lists]
+        flags = lists.configuration.flags
+        if not CDI.isdisjoint(flags.plugin.device_list_strategy):
+            specified = self._specify(lists.configuration, topology, lists.channels)
+            found = tuple(kind for kind in cdi.extras(lists.configuration) if kind in specified)
+            providers.append(CdiNames(lists, found))
+        # Most nodes share nothing by MPS and have no limiter, and do not import these modules.
         limiter = limiter_of(topology, resource)
         if limiter == "hami-core":
-            from topoalign.allocator.containers.hami_core.slot_edits import (
-                hami_core_edits,  # most nodes have no limiter
-            )
+            from topoalign.allocator.containers.hami_core.slot_edits import hami_core_edits
 
-            return writer._replace(hami_core=hami_core_edits(writer.configuration.flags))
-        if limiter == "vcuda":
+            providers.append(hami_core_edits(flags))
+        elif limiter == "vcuda":
             from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
 
-            return writer._replace(vcuda=vcuda_edits(writer.configuration.flags, self._proc, self._cgroups))
-        if not is_shared_by_mps(topology, resource):
-            return writer
-        from topoalign.allocator.containers.mps import mps_edits  # most nodes share nothing by MPS
+            providers.append(vcuda_edits(flags, self._proc, self._cgroups))
+        elif any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ())):
+            from topoalign.allocator.containers.mps import mps_edits
 
-        return writer._replace(mps=mps_edits(writer.configuration.flags.mps_root, topology, resource))
+            providers.append(mps_edits(flags.mps_root, topology, resource))
+        return ResponseWriter(lists, (*providers, OwnNodes(), NicEdits()))
 
     async def run(self, allocator: AllocatorPort, clock: Clock) -> None:
         """Polls every `POLL_SECONDS` and when the hardware changes, until cancelled; logs each change of the result once."""
@@ -114,22 +127,12 @@ class Containers:
         """Prepares everything again, also CDI specifications; returns why containers cannot get GPUs, None: they can."""
         self._specified = self._minors = None
         try:
-            if any(has_gpus(topology, resource) for resource in topology.offers_of):
-                self._writer(topology)
-            if any(is_shared_by_mps(topology, resource) for resource in topology.offers_of):
-                from topoalign.allocator.containers.mps import unserved
-
-                if reason := unserved(self._configuration().flags.mps_root, topology):
-                    return reason
-            limiters = {limiter_of(topology, resource) for resource in topology.offers_of}
-            if "vcuda" in limiters:
-                from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
-
-                vcuda_edits(self._configuration().flags, self._proc, self._cgroups)
-            if "hami-core" in limiters:
-                from topoalign.allocator.containers.hami_core.slot_edits import hami_core_edits
-
-                hami_core_edits(self._configuration().flags)
+            for resource in topology.offers_of:
+                writer = self.now(topology, resource)
+                shared = [
+                    base for offer in topology.offers_of[resource] if offer.sharing == "mps" for base in offer.devices
+                ]
+                writer.check(topology, [shared])  # whether its daemon serves
         except Unavailable as error:
             return f"{error.finding}; {error.remedy}"
         return None
@@ -138,26 +141,21 @@ class Containers:
         """Why no container can be given a GPU now, for /readyz; None: one can. It is the result of the last poll."""
         return self._reason
 
-    def _writer(self, topology: Topology) -> ResponseWriter:
+    def _device_lists(self, topology: Topology) -> DeviceLists:
         configuration = self._configuration()
         plugin = configuration.flags.plugin
         by_cdi = not CDI.isdisjoint(plugin.device_list_strategy)
         if self._minors is None and any(gpu.mig for gpu in topology.gpus):
             self._minors = host_files.mig_minors(self._proc)
         reads_dev = plugin.pass_device_specs or by_cdi or configuration.imex.channel_ids
-        dev = dev_root(configuration.flags) if reads_dev else ResponseWriter().dev
-        writer = ResponseWriter(
+        dev = dev_root(configuration.flags) if reads_dev else DeviceLists().dev
+        return DeviceLists(
             configuration=configuration,
             dev=dev,
             shared=host_files.present(dev, host_files.SHARED) if plugin.pass_device_specs else (),
             channels=host_files.channels(dev, configuration.imex),
             minors=self._minors or {},
         )
-        if not by_cdi:
-            return writer
-        specified = self._specify(configuration, topology, writer.channels)
-        extras = tuple(kind for kind in cdi.extras(configuration) if kind in specified)
-        return writer._replace(extras=extras)
 
     def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
         """Writes the specifications if they have changed, and returns their classes."""
@@ -180,11 +178,6 @@ async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> Non
     """Waits until the allocator's hardware is another one than `topology`."""
     while allocator.state.hardware is topology:
         await allocator.wait_past(allocator.version)
-
-
-def is_shared_by_mps(topology: Topology, resource: ResourceName) -> bool:
-    """Whether a resource offers shares that MPS separates."""
-    return any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ()))
 
 
 def limiter_of(topology: Topology, resource: ResourceName) -> Limiter:

@@ -15,12 +15,12 @@ Sources: k8s-device-plugin v0.20.0, internal/plugin/mps.go; NVIDIA's Multi-Proce
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import amount_of_slot
-from topoalign.core.model.allocations import Allocation
+from topoalign.allocator.containers.responses import ContainerDevices, VisibleDevice
 from topoalign.core.model.holdings import Amount, base_of, unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
@@ -43,19 +43,9 @@ class MpsEdits(NamedTuple):
     serves: Serves | None
     """None: no daemon is ready."""
 
-    def add(
-        self, response: v1beta1.ContainerAllocateResponse, topology: Topology, devices: Collection[DeviceID]
-    ) -> None:
-        """
-        Adds pipes and shared memory if one of these devices is shared by MPS. Raises ContainerUnready if the daemon does not
-        serve it.
-        """
-        shared = {
-            device: 0 if offer.by_amounts else offer.replicas
-            for device in devices
-            for offer in topology.offers_by_base.get(device, ())
-            if offer.sharing == "mps"
-        }
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
+        """Raises ContainerUnready if the daemon does not serve one of these devices that is shared by MPS."""
+        shared = shared_devices(hardware, gpus)
         if not shared:
             return
         remedy = "see that topoalign mps runs on this node, and read its /readyz"
@@ -64,27 +54,35 @@ class MpsEdits(NamedTuple):
         if not self.serves.devices.issuperset(shared) or {*shared.values()} != {self.serves.replicas}:
             finding = f"the MPS daemon of {self.daemon} serves other devices or shares than are offered"
             raise ContainerUnready(finding, remedy)
+
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """
+        Adds pipes, shared memory and limits if a device of the container is shared by MPS. Raises ContainerUnready, also for
+        a GPU that is not in slots any more.
+        """
+        if not shared_devices(devices.hardware, devices.gpus):
+            return
+        self.check(devices.hardware, devices.gpus)
         pipe = CONTAINER_ROOT / self.daemon / PIPE
         response.envs[PIPE_VARIABLE] = str(pipe)
         response.mounts += [
             v1beta1.Mount(container_path=str(pipe), host_path=f"{self.host_root}/{self.daemon}/{PIPE}"),
             v1beta1.Mount(container_path=CONTAINER_SHM, host_path=f"{self.host_root}/{SHM}"),
         ]
+        allocation = devices.allocation
+        response.envs.update(
+            client_limits(allocation.from_kubelet[devices.resource], allocation.slots, devices.hardware)
+        )
 
-    def limit_clients(
-        self,
-        response: v1beta1.ContainerAllocateResponse,
-        resource: ResourceName,
-        allocation: Allocation,
-        hardware: Topology,
-    ) -> None:
-        """
-        Adds the limits of the container of this allocation to an answer that has pipes, if it has units or slots. Raises
-        ContainerUnready for a GPU that is not in slots any more.
-        """
-        if PIPE_VARIABLE in response.envs:
-            limits = client_limits(allocation.from_kubelet[resource], allocation.slots, hardware)
-            response.envs = dict(sorted({**response.envs, **limits}.items()))
+
+def shared_devices(hardware: Topology, gpus: Iterable[VisibleDevice]) -> dict[DeviceID, int]:
+    """Returns the GPUs and MIG instances that are shared by MPS -> the number of their shares; 0: shared by amounts."""
+    return {
+        each.base: 0 if offer.by_amounts else offer.replicas
+        for each in gpus
+        for offer in hardware.offers_by_base.get(each.base, ())
+        if offer.sharing == "mps"
+    }
 
 
 def client_limits(
@@ -131,13 +129,3 @@ def daemon_of(topology: Topology, resource: ResourceName) -> ResourceName:
     in_blocks = (offer.devices[0] for offer in topology.offers_of.get(resource, ()) if offer.unit == "memory")
     same_gpu = (each for base in in_blocks for each in topology.offers_by_base[base])
     return next((each.resource for each in same_gpu if each.unit == "cores"), resource)
-
-
-def unserved(root: str, topology: Topology) -> str | None:
-    """Returns why shares by MPS cannot be allocated now; None: they can."""
-    here = root_here(root)
-    for resource, offers in topology.offers_of.items():
-        shared = [offer for offer in offers if offer.sharing == "mps"]
-        if shared and read_served(here, daemon := daemon_of(topology, resource)) is None:
-            return f"the MPS daemon of {daemon} is not ready; see that topoalign mps runs on this node"
-    return None

@@ -3,7 +3,8 @@ Builds the answer to Allocate: how a container gets its devices.
 
 The device list strategies are those of NVIDIA's device plugin, and several may be configured at once. Each names exactly the
 allocated devices, each once and by its base: for a share, the GPU that is shared. NICs and their virtual functions are
-alstrategies passed as device nodes.
+always passed as device nodes, and so are GPUs whose driver names their device nodes (`Gpu.device_nodes`). Each
+`EditProvider` makes some of the edits of a container; the modules of MPS and the limiters have more of them.
 
 The same devices get the same answer, byte for byte, as long as configuration and hardware are the same, because the kubelet
 may repeat a call. Only the name of HAMi-core's file differs, because it must not be predictable.
@@ -17,9 +18,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from topoalign.allocator.allocate.co_allocation import reported_co_allocated
+from topoalign.allocator.allocate.claims import reported_co_allocated
 from topoalign.allocator.containers import cdi, host_files
 from topoalign.allocator.containers.host_files import ContainerUnready, HostRoot
 from topoalign.core.model.allocations import Allocation
@@ -31,11 +32,6 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology, VirtualFunction
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration
-
-if TYPE_CHECKING:  # most nodes share nothing by MPS, and have no limiter
-    from topoalign.allocator.containers.hami_core.slot_edits import HamiCoreEdits
-    from topoalign.allocator.containers.mps import MpsEdits
-    from topoalign.allocator.containers.vcuda.unit_edits import VcudaEdits
 
 GPUS_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 CHANNELS_VARIABLE = "NVIDIA_IMEX_CHANNELS"
@@ -67,8 +63,36 @@ class NicFunction(NamedTuple):
     verbs: str | None
 
 
-class ResponseWriter(NamedTuple):
-    """Builds the answers to Allocate by one configuration and the state of the host at one moment."""
+class ContainerDevices(NamedTuple):
+    """The devices of one container of an Allocate, as the providers of its edits use them."""
+
+    hardware: Topology
+    resource: ResourceName
+    gpus: Sequence[VisibleDevice]
+    """Without those that are passed by their own device nodes."""
+    nodes: Sequence[str]
+    """The own device nodes of GPUs (`Gpu.device_nodes`)."""
+    functions: Sequence[NicFunction]
+    allocation: Allocation
+    named: Mapping[ResourceName, Sequence[DeviceID]]
+    """Resource -> all devices of the container, also those of other answers (`AllocatorPort.named`)."""
+
+
+class EditProvider(Protocol):
+    """Makes some of the edits of a container: its environment, mounts, device nodes or CDI names."""
+
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
+        """Raises ContainerUnready for GPUs that a container could not use. Called before anything is recorded."""
+
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """Adds the edits to the answer for a container. Raises ContainerUnready and StateFault."""
+
+
+class DeviceLists(NamedTuple):
+    """
+    Lists GPUs and MIG instances in a variable or by mounts, and adds their device nodes, by `deviceListStrategy`. If both
+    `envvar` and `volume-mounts` are in it, the variable points to the mounts.
+    """
 
     configuration: Configuration = Configuration()
     dev: HostRoot = HostRoot("/", Path("/"))
@@ -76,83 +100,53 @@ class ResponseWriter(NamedTuple):
     """The device nodes that all GPUs share."""
     channels: tuple[int, ...] = ()
     """IMEX channels."""
-    extras: tuple[str, ...] = ()
-    """CDI classes of which every container gets the one device."""
     minors: Mapping[host_files.Instance, int] = MappingProxyType({})
     """Of the capabilities of MIG instances."""
-    mps: "MpsEdits | None" = None
-    """None: nothing of the resource is shared by MPS."""
-    vcuda: "VcudaEdits | None" = None
-    """None: no units of the resource are limited."""
-    hami_core: "HamiCoreEdits | None" = None
-    """None: no slots of the resource are limited."""
 
-    def responses(
-        self, topology: Topology, resource: ResourceName, containers: Iterable[Iterable[DeviceID]]
-    ) -> list[v1beta1.ContainerAllocateResponse]:
-        """Returns `response` for each container, before anything is recorded. Ignores ids that are not offered."""
-        by_base = topology.offers_by_base
-        return [
-            self.response(topology, resource, [base for base in bases_of(devices) if base in by_base])
-            for devices in containers
-        ]
+    @property
+    def strategies(self) -> frozenset[str]:
+        """`deviceListStrategy`, without the CDI strategies."""
+        return frozenset(self.configuration.flags.plugin.device_list_strategy) - CDI
 
-    def response(
-        self, topology: Topology, resource: ResourceName, devices: Iterable[DeviceID]
-    ) -> v1beta1.ContainerAllocateResponse:
-        """
-        Builds the answer for a container with these devices, in this order. All shares of a device name it once.
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
+        """As `EditProvider.check`: raises for unknown device nodes."""
+        if self.strategies and self.configuration.flags.plugin.pass_device_specs:
+            self.node_paths(gpus)
 
-        Raises ContainerUnready for a device that the node no longer has, or that the configured strategy cannot pass.
-        """
-        visible: list[VisibleDevice] = []
-        functions: list[NicFunction] = []
-        for base in bases_of(devices):
-            check_device_name(base)
-            if (found := host_files.gpu_and_instance(topology, base)) is not None:
-                visible.append(VisibleDevice(base, self.name_of(base, *found), *found))
-            elif (function := function_of(topology, base)) is not None:
-                functions.append(function)
-            else:
-                raise ContainerUnready(f"{base} is not on this node any more", "let the pod be created again")
-        response = v1beta1.ContainerAllocateResponse()
-        if visible:
-            self.add_visible_devices(response, visible)
-        if self.mps is not None:
-            self.mps.add(response, topology, [each.base for each in visible])
-        if functions:
-            add_functions(response, resource, functions)
-        response.envs = dict(sorted(response.envs.items()))
-        return response
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """As `EditProvider.edit`."""
+        strategies = self.strategies
+        if devices.gpus and strategies:
+            self._add_gpus(response, devices.gpus, strategies)
+        # The kubelet passes on one value of a variable, so it names the GPUs of all answers. Mounts and CDI names add up.
+        found = [visible_device(devices.hardware, base, self) for base in named_bases(devices)]
+        named = [each for each in found if each is not None and not each.gpu.device_nodes]
+        if named and "envvar" in strategies and "volume-mounts" not in strategies:
+            response.envs[GPUS_VARIABLE] = ",".join(each.name for each in named)
 
-    def add_co_allocated(
-        self,
-        response: v1beta1.ContainerAllocateResponse,
-        topology: Topology,
-        allocation: Allocation,
-        named: Mapping[ResourceName, Sequence[DeviceID]],
+    def _add_gpus(
+        self, response: v1beta1.ContainerAllocateResponse, gpus: Sequence[VisibleDevice], strategies: Collection[str]
     ) -> None:
-        """
-        Adds the co-allocated devices to the answer for an allocation, as an Allocate of their own resource would. `named`:
-        resource -> all devices of the container, also those of other answers, which the variables must name.
-        """
-        for name, ids in named.items():
-            co_allocated = {
-                each for resource, own in reported_co_allocated(allocation) if resource == name for each in own
-            }
-            nodes = [function_of(topology, each) for each in ids if each in co_allocated]
-            add_functions(response, name, [f for f in nodes if f is not None])
-            add_names(response, name, [f for each in ids if (f := function_of(topology, base_of(each))) is not None])
-        bases = sorted(
-            {base_of(each) for ids in named.values() for each in ids}, key=partial(hardware_position, topology)
-        )
-        if names := [f.name for base in bases if (f := function_of(topology, base)) is not None and f.name]:
-            response.envs[NICS_VARIABLE] = ",".join(names)
-        strategies = frozenset(self.configuration.flags.plugin.device_list_strategy)
-        gpus = [(base, found) for base in bases if (found := host_files.gpu_and_instance(topology, base)) is not None]
-        if gpus and "envvar" in strategies and "volume-mounts" not in strategies:  # mounts and CDI names add up
-            response.envs[GPUS_VARIABLE] = ",".join(self.name_of(base, *found) for base, found in gpus)
-        response.envs = dict(sorted(response.envs.items()))
+        names = [each.name for each in gpus]
+        if "envvar" in strategies:
+            response.envs[GPUS_VARIABLE] = ",".join(names)
+            if self.channels:
+                response.envs[CHANNELS_VARIABLE] = ",".join(map(str, self.channels))
+        if "volume-mounts" in strategies:
+            response.envs[GPUS_VARIABLE] = LIST_DIRECTORY
+            listed = (*names, *(f"imex/{channel}" for channel in self.channels))
+            response.mounts += [
+                v1beta1.Mount(container_path=f"{LIST_DIRECTORY}/{name}", host_path=EMPTY_FILE) for name in listed
+            ]
+        if self.configuration.flags.plugin.pass_device_specs:
+            paths = [*self.node_paths(gpus), *self.shared, *map(host_files.of_channel, self.channels)]
+            response.devices += [device_node(path, self.dev.on_host(path)) for path in dict.fromkeys(paths)]
+        for name in cdi.extras(self.configuration):
+            response.envs[f"NVIDIA_{name.upper()}"] = "enabled"
+
+    def node_paths(self, gpus: Iterable[VisibleDevice]) -> list[str]:
+        """Returns the paths of the device nodes of these GPUs alone. Raises ContainerUnready if they are not known."""
+        return [path for each in gpus for path in host_files.device_node_paths(each.gpu, each.instance, self.minors)]
 
     def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:
         """Returns the uuid or the index of a device, by `deviceIDStrategy`. Raises ContainerUnready for an unknown index."""
@@ -163,60 +157,142 @@ class ResponseWriter(NamedTuple):
             raise ContainerUnready(f"the index of MIG instance {base} is not known", "use deviceIDStrategy uuid")
         return index
 
-    def add_visible_devices(
-        self, response: v1beta1.ContainerAllocateResponse, visible: Sequence[VisibleDevice]
-    ) -> None:
-        """
-        Adds GPUs and MIG instances to an answer, by every strategy in `deviceListStrategy`.
 
-        If both `envvar` and `volume-mounts` are in it, the variable points to the mounts.
-        """
-        flags = self.configuration.flags
-        strategies = frozenset(self.configuration.flags.plugin.device_list_strategy)
-        names = [each.name for each in visible]
-        if strategies & CDI:
-            self.add_by_cdi(response, visible, strategies)
-        if strategies <= CDI:
+class CdiNames(NamedTuple):
+    """Names GPUs, IMEX channels and extras to the runtime, as annotations or in the CDI field."""
+
+    lists: DeviceLists
+    extras: tuple[str, ...]
+    """CDI classes of which every container gets the one device."""
+
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
+        """As `EditProvider.check`: the specification lacks a device whose device nodes are not known."""
+        self.lists.node_paths(gpus)
+
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """As `EditProvider.edit`."""
+        if not devices.gpus:
             return
-        if "envvar" in strategies:
-            response.envs[GPUS_VARIABLE] = ",".join(names)
-            if self.channels:
-                response.envs[CHANNELS_VARIABLE] = ",".join(map(str, self.channels))
-        if "volume-mounts" in strategies:
-            response.envs[GPUS_VARIABLE] = LIST_DIRECTORY
-            listed = (*names, *(f"imex/{channel}" for channel in self.channels))
-            response.mounts = [
-                v1beta1.Mount(container_path=f"{LIST_DIRECTORY}/{name}", host_path=EMPTY_FILE) for name in listed
-            ]
-        if flags.plugin.pass_device_specs:
-            paths = [
-                path for each in visible for path in host_files.device_node_paths(each.gpu, each.instance, self.minors)
-            ]
-            paths += [*self.shared, *map(host_files.of_channel, self.channels)]
-            response.devices += [device_node(path, self.dev.on_host(path)) for path in dict.fromkeys(paths)]
-        for name in cdi.extras(self.configuration):
-            response.envs[f"NVIDIA_{name.upper()}"] = "enabled"
-
-    def add_by_cdi(
-        self, response: v1beta1.ContainerAllocateResponse, visible: Sequence[VisibleDevice], strategies: Collection[str]
-    ) -> None:
-        """
-        Adds the CDI names of these devices, the IMEX channels and the extras to an answer, as annotations or in the CDI
-        field.
-
-        Raises ContainerUnready for a device that the specification lacks, because its device nodes are not known.
-        """
-        for each in visible:
-            host_files.device_node_paths(each.gpu, each.instance, self.minors)  # raises if the specification lacks it
-        devices = [
-            *(cdi.qualified_cdi_name(cdi.GPUS, each.name) for each in visible),
-            *(cdi.qualified_cdi_name(cdi.CHANNELS, str(channel)) for channel in self.channels),
+        self.lists.node_paths(devices.gpus)
+        plugin = self.lists.configuration.flags.plugin
+        names = [
+            *(cdi.qualified_cdi_name(cdi.GPUS, each.name) for each in devices.gpus),
+            *(cdi.qualified_cdi_name(cdi.CHANNELS, str(channel)) for channel in self.lists.channels),
             *(cdi.qualified_cdi_name(kind, cdi.ALL) for kind in self.extras),
         ]
-        if "cdi-annotations" in strategies:
-            response.annotations = cdi.cdi_annotation(self.configuration.flags.plugin.cdi_annotation_prefix, devices)
-        if "cdi-cri" in strategies:
-            response.cdi_devices = [v1beta1.CdiDevice(name=name) for name in devices]
+        if "cdi-annotations" in plugin.device_list_strategy:
+            response.annotations = cdi.cdi_annotation(plugin.cdi_annotation_prefix, names)
+        if "cdi-cri" in plugin.device_list_strategy:
+            response.cdi_devices = [v1beta1.CdiDevice(name=name) for name in names]
+
+
+class OwnNodes(NamedTuple):
+    """Adds the device nodes of GPUs whose driver names them. No strategy of NVIDIA's applies to these GPUs."""
+
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
+        """As `EditProvider.check`: such GPUs need nothing else."""
+
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """As `EditProvider.edit`."""
+        response.devices += [device_node(path, path) for path in devices.nodes]
+
+
+class NicEdits(NamedTuple):
+    """
+    Adds NICs and virtual functions, requested or co-allocated, with the variables that name all NICs of the container.
+    """
+
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
+        """As `EditProvider.check`: NICs need nothing."""
+
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """As `EditProvider.edit`: co-allocated devices as an Allocate of their own resource would add them."""
+        hardware = devices.hardware
+        if devices.functions:
+            add_functions(response, devices.resource, devices.functions)
+        co_allocated = dict(reported_co_allocated(devices.allocation))
+        for name, ids in devices.named.items():
+            own = co_allocated.get(name, ())
+            nodes = [function_of(hardware, each) for each in ids if each in own]
+            add_functions(response, name, [f for f in nodes if f is not None])
+            add_names(response, name, [f for each in ids if (f := function_of(hardware, base_of(each))) is not None])
+        bases = named_bases(devices)
+        if names := [f.name for base in bases if (f := function_of(hardware, base)) is not None and f.name]:
+            response.envs[NICS_VARIABLE] = ",".join(names)
+
+
+class ResponseWriter(NamedTuple):
+    """Builds the answers to Allocate by one configuration and the state of the host at one moment."""
+
+    lists: DeviceLists = DeviceLists()
+    providers: tuple[EditProvider, ...] = (DeviceLists(), OwnNodes(), NicEdits())
+    """In the order in which their edits are in an answer."""
+
+    def check(self, topology: Topology, containers: Iterable[Iterable[DeviceID]]) -> None:
+        """
+        Checks that each container could use its devices, before anything is recorded. Raises ContainerUnready. Ignores ids
+        that are not offered.
+        """
+        by_base = topology.offers_by_base
+        for devices in containers:
+            gpus, _, _ = self._read_devices(topology, [base for base in bases_of(devices) if base in by_base])
+            for provider in self.providers if gpus else ():
+                provider.check(topology, gpus)
+
+    def response(
+        self,
+        topology: Topology,
+        resource: ResourceName,
+        allocation: Allocation,
+        named: Mapping[ResourceName, Sequence[DeviceID]] = MappingProxyType({}),
+    ) -> v1beta1.ContainerAllocateResponse:
+        """
+        Builds the answer for a container with this allocation, with its devices in their order. All shares of a device name
+        it once.
+
+        Raises ContainerUnready for a device that the node no longer has, or that the configured strategy cannot pass.
+        """
+        # A slot that became a MIG instance is passed as the instance.
+        ids = [allocation.instances.get(each, each) for each in allocation.from_kubelet[resource]]
+        gpus, nodes, functions = self._read_devices(topology, bases_of(ids))
+        devices = ContainerDevices(topology, resource, gpus, nodes, functions, allocation, named)
+        response = v1beta1.ContainerAllocateResponse()
+        for provider in self.providers:
+            provider.edit(response, devices)
+        response.envs = dict(sorted(response.envs.items()))
+        return response
+
+    def _read_devices(
+        self, topology: Topology, bases: Iterable[DeviceID]
+    ) -> tuple[list[VisibleDevice], list[str], list[NicFunction]]:
+        """Returns the GPUs, the own device nodes of other GPUs, and the NICs. Raises ContainerUnready for other devices."""
+        gpus: list[VisibleDevice] = []
+        nodes: dict[str, None] = {}
+        functions: list[NicFunction] = []
+        for base in bases:
+            check_device_name(base)
+            if (gpu := visible_device(topology, base, self.lists)) is not None:
+                if gpu.gpu.device_nodes:
+                    nodes.update(dict.fromkeys(gpu.gpu.device_nodes))
+                else:
+                    gpus.append(gpu)
+            elif (function := function_of(topology, base)) is not None:
+                functions.append(function)
+            else:
+                raise ContainerUnready(f"{base} is not on this node any more", "let the pod be created again")
+        return gpus, [*nodes], functions
+
+
+def visible_device(topology: Topology, base: DeviceID, lists: DeviceLists) -> VisibleDevice | None:
+    """Returns a GPU or MIG instance with the name that a container sees; None for any other device."""
+    found = host_files.gpu_and_instance(topology, base)
+    return None if found is None else VisibleDevice(base, lists.name_of(base, *found), *found)
+
+
+def named_bases(devices: ContainerDevices) -> list[DeviceID]:
+    """Returns the devices of all answers to the container, without the numbers of shares, in the hardware's order."""
+    bases = {base_of(each) for ids in devices.named.values() for each in ids}
+    return sorted(bases, key=partial(hardware_position, devices.hardware))
 
 
 def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:

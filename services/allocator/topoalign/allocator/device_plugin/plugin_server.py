@@ -27,11 +27,8 @@ from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import DeviceListing
 from topoalign.allocator.device_plugin.registration_states import plugin_options
 from topoalign.allocator.ports import AllocatorPort
-from topoalign.allocator.reconciliation.adoption import in_offered_order
-from topoalign.core.demand.device_lists import has_gpus
-from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
-from topoalign.core.model.holdings import base_of, unit_kind
+from topoalign.core.model.holdings import unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.core.model.topology.device_sets import NO_DEVICES
@@ -257,35 +254,16 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         before = self.allocator.state.hardware
         listed = before.devices.get(self.resource, NO_DEVICES).listed
         sets = [listed(cast("list[DeviceID]", request.devices_ids)) for request in message.container_requests]
-        printer = self.containers.now(before, self.resource)
-        ordered = [in_offered_order(before, self.resource, devices) for devices in sets]
-        if printer.hami_core is not None:
-            printer.hami_core.check(ordered)
-        responses = printer.responses(before, self.resource, sets)
+        writer = self.containers.now(before, self.resource)
+        writer.check(before, sets)
         allocations = await self.allocator.allocate(self.resource, sets)
-        given = [with_instances(each, each.from_kubelet[self.resource]) for each in allocations]
-        if (hardware := self.allocator.state.hardware) is not before or given != ordered:
-            if any(each.instances for each in allocations):  # a CDI specification has to have them
-                printer = self.containers.now(hardware, self.resource)
-            responses = [printer.response(hardware, self.resource, ids) for ids in given]
-        named = [self.allocator.named(self.resource, allocation) for allocation in allocations]
-        for response, allocation, devices in zip(responses, allocations, named, strict=True):
-            printer.add_co_allocated(response, hardware, allocation, devices)
-        if printer.mps is not None:
-            for response, allocation in zip(responses, allocations, strict=True):
-                printer.mps.limit_clients(response, self.resource, allocation, hardware)
-        if printer.vcuda is not None:
-            for response, units in zip(responses, given, strict=True):
-                printer.vcuda.add(response, self.resource, units)
-        if printer.hami_core is not None:
-            for response, allocation, devices in zip(responses, allocations, named, strict=True):
-                others = [
-                    base_of(each)
-                    for name, ids in devices.items()
-                    if name != self.resource and has_gpus(hardware, name)
-                    for each in ids
-                ]
-                printer.hami_core.add(response, self.resource, allocation, hardware, others)
+        hardware = self.allocator.state.hardware
+        if any(each.instances for each in allocations):  # a CDI specification has to have them
+            writer = self.containers.now(hardware, self.resource)
+        responses = [
+            writer.response(hardware, self.resource, each, self.allocator.named(self.resource, each))
+            for each in allocations
+        ]
         return v1beta1.AllocateResponse(container_responses=responses)
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
@@ -308,12 +286,6 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
                 reason=error.finding,
             )
         return v1beta1.PreStartContainerResponse()
-
-
-def with_instances(allocation: Allocation, devices: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
-    """The devices as a container gets them: the instance instead of a slot that became a MIG instance."""
-    instances = allocation.instances
-    return tuple(instances.get(device, device) for device in devices) if instances else tuple(devices)
 
 
 def check_containers(requests: Sequence[Any]) -> None:

@@ -88,8 +88,6 @@ class InstanceCalls:
         self._is_displaced = is_displaced
         self._locks: dict[DeviceID, anyio.Lock] = {}
         """Slot -> the lock of its calls. Locks are never removed: there is at most one for each slot ever offered."""
-        if instances is not None:
-            instances.when_changed = lambda: ledger.move(ledger.state)
 
     @property
     def faults(self) -> Mapping[DeviceID, str]:

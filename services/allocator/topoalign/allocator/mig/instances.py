@@ -57,13 +57,23 @@ class GpuInstance(NamedTuple):
 
 
 class InstanceInUse(DriverFault):
-    """Raised if an instance is not destroyed because processes use it; the driver works."""
+    """
+    Raised if a MIG instance is not destroyed because processes use it.
+
+    Remedy: End the processes that use it; `topoalign gpu usage` lists them.
+    """
 
     code = "InstanceInUse"
 
 
 class PlaceTaken(NoFit):
-    """Raised if the driver has no room at a placement that seemed free; nothing was created, and the driver works."""
+    """
+    Raised if the driver has no room at a placement that seemed free.
+
+    Nothing was created, and the driver works.
+
+    Remedy: Find out with `nvidia-smi mig -lgi` who has the slices.
+    """
 
     code = "PlaceTaken"
 
@@ -113,7 +123,11 @@ class CreatedInstance(NamedTuple):
 
 
 class InstancesNeedKubelet(NoFit):
-    """Raised for a request over the bus for slots that would become MIG instances."""
+    """
+    Raised for a request over the bus for slots that would become MIG instances.
+
+    Remedy: Use `migStrategy` `single` or `mixed` on a node without a kubelet.
+    """
 
     code = "InstancesNeedKubelet"
 
@@ -138,7 +152,11 @@ log = structlog.get_logger("topoalign.allocator.mig")
 
 
 class NoPlace(NoFit):
-    """Raised if no profile with enough memory has a free placement on a GPU."""
+    """
+    Raised if no profile with enough memory has a free placement on a GPU.
+
+    Remedy: Ask for less memory, or wait until other containers end.
+    """
 
     code = "NoPlace"
 
@@ -153,11 +171,11 @@ class NoPlace(NoFit):
 class Instances:
     """Creates and destroys the instances of one node, one at a time, because the driver does not do more."""
 
-    def __init__(self, instance_log: InstanceLog, maker: InstanceMaker) -> None:
+    def __init__(self, instance_log: InstanceLog, maker: InstanceMaker, when_changed: Callable[[], None]) -> None:
+        """`when_changed` is called when `failing` has changed."""
         self._log = instance_log
         self._maker = maker
-        self.when_changed: Callable[[], None] = lambda: None
-        """Called when `failing` has changed."""
+        self._when_changed = when_changed
         self._turn = anyio.Lock(fast_acquire=True)
         self._granting: set[DeviceID] = set()
         """Uuids of instances for an Allocate that is not recorded yet."""
@@ -372,12 +390,12 @@ class Instances:
         if self.failing.get(gpu) != fault.finding:
             log.error("MIG instances cannot be changed", gpu=gpu, finding=fault.finding, remedy=fault.remedy)
             self.failing[gpu] = fault.finding
-            self.when_changed()
+            self._when_changed()
 
     def _works(self, gpu: DeviceID) -> None:
         if self.failing.pop(gpu, None) is not None:
             log.info("MIG instances can be changed again", gpu=gpu)
-            self.when_changed()
+            self._when_changed()
 
 
 def noted_as(intent: OwnInstance, made: MigDevice) -> OwnInstance:

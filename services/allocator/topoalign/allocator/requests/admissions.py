@@ -17,7 +17,7 @@ import structlog
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.mig.instances import check_no_instances
 from topoalign.allocator.ports import nothing_to_ask
-from topoalign.allocator.requests.kubelet_files import KubeletWatch, absence, lists_nothing
+from topoalign.allocator.requests.kubelet_files import absence, lists_nothing
 from topoalign.allocator.requests.predictions import Predictions, check_discovered, check_own
 from topoalign.core import wire
 from topoalign.core.admission.admit import answer_to, drive_async, iterate_decision
@@ -181,25 +181,22 @@ log = structlog.get_logger("topoalign.allocator.requests.admissions")
 class Admissions:
     """Answers allocate, release, what-if, confirm, explain, snapshot, trust and clock for one node."""
 
-    def __init__(  # noqa: PLR0913  # one parameter for each collaborator
+    def __init__(  # one parameter for each collaborator
         self,
         ledger: Ledger,
         bus: Bus,
         rules: AdmissionRules,
         *,
         kubelet_owns_devices: bool,
-        kubelet: KubeletWatch | None = None,
+        predictions: Predictions | None = None,
         hint_seconds: float = 0.25,
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
         lists: Callable[[str], bool | None] = lists_nothing,
-        confirmed: Callable[[PodRequest], None] = lambda pod: None,
-        by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        `kubelet`: reads what predictions for a node with a kubelet stand on; None: the node's own rules and record. `lists`
-        returns whether the kubelet lists a pod of this name, None where there is no kubelet to ask.
-        `ensure_fresh` is called before anything is allocated, as by `DeviceAllocations`; `confirmed` is called for each pod
-        that is confirmed for a registry. `by_variable_alone`: as `Predictions`.
+        `predictions`: None: by the node's own rules and record. `lists` returns whether the kubelet lists a pod of this
+        name, None where there is no kubelet to ask. `ensure_fresh` is called before anything is allocated, as by
+        `DeviceAllocations`.
         """
         self._ledger = ledger
         self._bus = bus
@@ -208,14 +205,7 @@ class Admissions:
         self._lists = lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
-        self.predictions = Predictions(
-            ledger,
-            rules,
-            kubelet,
-            kubelet_owns_devices=kubelet_owns_devices,
-            confirmed=confirmed,
-            by_variable_alone=by_variable_alone,
-        )
+        self.predictions = predictions or Predictions(ledger, rules, None, kubelet_owns_devices=kubelet_owns_devices)
         self._turn = anyio.Lock()
         self._decisions: OrderedDict[str, Decision] = OrderedDict()
         self.deadlines = Deadlines(ledger.clock, ledger.state.epoch)

@@ -73,7 +73,7 @@ class Victims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulingApi(Protocol):
-    """The registry as the extender protocol calls it."""
+    """The registry's decisions as the extender protocol asks for them."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """
@@ -100,6 +100,10 @@ class SchedulingApi(Protocol):
 
         Raises InvalidField as `filter` does.
         """
+
+
+class BindsPods(Protocol):
+    """Binds pods as the extender protocol asks for it."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """

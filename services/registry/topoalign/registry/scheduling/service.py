@@ -13,9 +13,9 @@ from topoalign.client import Client
 from topoalign.client.superseded import KeptNodes
 from topoalign.core.admission.gang_plan import GangPlacement
 from topoalign.core.diagnosis.hami_nodes import CONTESTED_NODE, FOREIGN_NODE
+from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_by_name
 from topoalign.core.sharing.slot_defaults import FilledIn
@@ -28,16 +28,18 @@ from topoalign.registry.scheduling.binding.cluster_reservations import ClusterRe
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.extender.extender_server import READINESS, serve_scheduler
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
-from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesWatch, read_scheduled_pod
-from topoalign.registry.scheduling.kubernetes.pod_events import PodEvents
+from topoalign.registry.scheduling.kubernetes.cluster_watch import EventWriter, KubernetesRecords, KubernetesWatch
+from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, RefusalEvents
+from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
-from topoalign.registry.scheduling.scheduling_api import PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import BindsPods, PodToSchedule
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -64,9 +66,11 @@ class SchedulingMetrics(Collector):
         """The counters as they are now."""
         refused = self._watch.refused
         reports = self._watch.reports
-        yield counter_family("binds", "Binds, by how they ended.", "outcome", self._binds)
-        yield counter_family("reservations", "What this registry wrote of reservations.", "what", self._reservations)
-        yield counter_family("reports", "Events of Kubernetes, by what became of them.", "outcome", reports.counts)
+        yield counter_family("binds", "Binds of pods, by outcome.", "outcome", self._binds)
+        yield counter_family(
+            "reservations", "Changes of reservations that this registry published, by kind.", "what", self._reservations
+        )
+        yield counter_family("reports", "Events about pods for Kubernetes, by outcome.", "outcome", reports.counts)
         family = CounterMetricFamily(
             "topoalign_registry_refused_pods",
             "Pods that a node refused after they were bound to it.",
@@ -78,7 +82,7 @@ class SchedulingMetrics(Collector):
         yield CounterMetricFamily("topoalign_registry_deleted_pods", "Refused pods that were deleted.", refused.deleted)
         yield from foreign_node_families(self._foreign)
         woken = self._watch.requeue.done
-        yield CounterMetricFamily("topoalign_registry_wake_ups", "Times that waiting pods were woken.", woken)
+        yield CounterMetricFamily("topoalign_registry_wake_ups", "Times that pending pods were requeued.", woken)
 
 
 def foreign_node_families(foreign: ForeignNodes) -> Iterator[Metric]:
@@ -86,7 +90,7 @@ def foreign_node_families(foreign: ForeignNodes) -> Iterator[Metric]:
     codes = Counter(foreign.refusals.values())
     nodes = GaugeMetricFamily(
         "topoalign_registry_foreign_nodes",
-        "Nodes that are not offered because others give out their GPUs; contested: topoalign does as well.",
+        "Nodes that are not offered because others manage their GPUs; contested: topoalign does as well.",
         labels=["by", "contested"],
     )
     nodes.add_metric([HAMI, "false"], codes[FOREIGN_NODE])
@@ -100,6 +104,34 @@ def counter_family(name: str, meaning: str, label: str, counts: Mapping[str, int
     for each, number in counts.items():
         family.add_metric([each], number)
     return family
+
+
+class NoKubernetes(Unavailable):
+    """
+    Raised for a bind if the registry has no access to Kubernetes.
+
+    Remedy: Set `TOPOALIGN_KUBERNETES`, or remove `bindVerb` from the scheduler.
+    """
+
+    code = "NoKubernetes"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the registry does not bind pods: it has no access to Kubernetes",
+            "leave bindVerb out of the scheduler's configuration, or set TOPOALIGN_KUBERNETES",
+        )
+
+
+class NoBinder:
+    """Binds no pods, in a registry without access to Kubernetes."""
+
+    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
+        """Raises NoKubernetes."""
+        raise NoKubernetes
+
+
+def no_event(pod: PodToSchedule, counts: Counter[str]) -> None:
+    """Writes no Event about a pod that no node admits, in a registry without access to Kubernetes."""
 
 
 NATS_AWAY_SECONDS = 5.0
@@ -127,6 +159,7 @@ class SchedulingService:
         Kubernetes, and binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`:
         the nodes that HAMi runs; None: of its own.
         """
+        clock = context.clock
         self._context = context
         self._settings = settings
         self._registry = registry
@@ -134,76 +167,83 @@ class SchedulingService:
         self._freeze = freeze
         self._is_serving = False
         """Whether all nodes were read once since the start, or could not be read without NATS."""
-        context.readiness[READINESS] = {"nodes": self.unread_nodes}
-        clock = context.clock
+        self._nodes = ReportedNodes()
+        self._pods = ReportedPods()
+        self._requeue = Requeue(clock, self._pods.waiting, self._nodes.uids)
+        reports = EventWriter(clock)
+        self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
+        self.unmanaged = UnmanagedNodes(cluster, pass_unknown=settings.unknown_nodes == "pass")
         self.view = ClusterView(
-            cluster, lambda: client.unsettled, clock, scorer_by_name(settings.scoring, settings.scoring_packing)
+            cluster,
+            lambda: client.unsettled,
+            clock,
+            scorer_by_name(settings.scoring, settings.scoring_packing),
+            foreign=self.foreign.refusal,
+            unmanaged=self.unmanaged.__contains__,
+            offered=self._offered,
         )
-        self.scheduler = Scheduler(self.view, self.behind)
+        cluster.listeners.append(self.foreign.observe)
+        self._bypassed = BypassedPods(clock, reports.submit, self._offered_names, self.behind, settings.scheduler_name)
         self.reservations = ClusterReservations(
-            context.bus, clock, replica, self.view.facts, self._hold, self._freed, self._has_gone
+            context.bus, clock, replica, self.view.facts, self._hold, self._freed, self._nodes.has_gone
         )
         self._reserved = KeptNodes(partial(self.reservations.forget, although_reserved=True), self._let_go)
         cluster.listeners.append(self._observe)
+        gangs = Gangs(self.reservations, clock, self._hardware, self._candidate)
+        quota_freed = partial(self._requeue.ask, "QuotaFreed")
+        quotas = Quotas(self.view.offers, lambda: self.view.reserved_on, gangs.waiting_with, quota_freed)
+        self.quotas = quotas if api is not None else None
+        self.scheduler = Scheduler(
+            self.view,
+            self.behind,
+            planned=gangs.node_of,
+            allows=self._nodes.allows,
+            passes=self._passes,
+            requested=self._pods.request_of,
+            refused=RefusalEvents(reports.submit, self._nodes.uids).refuse if api is not None else no_event,
+            quotas=self.quotas,
+        )
         self.watch: KubernetesWatch | None = None
-        self.binder: PodBinder | None = None
+        self.binder: BindsPods = NoBinder()
         self.topologies: TopologyObjects | None = None
-        self.quotas: Quotas | None = None
-        self.unmanaged: UnmanagedNodes | None = None
-        self.bypassed: BypassedPods | None = None
-        self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
-        if api is not None:
-            self._use(api)
+        context.readiness[READINESS] = {"nodes": self.unread_nodes}
         context.checks["scheduler"] = self.behind
-
-    def _use(self, api: KubernetesApi) -> None:
-        """Adds what needs access to Kubernetes: binds, gangs, and the nodes that HAMi runs."""
-        context = self._context
-        clock = self._context.clock
-        foreign = self.foreign
-        self.view.foreign = foreign.refusal
-        foreign.changed = self.view.mark
-        self._cluster.listeners.append(foreign.observe)
-        gangs = Gangs(self.reservations, clock, self.scheduler.best, self._hardware, self._candidate)
-        delete = self._settings.delete_refused_pods
-        self.quotas = self.scheduler.quotas = quotas = Quotas(self.view.offers, lambda: self.view.reserved_on)
+        if api is None:
+            return
         self.watch = KubernetesWatch(
-            api, clock, self.view, self.reservations, gangs, foreign, quotas=quotas, delete_refused=delete
+            api,
+            clock,
+            self.view,
+            self.reservations,
+            KubernetesRecords(
+                pods=self._pods,
+                nodes=self._nodes,
+                foreign=self.foreign,
+                unmanaged=self.unmanaged,
+                gangs=gangs,
+                quotas=quotas,
+                bypassed=self._bypassed,
+            ),
+            self._requeue,
+            reports,
+            delete_refused=settings.delete_refused_pods,
         )
-        quotas.mates, quotas.freed = gangs.waiting_with, partial(self.watch.requeue.ask, "QuotaFreed")
-        self.unmanaged = self.watch.unmanaged = UnmanagedNodes(
-            self._cluster, pass_unknown=self._settings.unknown_nodes == "pass"
+        binder = PodBinder(
+            context.bus,
+            clock,
+            api,
+            self.reservations,
+            BindChecks(self.scheduler, self.behind, self.foreign.refusal, quotas),
+            partial(gangs.plan, self.scheduler.best),
+            self._pods,
+            partial(check_scheduler_and_node, allows=self._nodes.allows, scheduler=settings.scheduler_name),
         )
-        self.view.unmanaged = self.unmanaged.__contains__
-        self.unmanaged.changed = self.view.mark
-        foreign.behind = self.watch.behind
-        shown = self.watch.pods
-        self.view.offered = self._offered
-        self.scheduler.planned = gangs.node_of
-        self.scheduler.allows = self.watch.allows
-        self.scheduler.requested = self._requested
-        may_be = partial(check_scheduler_and_node, allows=self.watch.allows, scheduler=self._settings.scheduler_name)
-        checks = BindChecks(self.scheduler, self.behind, foreign.refusal, quotas)
-        self.binder = PodBinder(context.bus, clock, api, self.reservations, checks, gangs.plan, shown, may_be)
-        self.scheduler.passes = self._passes
+        self.binder = BindEvents(binder, self.reservations.of_pod, reports.submit, quotas.claim)
+        if settings.publish_topologies:
+            self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
+        context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))
         context.notes["managed"] = self.unmanaged.finding
-        self.bypassed = self.watch.bypassed = BypassedPods(
-            clock, self.watch.reports.submit, self._offered_names, self.behind, self._settings.scheduler_name
-        )
-        context.notes["managedResources"] = self.bypassed.finding
-        kubernetes_nodes = self.watch.nodes
-        events = PodEvents(
-            self.binder,
-            self.reservations.of_pod,
-            self.watch.reports.submit,
-            quotas.claim,
-            nodes=lambda: len(kubernetes_nodes),
-        )
-        self.scheduler.binder = events
-        self.scheduler.refused = events.refuse
-        if self._settings.publish_topologies:
-            self.topologies = TopologyObjects(api, clock, self.view, self.watch.nodes.get)
-        context.metrics.register(SchedulingMetrics(self.watch, self.binder.counts, self.reservations.counts, foreign))
+        context.notes["managedResources"] = self._bypassed.finding
         context.notes["kubernetes"] = lambda: api.trouble
         context.readiness[READINESS]["kubernetes"] = self.watch.behind
 
@@ -243,6 +283,7 @@ class SchedulingService:
                 self._context,
                 self._settings,
                 self.scheduler,
+                self.binder,
                 webhook,
                 lambda: watch.version if watch is not None else None,
                 task_status=task_status,
@@ -256,10 +297,9 @@ class SchedulingService:
             tasks.start_soon(self._wait_for_nodes)
             if self.watch is not None:
                 tasks.start_soon(self.watch.run)
-                tasks.start_soon(self.foreign.run)
-                if self.bypassed is not None:
-                    tasks.start_soon(self.bypassed.run)
-                await tasks.start(serve_foreign, self._context.bus, self.foreign)
+                tasks.start_soon(self.foreign.run, self.view.mark)
+                tasks.start_soon(self._bypassed.run)
+                await tasks.start(serve_foreign, self._context.bus, self.foreign, self.watch.behind)
             if self.topologies is not None:
                 tasks.start_soon(self.topologies.run)
             task_status.started()
@@ -278,8 +318,8 @@ class SchedulingService:
             elif clock.monotonic() >= last_connected + NATS_AWAY_SECONDS:
                 self._is_serving = True
             await clock.sleep(PAUSE)
-        if self._is_serving and self.watch is not None:  # filters were answered with an error meanwhile
-            self.watch.requeue.ask("NodesRead")
+        if self._is_serving:  # filters were answered with an error meanwhile
+            self._requeue.ask("NodesRead")
         self._is_serving = True
         self._freeze()
 
@@ -312,21 +352,9 @@ class SchedulingService:
         """Passes the reservations of a node to the view."""
         self._reserved.note(node)
         newest = self.reservations.of(node).newest
-        if self.bypassed is not None and newest is not None:
-            self.bypassed.observe(newest)
+        if newest is not None:
+            self._bypassed.observe(newest)
         self.view.hold(node, tuple(AssumedPod(reserved=each) for each in self.reservations.held(node)))
-
-    def _requested(self, reserved: Reservation) -> PodRequest | None:
-        """
-        Returns the request of a reserved pod. If another registry binds it, or if it is planned with its gang, the request
-        comes from the watch of Kubernetes.
-        """
-        own = self.binder.requests.get(reserved.pod_uid) if self.binder is not None else None
-        waiting = self.watch.pods.waiting.get(reserved.pod_uid) if self.watch is not None else None
-        if own is not None or waiting is None:
-            return own
-        asked = read_scheduled_pod(waiting)
-        return asked.request if asked is not None else None
 
     def _observe(self, node: NodeName) -> None:
         """Takes a change of a node's facts, or that it was forgotten."""
@@ -347,23 +375,19 @@ class SchedulingService:
 
     def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
         """As `UnmanagedNodes.passes`, without nodes that HAMi runs. Valid only after the nodes were read."""
-        return self.unmanaged is not None and self.unmanaged.passes(pod, node) and not self.foreign.refusal(node)
-
-    def _has_gone(self, node: NodeName) -> bool:
-        return self.watch is not None and self.watch.has_gone(node)
+        return self.unmanaged.passes(pod, node) and not self.foreign.refusal(node)
 
     def _freed(self, node: NodeName) -> None:
         """Requeues pods after a reservation ended without its pod, because no object in Kubernetes changes."""
-        if self.watch is not None:
-            self.watch.requeue.ask("ReservationEnded")
+        self._requeue.ask("ReservationEnded")
 
     def _offered(self, node: NodeName) -> None:
         """
         Requeues pods after a node is offered again or has more free resources, because no object in Kubernetes changes: the
         end of a pod is reported there before its kubelet has freed its devices.
         """
-        if self.watch is not None and self.behind() is None:
-            self.watch.requeue.ask("NodeOffered")
+        if self.behind() is None:
+            self._requeue.ask("NodeOffered")
 
     def _hardware(self, node: NodeName) -> Topology:
         return self.view.facts(node).hardware

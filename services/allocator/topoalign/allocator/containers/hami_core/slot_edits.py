@@ -32,10 +32,11 @@ from topoalign.allocator.containers.hami_core.slot_directories import (
 )
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import amount_of_slot
-from topoalign.core.model.allocations import Allocation
+from topoalign.allocator.containers.responses import ContainerDevices, VisibleDevice
+from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.holdings import Amount, base_of
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
@@ -64,24 +65,20 @@ class HamiCoreEdits(NamedTuple):
     root: str
     """`flags.hamiRoot`, on the host."""
 
-    def check(self, containers: Collection[Sequence[DeviceID]]) -> None:
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
         """Raises ContainerUnready for a container with more GPUs than the library supports."""
-        if (most := max((len({*map(base_of, slots)}) for slots in containers), default=0)) > MOST_GPUS:
-            finding = f"the limiter hami-core limits {MOST_GPUS} GPUs of a container, and this one has {most}"
+        if len(gpus) > MOST_GPUS:
+            finding = f"the limiter hami-core limits {MOST_GPUS} GPUs of a container, and this one has {len(gpus)}"
             raise ContainerUnready(finding, f"let the container ask for at most {MOST_GPUS}")
 
-    def add(
-        self,
-        response: v1beta1.ContainerAllocateResponse,
-        resource: ResourceName,
-        allocation: Allocation,
-        hardware: Topology,
-        others: Collection[DeviceID] = (),
-    ) -> None:
-        """
-        Adds variables and mounts for the container of this allocation, and creates its directory. `others`: the GPUs
-        that the container has by other resources, and sees. Raises StateFault.
-        """
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """Adds variables and mounts for the container, and creates its directory. Raises StateFault."""
+        resource = devices.resource
+        allocation = devices.allocation
+        hardware = devices.hardware
+        # The container also sees the GPUs that it has by other resources.
+        named = devices.named.items()
+        others = [base_of(each) for name, ids in named if name != resource and has_gpus(hardware, name) for each in ids]
         slots = allocation.from_kubelet[resource]
         name = slots_directory_name(resource, slots)
         try:
@@ -91,7 +88,7 @@ class HamiCoreEdits(NamedTuple):
             raise StateFault(finding, "make room there, and see that it belongs to the agent's user") from error
         file = f"{CONTAINER_ROOT}/{secrets.token_hex(16)}.cache"
         limits = {**limit_variables(held_in_order(slots, allocation.slots, hardware, others)), SHARED_FILE: file}
-        response.envs = dict(sorted({**response.envs, **limits}.items()))
+        response.envs.update(limits)
         response.mounts += [
             mount(CONTAINER_ROOT, f"{self.root}/{name}/{CACHE}"),
             mount(CONTAINER_LIBRARY, f"{self.root}/{LIBRARY}", read_only=True),

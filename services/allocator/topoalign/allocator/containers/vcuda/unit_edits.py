@@ -6,14 +6,15 @@ directory works, because both have the same content before the container starts 
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import make_root
+from topoalign.allocator.containers.responses import ContainerDevices, VisibleDevice
 from topoalign.allocator.containers.vcuda.unit_directories import units_directory_name
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES, sees_all_processes
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Flags
@@ -31,19 +32,21 @@ class VcudaEdits(NamedTuple):
     libraries: str
     """`flags.vcudaLibraries`, on the host; empty: containers get the library in another way."""
 
-    def add(
-        self, response: v1beta1.ContainerAllocateResponse, resource: ResourceName, units: Collection[DeviceID]
-    ) -> None:
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
+        """As `EditProvider.check`: `vcuda_edits` has checked all that is needed."""
+
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
         """Adds the mounts for a container that was given these units, and where its libraries are."""
+        units = devices.allocation.from_kubelet[devices.resource]
         response.mounts.append(
             v1beta1.Mount(
                 container_path=CONTAINER_DIRECTORY,
-                host_path=f"{self.root}/{units_directory_name(resource, units)}",
+                host_path=f"{self.root}/{units_directory_name(devices.resource, units)}",
                 read_only=True,
             )
         )
         if self.libraries:
-            response.envs = dict(sorted({**response.envs, LIBRARY_PATH: f"{CONTAINER_LIBRARIES}/lib64"}.items()))
+            response.envs[LIBRARY_PATH] = f"{CONTAINER_LIBRARIES}/lib64"
             response.mounts.append(
                 v1beta1.Mount(container_path=CONTAINER_LIBRARIES, host_path=self.libraries, read_only=True)
             )

@@ -20,7 +20,7 @@ A Binding that has failed for good cancels the reservation. If the result is unk
 replaces it, or it expires.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -36,7 +36,7 @@ from topoalign.core.diagnosis.hami_nodes import REASONS
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.model.requests import ConfirmRequest, PodRequest
+from topoalign.core.model.requests import ConfirmRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
@@ -78,7 +78,11 @@ class NodeForbidden(NoFit):
 
 
 class OtherScheduler(NoFit):
-    """Raised for a pod of another scheduler."""
+    """
+    Raised for a pod that names another scheduler.
+
+    Remedy: Nothing: the other scheduler binds it.
+    """
 
     code = "OtherScheduler"
 
@@ -115,15 +119,16 @@ PAUSE = 0.1
 RETRY_SECONDS = 0.25
 """After this time a waiting bind tries again without a change of the node, because its kubelet may have changed."""
 
-REMEMBERED = 10_000
-"""Pods whose requests are kept: far more than are bound and not reported yet."""
-
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class PodGone(NoFit):
-    """Raised for a pod that is deleted, being deleted, or replaced by another one of the same name."""
+    """
+    Raised for a pod that is deleted, or replaced by another one of the same name.
+
+    Remedy: Nothing.
+    """
 
     code = "PodGone"
 
@@ -132,7 +137,11 @@ class PodGone(NoFit):
 
 
 class BoundElsewhere(NoFit):
-    """Raised for a pod that is bound to another node already."""
+    """
+    Raised for a pod that is bound to another node already.
+
+    Remedy: Nothing.
+    """
 
     code = "BoundElsewhere"
 
@@ -141,7 +150,11 @@ class BoundElsewhere(NoFit):
 
 
 class NodeRefuses(NoFit):
-    """Raised if the node would refuse the pod, although the view of the cluster lets it pass."""
+    """
+    Raised when the node would refuse the pod although the registry expected it to fit.
+
+    Remedy: Nothing: the scheduler tries again.
+    """
 
     code = "NodeRefuses"
 
@@ -154,8 +167,11 @@ class NodeRefuses(NoFit):
 
 class PodsPending(NoFit):
     """
-    Raised if other pods of the node must be handled first: they are bound and must be admitted, or their end could lead the
-    kubelet to refuse the pod. The pod's reservation stays.
+    Raised when other pods of the node must be admitted or must end first.
+
+    Their end could lead the kubelet to refuse the pod. The pod's reservation stays.
+
+    Remedy: Nothing: the scheduler tries again.
     """
 
     code = PODS_PENDING
@@ -168,7 +184,11 @@ class PodsPending(NoFit):
 
 
 class BindUnknown(Unavailable):
-    """Raised if it is not known at the deadline whether a pod is bound."""
+    """
+    Raised when it is not known at the deadline whether the pod is bound.
+
+    Remedy: Nothing: the scheduler tries again.
+    """
 
     code = "BindUnknown"
 
@@ -236,8 +256,6 @@ class PodBinder:
         """
         self.counts: Counter[str] = Counter()
         """Binds by result: `bound`, or the code of the error; `stale`: the node contradicted the view."""
-        self.requests: OrderedDict[str, PodRequest] = OrderedDict()
-        """UID -> request, of the pods that this registry reserved last."""
         self._bus = bus
         self._clock = clock
         self._api = api
@@ -382,9 +400,7 @@ class PodBinder:
                     PAUSE
                 )  # the node has allocated the devices to another pod, which is not reported yet
                 continue
-            self.requests[pod.uid] = pod.request
-            while len(self.requests) > REMEMBERED:
-                self.requests.popitem(last=False)
+            self._shown.note_reserved(pod.uid, pod.request)
             with suppress(BusConflict):
                 await self._reservations.write([ReservationChange(node=node, position=position, made=(made,))])
                 return None

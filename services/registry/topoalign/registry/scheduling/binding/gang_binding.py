@@ -56,6 +56,10 @@ MOST_ABSENT = 3
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
+BestNodes = Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]]
+"""The nodes that would admit a pod now, the best first, among the allowed ones and the one that the scheduler has chosen."""
+
+
 class GangWaits(NoFit):
     """Raised for a pod of a gang that cannot start as a whole now."""
 
@@ -104,17 +108,14 @@ class Gangs:
         self,
         reservations: ClusterReservations,
         clock: Clock,
-        nodes: Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]],
         hardware: Callable[[NodeName], Topology],
         candidate: Callable[[NodeName], GangPlacement | None],
     ) -> None:
         """
-        `nodes`: the nodes that would admit the pod now, the best first, among the allowed ones or the one that the scheduler
-        has chosen. `hardware`: the hardware of such a node. `candidate`: the node with its allocations; None: it is no
-        longer offered.
+        `hardware`: the hardware of a node that would admit a pod. `candidate`: the node with its allocations; None: it is
+        no longer offered.
         """
         self._reservations = reservations
-        self._nodes = nodes
         self._hardware = hardware
         self._candidate = candidate
         self._turns = TaskTurns(clock)
@@ -157,7 +158,7 @@ class Gangs:
         members = self._members.get(self._gangs.get(uid, ""), {})
         return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
 
-    async def plan(self, pod: PodToSchedule, node: NodeName) -> str:
+    async def plan(self, best: BestNodes, pod: PodToSchedule, node: NodeName) -> str:
         """
         Reserves for the pod's whole gang, and returns its name; empty: it has none. Raises GangWaits if the gang does
         not fit as a whole, if pods are missing, or if the pod is planned to another node; raises InvalidField.
@@ -167,13 +168,13 @@ class Gangs:
             return ""
         async with self._planning.setdefault(gang.name, anyio.Lock()):
             if self.node_of(pod.uid) is None:
-                await self._reserve(gang, pod, node)
+                await self._reserve(gang, best, pod, node)
         planned = self.node_of(pod.uid)
         if planned is not None and planned != node:
             raise GangWaits(gang.name, "the pod is planned to another node", "the scheduler tries again, on that node")
         return gang.name
 
-    async def _reserve(self, gang: Gang, pod: PodToSchedule, node: NodeName) -> None:
+    async def _reserve(self, gang: Gang, best: BestNodes, pod: PodToSchedule, node: NodeName) -> None:
         """Plans all pods of the gang that have neither node nor reservation, and reserves for them."""
         for _ in range(MOST_TRIES):
             members = self._whole(gang, pod.uid)
@@ -185,7 +186,7 @@ class Gangs:
             ]
             if all(each.uid != pod.uid for each in waiting):  # another registry has planned it, or it needs nothing
                 return
-            plan, positions = await self._planned(gang.name, waiting, pod, node)
+            plan, positions = await self._planned(gang.name, waiting, best, pod, node)
             if plan is None:
                 break
             try:
@@ -232,7 +233,7 @@ class Gangs:
                     await self._reservations.cancel(uid, {node})
 
     async def _planned(
-        self, gang: str, waiting: Sequence[PodToSchedule], pod: PodToSchedule, node: NodeName
+        self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
     ) -> tuple[Plan | None, dict[NodeName, int]]:
         """Plans, if possible with this pod on this node. Returns also the positions of the reservations used."""
         positions: dict[NodeName, int] = {}
@@ -241,10 +242,10 @@ class Gangs:
             positions[name] = self._reservations.of(name).position
             return self._candidate(name)
 
-        fitting = {pod_class(pod): await self._nodes(pod, node)}
+        fitting = {pod_class(pod): await best(pod, node)}
         for each in waiting:
             if pod_class(each) not in fitting:
-                fitting[pod_class(each)] = await self._nodes(each, None)
+                fitting[pod_class(each)] = await best(each, None)
         kinds = {kind: frozenset(names) for kind, names in fitting.items()}
         members = [GangMember(each.uid, each.request, kinds[pod_class(each)]) for each in waiting]
         nodes = dict.fromkeys(name for names in fitting.values() for name in names)

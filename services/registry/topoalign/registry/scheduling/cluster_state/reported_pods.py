@@ -1,13 +1,54 @@
-"""Keeps the pods of the API server's watch: the requests of waiting pods, and the nodes of bound ones."""
+"""Keeps what the API server's watch reports: its nodes, the requests of waiting pods, and the nodes of bound ones."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import anyio
 import msgspec
 
+from topoalign.core.demand.node_filters import NodeTraits, is_node_eligible
+from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.scheduling_api import without_others
+from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.reservations import Reservation
+from topoalign.registry.ports import SeenNode, SeenPod
+from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, without_others
+
+REQUESTS_KEPT = 10_000
+"""Reserved pods whose requests are kept: far more than are bound and not reported yet."""
+
+
+class ReportedNodes:
+    """The nodes of Kubernetes."""
+
+    def __init__(self) -> None:
+        self.uids: dict[NodeName, str] = {}
+        """By name."""
+        self.listed = False
+        """Whether all of them were reported."""
+        self._traits: dict[NodeName, NodeTraits] = {}
+
+    def see(self, node: SeenNode) -> None:
+        """Takes a node."""
+        self.uids[node.name] = node.uid
+        self._traits[node.name] = NodeTraits(
+            name=node.name, labels=node.labels, taints=node.taints, unschedulable=node.unschedulable
+        )
+
+    def lose(self, node: NodeName) -> None:
+        """Removes a node that was deleted."""
+        self.uids.pop(node, None)
+        self._traits.pop(node, None)
+
+    def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
+        """Whether Kubernetes has the node, and its scheduler's filters allow it for the pod (`node_filters`)."""
+        traits = self._traits.get(node)
+        return traits is not None and is_node_eligible(traits, pod.constraints)
+
+    def has_gone(self, node: NodeName) -> bool:
+        """Whether Kubernetes has no such node; not before all of them are listed."""
+        return self.listed and node not in self.uids
 
 
 class ReportedPods:
@@ -18,6 +59,10 @@ class ReportedPods:
         """Pods that are not bound, and request devices, CPUs or memory exclusively."""
         self.bound: dict[str, NodeName] = {}
         """The nodes of pods that are bound and neither ended nor gone."""
+        self.listed = False
+        """Whether all pods were reported."""
+        self._reserved: OrderedDict[str, PodRequest] = OrderedDict()
+        """UID -> request, of the pods that this registry reserved last."""
         self._changed = anyio.Event()
         """Set when the next pod is reported: only a few binds wait at a time."""
 
@@ -31,6 +76,24 @@ class ReportedPods:
         self.waiting.pop(uid, None)
         self.bound[uid] = node
         self._notify_reported()
+
+    def note_reserved(self, uid: str, request: PodRequest) -> None:
+        """Keeps the request of a pod that this registry reserves for."""
+        self._reserved[uid] = request
+        while len(self._reserved) > REQUESTS_KEPT:
+            self._reserved.popitem(last=False)
+
+    def request_of(self, reserved: Reservation) -> PodRequest | None:
+        """
+        Returns the request of a reserved pod. If another registry binds it, or if it is planned with its gang, the request
+        comes from the watch of Kubernetes.
+        """
+        own = self._reserved.get(reserved.pod_uid)
+        waiting = self.waiting.get(reserved.pod_uid)
+        if own is not None or waiting is None:
+            return own
+        asked = read_scheduled_pod(waiting)
+        return asked.request if asked is not None else None
 
     def has(self, uid: str) -> bool:
         """Whether the pod is reported, and has neither ended nor been deleted."""
@@ -64,3 +127,12 @@ class ReportedPods:
         with anyio.move_on_after(seconds):
             while not is_shown():
                 await self._changed.wait()
+
+
+def read_scheduled_pod(pod: SeenPod) -> PodToSchedule | None:
+    """Returns the pod if it will hold exclusive resources of a node; None also for a pod that cannot be read."""
+    try:
+        asked = pod.to_schedule()
+    except InvalidField:
+        return None
+    return asked if holds_something(asked.request) else None

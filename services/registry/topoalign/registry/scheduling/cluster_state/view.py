@@ -79,20 +79,24 @@ class ClusterView:
         unsettled: Callable[[], Unsettled],
         clock: Clock,
         scorer: NodeScorer[Any, Any] = QUALITY,
+        *,
+        foreign: Callable[[NodeName], str] = lambda node: "",
+        unmanaged: Callable[[NodeName], bool] = lambda node: False,
+        offered: Callable[[NodeName], None] = lambda node: None,
     ) -> None:
-        """`unsettled`: of the client that `cluster` is folded from. `scorer`: nodes are scored with it."""
+        """
+        `unsettled`: of the client that `cluster` is folded from. `scorer`: nodes are scored with it. `foreign`: the code of
+        the refusal if another system allocates the node's GPUs; empty: none does. `unmanaged`: whether topoalign does not
+        run the node; then it is not in the view. `offered` is called with each node that is offered and was not, or has
+        more free than before.
+        """
         self.scorer = scorer
         self.version = 0
         """Rises with each change of a node."""
         self.nodes: dict[NodeName, NodeView] = {}
         self.places: dict[NodeName, int] = {}
         self.offers = OfferedResources()
-        self.offered: Callable[[NodeName], None] = lambda node: None
-        """Called when a node is offered that was not, or has more free than before."""
-        self.foreign: Callable[[NodeName], str] = lambda node: ""
-        """Returns the code of the refusal if another system allocates the node's GPUs; empty: none does."""
-        self.unmanaged: Callable[[NodeName], bool] = lambda node: False
-        """Whether topoalign does not run the node (`unmanaged_nodes`): then it is not in the view."""
+        self.foreign = foreign
         self.reserved_on: dict[str, frozenset[NodeName]] = {}
         """UID of a pod -> the nodes with a reservation for it: several after attempts on several nodes."""
         self.nodes_with_pending: set[NodeName] = set()
@@ -102,6 +106,8 @@ class ClusterView:
         self._cluster = cluster
         self._unsettled_now = unsettled
         self._clock = clock
+        self._unmanaged = unmanaged
+        self._offered = offered
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._holds: dict[NodeName, AssumedPods] = {}
         self._unassumed: set[NodeName] = set()
@@ -379,7 +385,7 @@ class ClusterView:
 
     def _renew(self, node: NodeName) -> None:
         del self._due[node]
-        if node not in self._cluster or node in self._deleted or self.unmanaged(node):
+        if node not in self._cluster or node in self._deleted or self._unmanaged(node):
             self._drop(node)
             return
         self.version += 1
@@ -396,7 +402,7 @@ class ClusterView:
         is_quiet = node in self._unassumed
         self._unassumed.discard(node)
         if view.free is not None and not is_quiet and (before is None or has_more(view.free, before)):
-            self.offered(node)
+            self._offered(node)
 
     def _judge(self, view: NodeView) -> None:
         """Computes whether the node is offered, and its kind."""

@@ -27,7 +27,7 @@ from topoalign.registry.api import answer_defect, answer_product_error, error
 from topoalign.registry.scheduling.extender import extender_answers
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_called_pod, read_preempt
 from topoalign.registry.scheduling.extender.extender_answers import text_of_error
-from topoalign.registry.scheduling.scheduling_api import SchedulingApi
+from topoalign.registry.scheduling.scheduling_api import BindsPods, SchedulingApi
 from topoalign.runtime.request_turns import outlive_connection, take_turn
 
 LARGEST_BODY = 64 * 1024 * 1024
@@ -55,11 +55,12 @@ class RequestRefused(Exception):
 
 
 class Extender:
-    """Answers a kube-scheduler from a `SchedulingApi`."""
+    """Answers a kube-scheduler from a `SchedulingApi`, and binds pods with `BindsPods`."""
 
     def __init__(
         self,
         scheduling: SchedulingApi,
+        binder: BindsPods,
         kubernetes: Callable[[], tuple[int, int]],
         *,
         seconds: float = BODY_SECONDS,
@@ -70,6 +71,7 @@ class Extender:
         call of this name while its context is open.
         """
         self._scheduling = scheduling
+        self._binder = binder
         self._kubernetes = kubernetes
         self._seconds = seconds
         self._timing = timing
@@ -140,7 +142,7 @@ class Extender:
         outlive_connection()
         asked = read_bind(body)
         try:
-            await self._scheduling.bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
+            await self._binder.bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
         except TopoalignError as failure:
             log.warning(
                 "not bound", pod=f"{asked.pod_namespace}/{asked.pod_name}", node=asked.node, finding=str(failure)

@@ -205,25 +205,15 @@ class PodClass:
         self.keys = NodeKeys()
 
 
-class DecisionCache:
-    """The classes of recently requested pods, with the decisions of the nodes."""
+class PodClasses:
+    """The classes of recently requested pods."""
 
-    def __init__(self, view: ClusterView) -> None:
-        self._view = view
+    def __init__(self) -> None:
         self._pods: OrderedDict[str, tuple[PodRequest, PodClass]] = OrderedDict()
         """UID -> the pod, and its class."""
         self._requests: OrderedDict[object, PodClass] = OrderedDict()
-        self._resources = view.offers.names
-        self.conflict: Callable[[PodClass, NodeView], str] = lambda request, node: ""
-        """
-        Why a pod must not go to a node that would admit it, because it would take resources of planned pods; empty: it
-        may.
-        """
-        self.refusals = [NodeRefusal(code="")]
-        """The refusals by number; 0 stands for none."""
-        self._numbers: dict[NodeRefusal, int] = {}
 
-    def request(self, pod: PodToSchedule) -> PodClass:
+    def of(self, pod: PodToSchedule) -> PodClass:
         """Returns the class of a pod. Raises InvalidField for an invalid pod."""
         known = self._pods.get(pod.uid)
         if known is not None and known[0] == pod.request:
@@ -234,6 +224,41 @@ class DecisionCache:
         if len(self._pods) > PODS_KEPT:
             self._pods.popitem(last=False)
         return request
+
+    def reset(self) -> None:
+        """Drops all decisions."""
+        for each in self._requests.values():
+            each.reset()
+
+    def _kept(self, request: PodClass) -> PodClass:
+        """Returns the cached class that equals this one, else this one."""
+        kept = self._requests.setdefault(request.key, request)
+        self._requests.move_to_end(request.key)
+        if len(self._requests) > REQUESTS_KEPT:
+            self._requests.popitem(last=False)
+        return kept
+
+
+class DecisionCache:
+    """The decisions of the nodes about classes of pods."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        classes: PodClasses,
+        conflict: Callable[[PodClass, NodeView], str] = lambda request, node: "",
+    ) -> None:
+        """
+        `classes`: all classes that are decided about. `conflict`: why a pod must not go to a node that would admit it,
+        because it would take resources of planned pods; empty: it may.
+        """
+        self._view = view
+        self._classes = classes
+        self._conflict = conflict
+        self._resources = view.offers.names
+        self.refusals = [NodeRefusal(code="")]
+        """The refusals by number; 0 stands for none."""
+        self._numbers: dict[NodeRefusal, int] = {}
 
     def codes(self, request: PodClass) -> bytearray:
         """Returns refusal codes by node index, 0 if a node would admit the pod. Raises as `KindNeed` does."""
@@ -276,8 +301,7 @@ class DecisionCache:
         """Drops decisions if new resources are known: an ignored resource may be a device now."""
         if self._resources != self._view.offers.names:
             self._resources = self._view.offers.names
-            for each in self._requests.values():
-                each.reset()
+            self._classes.reset()
 
     def _note(self, request: PodClass, node: NodeView) -> None:
         code = self.judge(request, node)
@@ -296,7 +320,7 @@ class DecisionCache:
             return asked.unlisted
         code = judge_amounts(asked.need, node.free) if asked.need is not None and node.free is not None else None
         code = decide_code(self._view.basis(node).state, asked.demand) if code is None else code
-        return code or self.conflict(request, node)
+        return code or self._conflict(request, node)
 
     def judge_empty(self, request: PodClass, kind: NodeKind) -> str:
         """Returns the code for an empty, healthy node of this kind."""
@@ -351,14 +375,6 @@ class DecisionCache:
             return False
         asked = request.of(node.kind, self._view)
         return not asked.unlisted and (asked.need is None or not asked.need.refused)
-
-    def _kept(self, request: PodClass) -> PodClass:
-        """Returns the cached class that equals this one, else this one."""
-        kept = self._requests.setdefault(request.key, request)
-        self._requests.move_to_end(request.key)
-        if len(self._requests) > REQUESTS_KEPT:
-            self._requests.popitem(last=False)
-        return kept
 
 
 def decide_code(state: NodeState, demand: PodDemand) -> str:

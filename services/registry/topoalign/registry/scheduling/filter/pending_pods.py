@@ -117,10 +117,17 @@ class Crowd(NamedTuple):
 class PlannedPods:
     """Judges pods by what is planned on the nodes of a view."""
 
-    def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], PodClass]) -> None:
-        """`request`: returns the class of a pod."""
-        self.requested: Requested = unknown_request
-        """Returns the request of a reserved pod, if known. A pod with an unknown request counts as held."""
+    def __init__(
+        self,
+        view: ClusterView,
+        request: Callable[[PodToSchedule], PodClass],
+        requested: Requested = unknown_request,
+    ) -> None:
+        """
+        `request`: returns the class of a pod. `requested`: returns the request of a reserved pod, if known; a pod with an
+        unknown request counts as held.
+        """
+        self._requested = requested
         self._view = view
         self._request = request
         self._crowds = WeakKeyDictionary[NodeView, Crowd]()
@@ -129,7 +136,7 @@ class PlannedPods:
         """Returns the pods that are planned to a node, in the order of their reservations."""
         if node is None or node.kind is None:
             return []
-        asked = [(each, self.requested(each)) for each in self._view.holds(node.name).planned]
+        asked = [(each, self._requested(each)) for each in self._view.holds(node.name).planned]
         return [
             Planned(each.pod_uid, each.gang, self.pending_pod(f"planned {place}", pod, node, node.kind.rules))
             for place, (each, request) in enumerate(asked)

@@ -159,7 +159,11 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class QuotasUnknown(Unavailable):
-    """Raised while the quotas are not known."""
+    """
+    Raised while the ResourceQuotas are not read yet.
+
+    Remedy: Wait; if it stays so, let the registry list and watch `resourcequotas`.
+    """
 
     code = "QuotasUnknown"
 
@@ -173,12 +177,24 @@ class QuotasUnknown(Unavailable):
 class Quotas:
     """The quotas of all namespaces, and their pods that count."""
 
-    def __init__(self, offers: OfferedResources, reserved: Callable[[], Mapping[str, Collection[NodeName]]]) -> None:
-        """`reserved`: UID of each pod for which something is reserved -> where."""
+    def __init__(
+        self,
+        offers: OfferedResources,
+        reserved: Callable[[], Mapping[str, Collection[NodeName]]],
+        mates: Callable[[str], Collection[str]] = lambda uid: (),
+        freed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        `reserved`: UID of each pod for which something is reserved -> where. `mates`: UID of a pod -> those of the pods of
+        its gang that wait for a node: all of them are reserved with the first. `freed` is called after a failed bind because
+        of which another pod was refused: no event of Kubernetes follows.
+        """
         self.listed = False
         """Whether all quotas are known."""
         self._offers = offers
         self._reserved = reserved
+        self._mates = mates
+        self._freed = freed
         self._quotas: dict[str, SeenQuota] = {}
         self._limits: dict[str, Amounts] = {}
         """Namespace -> the lowest limits of its quotas."""
@@ -194,10 +210,6 @@ class Quotas:
         """UIDs of pods that are being bound and not reported yet."""
         self._refused_beside_claims = False
         """Whether a pod was refused while others were being bound, which may fail."""
-        self.freed: Callable[[], None] = lambda: None
-        """Called after a failed bind because of which another pod was refused: no event of Kubernetes follows."""
-        self.mates: Callable[[str], Collection[str]] = lambda uid: ()
-        """UID of a pod -> those of the pods of its gang that wait for a node: all of them are reserved with the first."""
 
     def see(self, quota: SeenQuota) -> bool:
         """Takes a quota. Returns whether a limit has changed: Kubernetes also writes its own counts into quotas."""
@@ -282,7 +294,7 @@ class Quotas:
         namespace = self._namespaces.get(uid)
         if namespace is not None:
             self._check_one(uid, self._held[namespace].pods[uid], node)
-        claimed = {uid, *self.mates(uid)}
+        claimed = {uid, *self._mates(uid)}
         self._claims.update(claimed)
         self._claimed_on = {**dict.fromkeys(claimed, node), **self._claimed_on, uid: node}
         try:
@@ -290,7 +302,7 @@ class Quotas:
         except BaseException:
             if self._refused_beside_claims:
                 self._refused_beside_claims = False
-                self.freed()
+                self._freed()
             raise
         else:
             if uid in self._namespaces and uid not in self._read:
@@ -329,7 +341,7 @@ class Quotas:
 
         if counts(uid):
             return
-        mates = [each for each in self.mates(uid) if each != uid and not counts(each)]
+        mates = [each for each in self._mates(uid) if each != uid and not counts(each)]
         gone = (uid, *without)
         self._check(pod, node, lambda held: held.placed(self._places(), gone), mates)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from operator import not_
-from typing import Protocol
 
 import msgspec
 
@@ -23,12 +22,18 @@ from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quota_amounts import OverQuota
 from topoalign.core.state.terminated_pods import without_pods
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, given_to_unknown
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, given_to_unknown, unknown_request
 from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.admission_order import all_fit, are_ambiguous, are_too_many, fit_as_equals
-from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass, RefusedByAll, decide_code
+from topoalign.registry.scheduling.filter.decision_cache import (
+    DecisionCache,
+    PodClass,
+    PodClasses,
+    RefusedByAll,
+    decide_code,
+)
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas, quota_has_room
@@ -103,24 +108,18 @@ GANGS_KEPT = 256
 
 
 class NotReadYet(Unavailable):
-    """Raised while data that an answer depends on is missing: the scheduler has to call again."""
+    """
+    Raised while data that an answer depends on is missing.
+
+    The scheduler has to call again.
+
+    Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
+    """
 
     code = "NotReadYet"
 
     def __init__(self, finding: str) -> None:
         super().__init__(finding, "wait until the registry has read what the nodes have published; /readyz shows when")
-
-
-class NoKubernetes(Unavailable):
-    """Raised for a bind if the registry has no access to Kubernetes."""
-
-    code = "NoKubernetes"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the registry does not bind pods: it has no access to Kubernetes",
-            "leave bindVerb out of the scheduler's configuration, or set TOPOALIGN_KUBERNETES",
-        )
 
 
 class VictimsTerminating(Unavailable):
@@ -138,40 +137,43 @@ class VictimsTerminating(Unavailable):
         )
 
 
-class BindsPods(Protocol):
-    """Binds pods to nodes."""
-
-    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """As `Scheduling.bind`."""
-
-
 class Scheduler:
     """Answers kube-scheduler for one cluster."""
 
-    def __init__(self, view: ClusterView, behind: Callable[[], str | None] = lambda: None) -> None:
-        """`behind`: why data that an answer depends on is missing. A refusal then would keep a pod waiting for long."""
+    def __init__(
+        self,
+        view: ClusterView,
+        behind: Callable[[], str | None] = lambda: None,
+        *,
+        planned: Callable[[str], NodeName | None] = lambda uid: None,
+        allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True,
+        passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False,
+        requested: Requested = unknown_request,
+        refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, counts: None,
+        quotas: Quotas | None = None,
+    ) -> None:
+        """
+        `behind`: why data that an answer depends on is missing. A refusal then would keep a pod waiting for long. `planned`:
+        UID of a pod -> the only node for it, if it is planned with its gang. `allows`: whether Kubernetes' own filters let
+        the pod go to the node. `passes`: whether it may go there because topoalign does not run the node. `requested`: the
+        request of a pod for which this or another registry has a reservation. `refused` is called with a pod that all
+        requested nodes refuse, and the number of nodes for each reason (`NodeRefusal.label`). `quotas`: None: the registry
+        has no access to Kubernetes.
+        """
         self.view = view
-        self.binder: BindsPods | None = None
-        """Binds pods. None: the registry has no access to Kubernetes."""
-        self.planned: Callable[[str], NodeName | None] = lambda uid: None
-        """UID of a pod -> the only node for it, if it is planned with its gang."""
-        self.allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True
-        """Whether Kubernetes' own filters let the pod go to the node."""
-        self.passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False
-        """Whether the pod may go to the node because topoalign does not run it."""
-        self.refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, codes: None
-        """
-        Called with a pod that all requested nodes refuse, and the number of nodes for each reason (`NodeRefusal.label`).
-        """
+        self.passes = passes
         self.checks = PodChecks(view.offers, ranks_as_hami=isinstance(view.scorer, HamiScorer))
         """Refuses invalid pods."""
-        self.quotas: Quotas | None = None
-        """The quotas of namespaces. None: the registry has no access to Kubernetes."""
         self._behind = behind
-        self._decisions = DecisionCache(view)
-        self._planned = PlannedPods(view, self._decisions.request)
-        self._decisions.conflict = self._planned.refusal
-        self.lone = WaitingPods(view, self._decisions.request)
+        self._planned_node = planned
+        self._allows = allows
+        self._requested = requested
+        self._refused = refused
+        self._quotas = quotas
+        self._classes = PodClasses()
+        self._planned = PlannedPods(view, self._classes.of, requested)
+        self._decisions = DecisionCache(view, self._classes, self._planned.refusal)
+        self.lone = WaitingPods(view, self._classes.of)
         """Judges pods without other pending pods."""
         self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
         """
@@ -179,16 +181,6 @@ class Scheduler:
         """
         self._nominated: OrderedDict[tuple[str, NodeName], float] = OrderedDict()
         """UID of a pod and its nominated node -> monotonic second of its first refusal there."""
-
-    @property
-    def requested(self) -> Requested:
-        """Returns the request of a pod for which this or another registry has a reservation."""
-        return self._planned.requested
-
-    @requested.setter
-    def requested(self, requested: Requested) -> None:
-        """Sets the function that finds requests."""
-        self._planned.requested = requested
 
     async def prepare(self, pod: PodToSchedule) -> None:
         """As `Scheduling.prepare`."""
@@ -220,10 +212,10 @@ class Scheduler:
         places = self.view.places
         refusals = self._decisions.refusals
         own = self.view.reserved_on.get(pod.uid)
-        planned = self.planned(pod.uid)
+        planned = self._planned_node(pod.uid)
         repeated = own is None and planned is None and pod.nominated is None  # else the answer applies to this pod only
         if repeated and (known := refused_before(request, self.view.version, nodes)) is not None:
-            self.refused(pod, known.counts)
+            self._refused(pod, known.counts)
             return known.filtered
         try:
             numbers = bytes(map(codes.__getitem__, map(places.__getitem__, nodes)))
@@ -239,7 +231,9 @@ class Scheduler:
         if planned is not None:
             other = self._decisions.number(PLANNED_ELSEWHERE, helped=False)
             numbers = bytes(number if node == planned else other for node, number in zip(nodes, numbers, strict=True))
-        full = frozenset[NodeName]() if self.quotas is None else self.quotas.full_on(pod, nodes, self._leaving_for(pod))
+        full = (
+            frozenset[NodeName]() if self._quotas is None else self._quotas.full_on(pod, nodes, self._leaving_for(pod))
+        )
         if full:
             over = self._decisions.number(OverQuota.code, helped=False)
             numbers = bytes(
@@ -258,7 +252,7 @@ class Scheduler:
             by_label = Counter[str]()
             for number, count in Counter(numbers).items():
                 by_label[refusals[number].label] += count
-            self.refused(pod, by_label)
+            self._refused(pod, by_label)
             if repeated:
                 request.refused_by_all = RefusedByAll(self.view.version, frozenset(refused), filtered, by_label)
         return filtered
@@ -302,7 +296,7 @@ class Scheduler:
         request = self._request(pod)
         asked = self._asked.get(key_of_gang(pod, request))
         if asked is None:
-            asked = [node for node in self.view.nodes if self.allows(pod, node)]
+            asked = [node for node in self.view.nodes if self._allows(pod, node)]
         if chosen in self.view.nodes and chosen not in asked:
             asked = [*asked, chosen]
         passed = self._filter(pod, request, asked).passed
@@ -319,9 +313,9 @@ class Scheduler:
             await turns.give()
             self.view.renew()  # nodes may have changed, or gone, meanwhile
             passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
-            if passes and quota_has_room(self.quotas, pod, node, each.uids):
+            if passes and quota_has_room(self._quotas, pod, node, each.uids):
                 helped[node] = each
-        planned = self.planned(pod.uid)  # filter will refuse all other nodes in any case
+        planned = self._planned_node(pod.uid)  # filter will refuse all other nodes in any case
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
 
     async def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
@@ -342,11 +336,11 @@ class Scheduler:
             return self._judge_without(request, node, uids)
         facts = self.view.facts(node)
         fixed = self.view.basis_of(facts, uids | holds.uids)
-        waiting = [each for each in holds.waiting(fixed.state, self.requested) if each[0].uid not in uids]
+        waiting = [each for each in holds.waiting(fixed.state, self._requested) if each[0].uid not in uids]
         planned = self._planned.on(view)
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}
         pending = [
-            self._planned.pending_pod(str(place), self._decisions.request(each), view, fixed.rules, must_fit=must_fit)
+            self._planned.pending_pod(str(place), self._classes.of(each), view, fixed.rules, must_fit=must_fit)
             for place, (each, must_fit) in enumerate(((pod, True), *waiting))
         ]
         if not planned and holds.pending <= moving and fit_as_equals(fixed.state, pending):
@@ -374,19 +368,13 @@ class Scheduler:
     def _refusal_without(self, pod: PodToSchedule, request: PodClass, node: NodeName, uids: Collection[str]) -> str:
         """Returns the code of a node's refusal of the pod without these pods; empty if it would admit the pod then."""
         gone = frozenset((*uids, pod.uid))
-        crowded = "" if self.planned(pod.uid) is not None else self._crowds(request, node, gone)
+        crowded = "" if self._planned_node(pod.uid) is not None else self._crowds(request, node, gone)
         return crowded or self._judge_without(request, node, gone)
 
     def _crowds(self, request: PodClass, node: NodeName, gone: frozenset[str]) -> str:
         """As `PlannedPods.refusal`, of a node that may not be offered."""
         view = self.view.nodes.get(node)
         return "" if view is None else self._planned.refusal(request, view, gone)
-
-    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """As `Scheduling.bind`."""
-        if self.binder is None:
-            raise NoKubernetes
-        await self.binder.bind(namespace, name, uid, node)
 
     def _note_asked(self, pod: PodToSchedule, request: PodClass, nodes: Sequence[NodeName]) -> None:
         """Keeps the nodes of a call. A single node may be the nominated one, so it is not kept."""
@@ -408,9 +396,9 @@ class Scheduler:
             raise NotReadYet(finding)
         self.view.renew()
         self.checks.check_waiting(pod)
-        if quota and self.quotas is not None:
-            self.quotas.check_waiting(pod, without=self._leaving_for(pod))
-        return self._decisions.request(pod)
+        if quota and self._quotas is not None:
+            self._quotas.check_waiting(pod, without=self._leaving_for(pod))
+        return self._classes.of(pod)
 
     def _leaving_for(self, pod: PodToSchedule) -> Collection[str]:
         """Returns the UIDs of the pods that are being deleted on the pod's nominated node."""

@@ -16,13 +16,13 @@ As long as pods or nodes are not listed, the registry is not ready, because it w
 from asyncio import Queue
 from collections import Counter, OrderedDict
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import anyio
 import anyio.lowlevel
 import structlog
 
-from topoalign.core.demand.node_filters import NodeTraits, is_node_eligible
-from topoalign.core.model.errors import InvalidField, TopoalignError, clean
+from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.foreign_nodes import ForeignNodes
@@ -38,15 +38,13 @@ from topoalign.registry.ports import (
     Synced,
 )
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
-from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods, read_scheduled_pod
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.refused_pods import Cancelling, RefusedPods, was_refused
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue, RequeueBucket
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
-from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 VERSION_SECONDS = 300.0
 """Between two reads of the API server's version, which an upgrade changes."""
@@ -54,6 +52,19 @@ PAUSE = 1.0
 """Between two reads while it is not known, and between two checks of the reservations."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesRecords:
+    """What is kept of the objects of Kubernetes in addition to the view."""
+
+    pods: ReportedPods
+    nodes: ReportedNodes
+    foreign: ForeignNodes
+    unmanaged: UnmanagedNodes
+    gangs: Gangs
+    quotas: Quotas
+    bypassed: BypassedPods
 
 
 class KubernetesWatch:
@@ -65,55 +76,42 @@ class KubernetesWatch:
         clock: Clock,
         view: ClusterView,
         reservations: Cancelling,
-        gangs: Gangs | None = None,
-        foreign: ForeignNodes | None = None,
+        records: KubernetesRecords,
+        requeue: Requeue,
+        reports: "EventWriter",
         *,
-        quotas: Quotas | None = None,
         delete_refused: bool,
     ) -> None:
-        """`gangs`, `foreign`, `quotas` receive the objects as well. `delete_refused`: as in `RegistrySettings`."""
-        self.reports = EventWriter(api, clock)
-        self.refused = RefusedPods(api, clock, reservations, self.reports.submit, delete=delete_refused)
-        self.requeue = Requeue(api, clock, waiting=lambda: bool(self.pods.waiting), nodes=lambda: self.nodes)
-        self.nodes: dict[NodeName, str] = {}
-        """Name -> UID of the nodes that Kubernetes has."""
-        self.unmanaged: UnmanagedNodes | None = None
-        """Receives the nodes as well."""
-        self.bypassed: BypassedPods | None = None
-        """Receives the pods that waited and are bound."""
+        """`records` receive what is followed. `delete_refused`: as in `RegistrySettings`."""
+        self.requeue = requeue
+        self.reports = reports
+        self.refused = RefusedPods(api, clock, reservations, reports.submit, delete=delete_refused)
         self.version: tuple[int, int] | None = None
         """Of the API server. None: not known yet."""
         self._api = api
         self._clock = clock
         self._view = view
         self._reservations = reservations
-        self._gangs = gangs
-        self._foreign = foreign or ForeignNodes(clock)
-        self._quotas = quotas or Quotas(view.offers, dict)
-        self.pods = ReportedPods()
+        self.pods = records.pods
+        self.nodes = records.nodes
+        self._foreign = records.foreign
+        self._unmanaged = records.unmanaged
+        self._gangs = records.gangs
+        self._quotas = records.quotas
+        self._bypassed = records.bypassed
         self._ended: set[str] = set()
         """UIDs of finished pods that still exist."""
-        self._traits: dict[NodeName, NodeTraits] = {}
-        self._synced: set[str] = set()
         self._cancelled = dict[str, None]()
         self._is_cancelled = anyio.Event()
         """UIDs of pods whose reservations have to be cancelled."""
 
     def behind(self) -> str | None:
         """Readiness: why it is not known which pods are bound."""
-        missing = {"pods", "nodes"} - self._synced
+        listed = {"nodes": self.nodes.listed, "pods": self.pods.listed}
+        missing = [name for name, is_listed in listed.items() if not is_listed]
         if not missing:
             return None
-        return self._api.trouble or f"{' and '.join(sorted(missing))} of Kubernetes are not listed yet"
-
-    def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """Whether Kubernetes has the node, and its scheduler's filters allow it for the pod (`node_filters`)."""
-        traits = self._traits.get(node)
-        return traits is not None and is_node_eligible(traits, pod.constraints)
-
-    def has_gone(self, node: NodeName) -> bool:
-        """Whether Kubernetes has no such node; not before all of them are listed."""
-        return "nodes" in self._synced and node not in self.nodes
+        return self._api.trouble or f"{' and '.join(missing)} of Kubernetes are not listed yet"
 
     async def run(self) -> None:
         """Follows pods and nodes until cancelled."""
@@ -127,8 +125,9 @@ class KubernetesWatch:
                 self._ask_version,
             ):
                 tasks.start_soon(each)
-            for other in (self.refused.run, self.reports.run, self.requeue.run):
-                tasks.start_soon(other)
+            tasks.start_soon(self.refused.run)
+            tasks.start_soon(self.reports.run, self._api)
+            tasks.start_soon(self.requeue.run, self._api)
 
     async def _follow_pods(self) -> None:
         async with aclosing(self._api.pods()) as changes:
@@ -139,31 +138,25 @@ class KubernetesWatch:
                     case GonePod():
                         self._lose(each.uid)
                     case Synced():
-                        self._synced.add("pods")
+                        self.pods.listed = True
 
     async def _follow_nodes(self) -> None:
         async with aclosing(self._api.nodes()) as changes:
             async for each in changes:
                 match each:
                     case SeenNode():
-                        self.nodes[each.name] = each.uid
-                        self._traits[each.name] = NodeTraits(
-                            name=each.name, labels=each.labels, taints=each.taints, unschedulable=each.unschedulable
-                        )
+                        self.nodes.see(each)
                         self._view.label(each.name, each.labels)
-                        self._foreign.see(each)
-                        if self.unmanaged is not None:
-                            self.unmanaged.see(each)
+                        self._mark(self._foreign.see(each))
+                        self._mark(self._unmanaged.see(each))
                     case GoneNode():
-                        self.nodes.pop(each.name, None)
-                        self._traits.pop(each.name, None)
+                        self.nodes.lose(each.name)
                         self._view.forget(each.name)
                         self._foreign.lose(each.name)
-                        if self.unmanaged is not None:
-                            self.unmanaged.lose(each.name)
+                        self._unmanaged.lose(each.name)
                         self._reservations.forget(each.name)
                     case Synced():
-                        self._synced.add("nodes")
+                        self.nodes.listed = True
 
     async def _follow_quotas(self) -> None:
         async with aclosing(self._api.quotas()) as changes:
@@ -179,10 +172,14 @@ class KubernetesWatch:
                 if news and self._quotas.listed:  # no plugin of the scheduler watches quotas
                     self.requeue.ask("QuotaChanged")
 
+    def _mark(self, node: NodeName | None) -> None:
+        """Has the view renew a node that has changed."""
+        if node is not None:
+            self._view.mark(node)
+
     def _see(self, pod: SeenPod) -> None:
-        self._foreign.see_pod(pod)
-        if self._gangs is not None:
-            self._gangs.see(pod)
+        self._mark(self._foreign.see_pod(pod))
+        self._gangs.see(pod)
         if pod.finished:
             self._finish(pod)
             return
@@ -197,13 +194,13 @@ class KubernetesWatch:
         if pod.deleting:
             self._view.begin_termination(pod.node, pod.uid)
         if pod.uid not in self.pods.bound:
-            if self.bypassed is not None and pod.uid in self.pods.waiting:
-                self.bypassed.note_bound(self.pods.waiting[pod.uid], pod.node)
+            if pod.uid in self.pods.waiting:
+                self._bypassed.note_bound(self.pods.waiting[pod.uid], pod.node)
             self.pods.bind(pod.uid, pod.node)
             asked = read_scheduled_pod(pod)
             if asked is not None:
                 self._view.expect(pod.node, asked)
-            if self._gangs is not None and self._gangs.node_of(pod.uid) not in (None, pod.node):
+            if self._gangs.node_of(pod.uid) not in (None, pod.node):
                 self._cancel(pod.uid)
 
     def _finish(self, pod: SeenPod) -> None:
@@ -211,13 +208,12 @@ class KubernetesWatch:
             return
         self._ended.add(pod.uid)
         self._end(pod.uid)
-        if was_refused(pod) and "pods" in self._synced:
+        if was_refused(pod) and self.pods.listed:
             self.refused.take(pod)
 
     def _lose(self, uid: str) -> None:
-        self._foreign.lose_pod(uid)
-        if self._gangs is not None:
-            self._gangs.lose(uid)
+        self._mark(self._foreign.lose_pod(uid))
+        self._gangs.lose(uid)
         if uid in self._ended:
             self._ended.remove(uid)
         else:
@@ -292,15 +288,6 @@ class KubernetesWatch:
             await self._clock.sleep(VERSION_SECONDS if self.version else PAUSE)
 
 
-def read_scheduled_pod(pod: SeenPod) -> PodToSchedule | None:
-    """Returns the pod if it will hold exclusive resources of a node; None also for a pod that cannot be read."""
-    try:
-        asked = pod.to_schedule()
-    except InvalidField:
-        return None
-    return asked if holds_something(asked.request) else None
-
-
 # Kubernetes Events about pods are written in a task of their own, and nothing waits for them.
 #
 # The same Event about the same pod is written once in ten minutes, and not while it exists: all replicas use the same
@@ -319,10 +306,9 @@ MOST_WAITING = 100
 class EventWriter:
     """Writes Events about pods; `run` it."""
 
-    def __init__(self, api: KubernetesApi, clock: Clock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
         """`written`, `repeated`, `dropped`, `failed`."""
-        self._api = api
         self._clock = clock
         self._bucket = RequeueBucket(clock, BURST, BURST_SECONDS)
         self._written: OrderedDict[tuple[str, str, str], float] = OrderedDict()
@@ -346,13 +332,13 @@ class EventWriter:
             self._written.popitem(last=False)
         self._waiting.put_nowait(report)
 
-    async def run(self) -> None:
-        """Writes queued Events until cancelled."""
+    async def run(self, api: KubernetesApi) -> None:
+        """Writes queued Events to this API server until cancelled."""
         while True:
             report = await self._waiting.get()
             await anyio.lowlevel.checkpoint()  # the call that it is about is answered first
             try:
-                await self._api.report(report)
+                await api.report(report)
             except TopoalignError as error:
                 self.counts["failed"] += 1
                 log.info("an event was not written", reason=report.reason, finding=error.finding)

@@ -13,7 +13,7 @@ reported within `KEPT_SECONDS`.
     filter by the old state -> the node changes: request, no pod waits -> the filter refuses -> the pod is reported: requeue
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
 
 import anyio
 import structlog
@@ -62,13 +62,10 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 class Requeue:
     """Requeues waiting pods on request; `run` it."""
 
-    def __init__(
-        self, api: KubernetesApi, clock: Clock, *, waiting: Callable[[], bool], nodes: Callable[[], Iterable[NodeName]]
-    ) -> None:
-        """`waiting`: whether a pod waits. `nodes`: the nodes of Kubernetes."""
+    def __init__(self, clock: Clock, waiting: Collection[str], nodes: Collection[NodeName]) -> None:
+        """`waiting`: UIDs of the pods that wait. `nodes`: those of Kubernetes."""
         self.done = 0
         """How often pods were requeued."""
-        self._api = api
         self._clock = clock
         self._waiting = waiting
         self._nodes = nodes
@@ -88,25 +85,25 @@ class Requeue:
         if self._why:
             self._news.set()
 
-    async def run(self) -> None:
-        """Requeues pods on request until cancelled."""
+    async def run(self, api: KubernetesApi) -> None:
+        """Requeues pods on request until cancelled, by changes of nodes of this API server."""
         while True:
             await self._news.wait()
             self._news = anyio.Event()
             if self._clock.monotonic() > self._since + KEPT_SECONDS:
                 self._why = ""
-            if self._why and self._waiting() and await self._requeue():
+            if self._why and self._waiting and await self._requeue(api):
                 await self._clock.sleep(PAUSE)
 
-    async def _requeue(self) -> bool:
+    async def _requeue(self, api: KubernetesApi) -> bool:
         """Changes an annotation. Returns whether it tried. A failure leaves the request open."""
-        node = next(iter(self._nodes()), None)
+        node = next(iter(self._nodes), None)
         if node is None:
             return False
         why = self._why
         self._why = ""
         try:
-            await self._api.wake(node, f"{why} {self._clock.wall():.3f}")
+            await api.wake(node, f"{why} {self._clock.wall():.3f}")
             self.done += 1
         except TopoalignError as error:
             log.warning("waiting pods were not woken", node=node, finding=error.finding)

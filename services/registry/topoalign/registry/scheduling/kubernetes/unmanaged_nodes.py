@@ -9,8 +9,6 @@ a node that was moved away unmanaged.
 Pods of gangs do not pass, because the gang cannot be reserved as a whole there.
 """
 
-from collections.abc import Callable
-
 import structlog
 
 from topoalign.core.model.errors import clean, quoted
@@ -31,8 +29,6 @@ class UnmanagedNodes:
 
     def __init__(self, cluster: Cluster, *, pass_unknown: bool) -> None:
         """`pass_unknown`: whether nodes without the label count as well."""
-        self.changed: Callable[[NodeName], None] = lambda node: None
-        """Called with each node whose label has changed."""
         self._cluster = cluster
         self._pass_unknown = pass_unknown
         self._nodes: dict[NodeName, bool] = {}
@@ -50,16 +46,15 @@ class UnmanagedNodes:
         """Whether the pod may go to the node because topoalign does not run it."""
         return node in self and GANG not in pod.request.annotations
 
-    def see(self, node: SeenNode) -> None:
-        """Takes a node of the API server."""
+    def see(self, node: SeenNode) -> NodeName | None:
+        """Takes a node of the API server. Returns it if its label has changed."""
         before = self._nodes.get(node.name, False)
         labelled = node.labels.get(MANAGED) == "false"
         self._nodes[node.name] = labelled
         if not labelled:
             self._logged.discard(node.name)
-        if labelled != before:
-            self.changed(node.name)
         self.observe(node.name)
+        return node.name if labelled != before else None
 
     def lose(self, node: NodeName) -> None:
         """Removes a node that the API server no longer has."""
