@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from seam_reference import naive_rank
 
 from topoalign.core.demand.share_annotations import ANY_GPU, GpuOrder, GpuRules, Selection, Weights
+from topoalign.core.demand.shares import Share
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.seam import Scores, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import by_topology
 from topoalign.core.sharing.choice import choose_gpus
-from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.machines import load_machine
 
 GIB = 2**30
@@ -86,17 +87,17 @@ def machines(draw: st.DrawFn) -> tuple[list[SharedGpu], list[list[int]]]:
 
 
 requests = st.builds(
-    ShareRequest,
+    lambda gpus, cores, memory: Share(gpus, cores, memory),
     cores=st.sampled_from([0, 20, 40, 50, 100, 100]),
     memory=st.sampled_from([1, GIB, 7 * GIB, 12 * GIB]),
-    cards=st.integers(1, 3),
+    gpus=st.integers(1, 3),
 )
 
 
 class Reference:
     """The rule read one sentence after another; all subsets."""
 
-    def __init__(self, held: Sequence[SharedGpu], scores: Scores, request: ShareRequest, rules: GpuRules) -> None:
+    def __init__(self, held: Sequence[SharedGpu], scores: Scores, request: Share, rules: GpuRules) -> None:
         self.held, self.scores, self.request, self.rules = held, scores, request, rules
         self.whole = request.cores == 100
         self.free = {
@@ -162,7 +163,7 @@ class Reference:
 
     def answer(self) -> Answer | None:
         """The best of all sets of this many cards; None if none will do."""
-        sets = [m for m in combinations(range(len(self.held)), self.request.cards) if self.allowed(m)]
+        sets = [m for m in combinations(range(len(self.held)), self.request.gpus) if self.allowed(m)]
         return min(sets, key=self.rank, default=None)
 
 
@@ -170,12 +171,10 @@ def is_unused(each: SharedGpu) -> bool:
     return not each.exclusive and each.cores_held == each.memory_held == each.slots_held == 0
 
 
-def answer(
-    held: Sequence[SharedGpu], scores: Scores, request: ShareRequest, rules: GpuRules = ANY_GPU
-) -> Answer | None:
+def answer(held: Sequence[SharedGpu], scores: Scores, request: Share, rules: GpuRules = ANY_GPU) -> Answer | None:
     """The indexes of the cards that are given; None if the request is refused."""
     try:
-        return tuple(each.index for each in choose_gpus(held, request, SetScorer(scores), rules))
+        return tuple(each.index for each in choose_gpus(held, request._replace(rules=rules), SetScorer(scores)))
     except NoFit:
         return None
 
@@ -183,7 +182,7 @@ def answer(
 @settings(max_examples=200, deadline=None)
 @given(machines(), requests, all_rules())
 def test_the_cards_are_those_that_trying_all_subsets_finds(
-    machine: tuple[list[SharedGpu], list[list[int]]], request: ShareRequest, rules: GpuRules
+    machine: tuple[list[SharedGpu], list[list[int]]], request: Share, rules: GpuRules
 ) -> None:
     held, scores = machine
 
@@ -197,8 +196,8 @@ def test_whole_cards_of_equal_nodes_are_those_with_the_lowest_indexes() -> None:
     assert (0, 1) == answer(held, same, share(100, cards=2), GpuRules(numa_bind=True))
 
 
-def share(cores: int = 20, memory: int = GIB, cards: int = 1) -> ShareRequest:
-    return ShareRequest(cores=cores, memory=memory, cards=cards)
+def share(cores: int = 20, memory: int = GIB, cards: int = 1) -> Share:
+    return Share(cards, cores, memory)
 
 
 def held_on(machine: Scores, **used: tuple[int, int]) -> list[SharedGpu]:
@@ -222,7 +221,7 @@ def held_on(machine: Scores, **used: tuple[int, int]) -> list[SharedGpu]:
         pytest.param({"gpu2": (30, 1), "gpu3": (30, 1), "gpu4": (60, 1)}, share(cards=2), (2, 3), id="linked, in use"),
     ],
 )
-def test_on_linked_pairs(used: dict[str, tuple[int, int]], request_: ShareRequest, expected: Answer) -> None:
+def test_on_linked_pairs(used: dict[str, tuple[int, int]], request_: Share, expected: Answer) -> None:
     assert expected == answer(held_on(PAIRS, **used), PAIRS, request_)
 
 
@@ -231,7 +230,6 @@ def test_looks_inside_the_node_for_whole_cards() -> None:
     scores = [[0 if a == b else 50 if a // 2 == b // 2 else 30 for b in range(6)] for a in range(6)]
     held = held_on(scores, gpu1=(1, 0))
 
-    assert (2, 3, 4, 5) == answer(held, scores, share(400, 0))
     assert (2, 3, 4, 5) == answer(held, scores, share(100, 0, cards=4))
     assert (0,) == answer(held, scores, share(100))
 
@@ -241,7 +239,7 @@ def test_whole_cards_are_those_of_policy_topology() -> None:
     free = (0, 1, 2, 3, 5, 6)
 
     assert [by_topology(SetScorer(PAIRS), free, (), size) for size in (1, 2, 3, 4)] == [
-        answer(held, PAIRS, share(100 * size, 0)) for size in (1, 2, 3, 4)
+        answer(held, PAIRS, share(100, 0, cards=size)) for size in (1, 2, 3, 4)
     ]
 
 
@@ -301,6 +299,6 @@ def test_many_cards_are_compared_within_bounds() -> None:
     assert (0, 1, 4, 5) == answer(held, scores, share(cards=4))
     assert (2, 3, 6, 7) == answer(uneven, scores, share(cards=4))
     assert (2,) == answer(held, scores, share(80))
-    assert (2, 3) == answer(held, scores, share(200))
+    assert (2, 3) == answer(held, scores, share(100, cards=2))
     assert (2, 3) == answer(held, scores, share(80, cards=2))
     assert (8, 9, 12) == answer(fuller, scores, share(cards=3), GpuRules(order=GpuOrder.BINPACK))

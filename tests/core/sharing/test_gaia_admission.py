@@ -3,10 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.sharing.gaia import BLOCK
 from topoalign.core.sharing.gaia.admission import MOST_KEPT, AdmissionNode, admission_order_key, place_containers
-from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.tools.conformance.gaia_admission import (
     AdmissionNodeCase,
     ExpectedPromise,
@@ -115,8 +116,8 @@ def nodes_of(nodes: list[Described]) -> list[AdmissionNodeCase]:
     ]
 
 
-def requests(containers: list[Amounts]) -> list[ShareRequest]:
-    return [ShareRequest(cores=cores, memory=blocks * BLOCK) for cores, blocks in containers]
+def requests(containers: list[Amounts]) -> list[Amount]:
+    return [Amount(cores=cores, memory=blocks * BLOCK) for cores, blocks in containers]
 
 
 @given(described, st.lists(amounts, min_size=1, max_size=3))

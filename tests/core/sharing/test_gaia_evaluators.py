@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.gaia import evaluators
 from topoalign.core.sharing.gaia.pcie_tree import GpuTree, build_free_tree, build_pcie_tree
 from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
-from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 Cards = tuple[SharedGpu, ...]
 Answer = tuple[int, ...]
@@ -129,7 +130,7 @@ def two_pairs(*, busy: int | None = None, minors: tuple[int, ...] = (0, 1, 2, 3)
 
 
 def chosen(tree: GpuTree, cores: int, memory: int = BLOCK) -> list[int]:
-    return [card.minor for card in evaluators.evaluate(tree, ShareRequest(cores=cores, memory=memory))]
+    return [card.minor for card in evaluators.evaluate(tree, Amount(cores=cores, memory=memory))]
 
 
 def test_equal_nodes_go_by_the_lowest_minor_below_them() -> None:

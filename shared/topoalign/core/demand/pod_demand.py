@@ -21,7 +21,7 @@ from topoalign.core.demand.resource_quantities import (
     pod_wide,
 )
 from topoalign.core.demand.share_annotations import Published, read_gpu_annotations
-from topoalign.core.demand.shares import read_gpu_count
+from topoalign.core.demand.shares import Share, read_gpu_count, share_in_slots, share_in_units
 from topoalign.core.deviceshare.demand import (
     RESOURCES,
     JointDemand,
@@ -46,6 +46,7 @@ from topoalign.core.model.ids import (
 )
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, PodRequest
 from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
 from topoalign.core.profile import Profile, profile_of
 
@@ -84,6 +85,14 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     def containers(self) -> "tuple[ContainerDemand, ...]":
         """The container itself, so that a container and a pod have the same attribute."""
         return (self,)
+
+    def share(self, topology: Topology) -> Share | None:
+        """
+        What it asks for of GPUs in units or slots on this machine; None: nothing is. Raises InvalidShare for invalid
+        annotations of slots.
+        """
+        in_slots = share_in_slots(topology, self.devices, self.gpu_annotations, as_hami=self.as_hami)
+        return in_slots or share_in_units(topology, self.devices, self.cards)
 
 
 class PodDemand(msgspec.Struct, frozen=True, kw_only=True):

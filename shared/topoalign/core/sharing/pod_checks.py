@@ -40,14 +40,15 @@ from topoalign.core.demand.share_annotations import (
 from topoalign.core.demand.shares import (
     USUAL_NAMES,
     USUAL_SLOTS,
-    Share,
     SlotResources,
     UnitResources,
     check_amounts,
     check_equal_parts,
-    check_share,
+    check_units_asked,
     read_gpu_count,
+    share_of_units,
     slot_resources,
+    unit_amount,
     unit_resource_names,
     unit_resources,
 )
@@ -62,6 +63,7 @@ from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
+from topoalign.core.state.share_amounts import sum_amounts
 
 # Which of Koordinator's annotations about devices are invalid together with shares of GPUs.
 #
@@ -266,26 +268,23 @@ def check_container(
     where: str, limits: Mapping[ResourceName, int], offered: UnitResources, gpus: int | None = None
 ) -> None:
     """The same for one container, at the path `where`. `gpus`: over how many GPUs its units are spread; None: not given."""
-    amounts = {"cores": 0, "memory": 0}
     units = {name: unit for name, unit in offered.units if name in limits}
     if not units:
         return
-    for name, unit in units.items():
+    for name in units:
         if not limits[name]:
             raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
-        amounts[unit] += limits[name]
     others = {name: amount for name, amount in limits.items() if name not in units}
     whole = [name for name in (*offered.others, *map(ResourceName, GPU_RESOURCES)) if others.get(name)]
     check_one_way(where, units, [*whole, *names_in_slots(others, USUAL_SLOTS)])
-    share = Share(amounts["cores"], amounts["memory"])
+    asked = sum_amounts(unit_amount(unit, limits[name]) for name, unit in units.items())
     fields = offered.fields(where)
-    check_share(share, fields)
+    check_units_asked(asked, fields)
     if gpus is not None:
-        share = share._replace(cards=gpus)
-        check_equal_parts(share, fields)
+        check_equal_parts(asked, gpus, fields)
         if gpus > offered.gpus:
             raise NotEnoughShareGpus(ShareFields(cards=annotation_path(CARDS)), gpus, offered.gpus)
-    of_each = -(-share.blocks // share.gpus)
+    of_each = share_of_units(asked, gpus or 1).memory // MEMORY_BLOCK
     if of_each > offered.most:
         raise MemoryAboveGpu(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
 

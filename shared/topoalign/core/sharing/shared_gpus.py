@@ -1,5 +1,5 @@
 """
-Types for decisions about shares: what is known of a GPU, and what is asked for.
+What is known of a GPU that is shared.
 
 Cores are hundredths of a GPU, memory is in bytes. If somebody holds a GPU whole, nothing of it is left, whatever else
 is counted as held. Where more is held than is offered, as after a change of the configuration, nothing is left.
@@ -7,7 +7,9 @@ is counted as held. Where more is held than is offered, as after a change of the
 
 import msgspec
 
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.state.share_amounts import NONE_HELD, ShareLeft
 
 WHOLE_GPU_CORES = 100
 """Cores of one whole GPU."""
@@ -68,15 +70,14 @@ class SharedGpu(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nobody holds anything of the GPU."""
         return not (self.exclusive or self.cores_held or self.memory_held or self.slots_held)
 
-
-class ShareRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container asks for: a share of each of some GPUs, or whole GPUs."""
-
-    cores: int
-    """Cores of each GPU. From 100 on they are whole GPUs: 300 are three of them."""
-    memory: int
-    """Bytes of each GPU."""
-    percentage: int = 0
-    """Above 0: of each GPU it is so many hundredths of its memory, and `memory` is the least of these."""
-    cards: int = 1
-    """Over how many GPUs. Whole GPUs are requested by this or by `cores`, not by both."""
+    @property
+    def share_left(self) -> ShareLeft:
+        """What is offered of it and what of that is held."""
+        held = Amount(cores=self.cores_held, memory=self.memory_held)
+        return ShareLeft(
+            offered=Amount(cores=self.cores, memory=self.memory),
+            held=held,
+            sharers=self.slots_held or int(held != NONE_HELD),
+            usable=self.healthy and not self.exclusive,
+            all_slots=self.slots,
+        )

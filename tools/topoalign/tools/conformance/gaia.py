@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.gaia import BLOCK, evaluators
 from topoalign.core.sharing.gaia.pcie_tree import (
@@ -18,7 +19,7 @@ from topoalign.core.sharing.gaia.pcie_tree import (
     release_amounts,
 )
 from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 from topoalign.tools.conformance import gaia_admission
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.gaia_admission import Amounts, request_of
@@ -146,7 +147,7 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
     return expected, expected if minors in (expected.any_of or []) else ExpectedCards(devices=minors)
 
 
-def answer(case: EvaluatorCase, tree: GpuTree, request: ShareRequest) -> evaluators.Chosen:
+def answer(case: EvaluatorCase, tree: GpuTree, request: Amount) -> evaluators.Chosen:
     """The cards by the evaluator that the request asks for, or by the one that the case names. Raises NoFreeGpu."""
     count = request.cores // WHOLE_GPU_CORES
     if case.via == "dispatch":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.sharing.gaia import BLOCK
 from topoalign.core.sharing.gaia.admission import (
@@ -20,7 +21,7 @@ from topoalign.core.sharing.gaia.admission import (
     hold_container_amounts,
     place_containers,
 )
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -88,7 +89,7 @@ def promise_of(case: AdmissionCase) -> Outcome:
     return case.expect, promise(case.nodes, [request_of(container) for container in case.pod.containers])
 
 
-def promise(nodes: Sequence[AdmissionNodeCase], containers: Sequence[ShareRequest]) -> ExpectedPromise:
+def promise(nodes: Sequence[AdmissionNodeCase], containers: Sequence[Amount]) -> ExpectedPromise:
     """The answer for a pod of these containers."""
     if not asks_for_gpu(containers):
         return ExpectedPromise(gpu_pod=False)
@@ -137,9 +138,9 @@ def indexes(annotation: str) -> tuple[int, ...]:
     return numbers if all(-(2**63) <= number < 2**63 for number in numbers) else ()
 
 
-def request_of(amounts: Amounts) -> ShareRequest:
+def request_of(amounts: Amounts) -> Amount:
     """What a container asks for."""
-    return ShareRequest(cores=amounts.cores, memory=amounts.memory_blocks * BLOCK)
+    return Amount(cores=amounts.cores, memory=amounts.memory_blocks * BLOCK)
 
 
 SUITES: dict[str, Suite] = {"gaia/admission": admission}

@@ -25,8 +25,9 @@ from functools import cached_property
 
 import msgspec
 
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 
 Load = tuple[int, int, NodeName]
 """Cores and bytes that a node has left, and its name."""
@@ -54,11 +55,11 @@ class AdmissionNode:
         )
 
     @cached_property
-    def rooms(self) -> dict[tuple[ShareRequest, ...], bool]:
+    def rooms(self) -> dict[tuple[Amount, ...], bool]:
         """Containers of a pod -> whether they find room, for those that were asked about."""
         return {}
 
-    def has_room(self, containers: tuple[ShareRequest, ...]) -> bool:
+    def has_room(self, containers: tuple[Amount, ...]) -> bool:
         """
         Whether each container of a pod finds room (`place_containers`). 10 to 50 µs with eight GPUs the first time,
         then below 1 µs: a scheduler asks for each pod about all nodes, of which few have changed, and most pods ask for
@@ -72,7 +73,7 @@ class AdmissionNode:
         return known
 
 
-def asks_for_gpu(containers: Sequence[ShareRequest]) -> bool:
+def asks_for_gpu(containers: Sequence[Amount]) -> bool:
     """
     Whether a pod of these containers asks for GPUs: by their sums, so one may do whose containers each lack an amount. A
     share needs memory in addition to its cores, whole GPUs do not.
@@ -82,7 +83,7 @@ def asks_for_gpu(containers: Sequence[ShareRequest]) -> bool:
     return cores >= WHOLE_GPU_CORES or (cores > 0 and memory > 0)
 
 
-def admission_order_key(node: AdmissionNode, containers: Sequence[ShareRequest]) -> tuple[bool, Load]:
+def admission_order_key(node: AdmissionNode, containers: Sequence[Amount]) -> tuple[bool, Load]:
     """
     The key that sorts nodes with GPUs for a pod. The lowest is that of the node which gpu-admission chooses: those without
     room come last, in the order in which they are tried as well.
@@ -90,9 +91,7 @@ def admission_order_key(node: AdmissionNode, containers: Sequence[ShareRequest])
     return not node.has_room(tuple(containers)), node.load
 
 
-def place_containers(
-    gpus: Sequence[SharedGpu], containers: Sequence[ShareRequest]
-) -> dict[int, tuple[int, ...]] | None:
+def place_containers(gpus: Sequence[SharedGpu], containers: Sequence[Amount]) -> dict[int, tuple[int, ...]] | None:
     """Position of each container with a GPU -> indexes of its GPUs; None if one of them finds no room."""
     left = list(gpus)
     placed: dict[int, tuple[int, ...]] = {}
@@ -111,7 +110,7 @@ def place_containers(
     return placed
 
 
-def choose_container_gpus(gpus: Sequence[SharedGpu], asked: ShareRequest) -> tuple[int, ...]:
+def choose_container_gpus(gpus: Sequence[SharedGpu], asked: Amount) -> tuple[int, ...]:
     """The indexes of the GPUs of one container; () if there are not enough."""
     whole = asked.cores >= WHOLE_GPU_CORES
     cores, memory, count = (
@@ -123,7 +122,7 @@ def choose_container_gpus(gpus: Sequence[SharedGpu], asked: ShareRequest) -> tup
     return tuple(index for *_, index in order[:count]) if len(order) >= count else ()
 
 
-def hold_container_amounts(gpu: SharedGpu, asked: ShareRequest) -> SharedGpu | None:
+def hold_container_amounts(gpu: SharedGpu, asked: Amount) -> SharedGpu | None:
     """The GPU with a container's amounts held, from 100 cores on whole; None if it has not as much left."""
     cores, memory = (WHOLE_GPU_CORES, gpu.memory) if asked.cores >= WHOLE_GPU_CORES else (asked.cores, asked.memory)
     if cores > gpu.cores_left or memory > gpu.memory_left:

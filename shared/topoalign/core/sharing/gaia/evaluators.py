@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_links import NVML_LEVEL, PcieClass
@@ -38,7 +39,7 @@ from topoalign.core.sharing.share_refusals import (
     ShareDoesNotFit,
     ShareFields,
 )
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 
 Chosen = tuple[SharedGpu, ...]
 """The GPUs in the order in which the container gets them; () if there are not enough."""
@@ -51,7 +52,7 @@ class NoFreeGpu(ShareDoesNotFit):
 
     code = "NoFreeGpu"
 
-    def __init__(self, request: ShareRequest, fields: ShareFields = FIELDS) -> None:
+    def __init__(self, request: Amount, fields: ShareFields = FIELDS) -> None:
         super().__init__(
             fields.cores,
             f"no GPU of the node has {request.cores} cores and {request.memory} bytes of memory left"
@@ -60,7 +61,7 @@ class NoFreeGpu(ShareDoesNotFit):
         )
 
 
-def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS) -> Chosen:
+def evaluate(tree: GpuTree, request: Amount, fields: ShareFields = FIELDS) -> Chosen:
     """
     The GPUs that a container gets. Above 100, cores count whole GPUs: 300 are three GPUs, whatever memory is asked for.
 
@@ -182,7 +183,7 @@ def level_of(topology: Topology, a: DeviceID, b: DeviceID) -> int:
 
 
 def choose_gpus_as_gaia(
-    topology: Topology, gpus: Sequence[SharedGpu], request: ShareRequest, among: Collection[DeviceID]
+    topology: Topology, gpus: Sequence[SharedGpu], request: Amount, among: Collection[DeviceID]
 ) -> Chosen:
     """
     The GPUs `among` these that a container gets. `gpus`: all of the machine's, in its order.
