@@ -249,7 +249,7 @@ def by_place(keys: Sequence[Key]) -> list[int]:
 def policy_of(topology: Topology, demand: PodDemand) -> str | None:
     """By which policy nodes are ranked for a pod; None: HAMi does not look at it."""
     asks = any(amount and topology.kind_of(name) in ("gpu", "slot") for name, amount in demand.devices.items())
-    return node_policy(demand.request.annotations) if asks else None
+    return node_policy(demand.annotations) if asks else None
 
 
 def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
