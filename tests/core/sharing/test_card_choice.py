@@ -69,7 +69,6 @@ def all_rules(draw: st.DrawFn) -> GpuRules:
     return GpuRules(
         types=Selection(*draw(st.sampled_from([(None, None), (None, None), (("h100",), None), (None, ("A100",))]))),
         uuids=Selection(draw(st.sampled_from(lists[:3])), draw(st.sampled_from([None, None, ("GPU-0",)]))),
-        cordoned=frozenset(draw(st.sampled_from([(), (), (DeviceID("GPU-1"),)]))),
         mutex=draw(st.integers(0, 4)) == 0,
         numa_bind=draw(st.booleans()),
         order=draw(st.sampled_from(GpuOrder)),
@@ -100,9 +99,7 @@ class Reference:
     def __init__(self, held: Sequence[SharedGpu], scores: Scores, request: Share, rules: GpuRules) -> None:
         self.held, self.scores, self.request, self.rules = held, scores, request, rules
         self.whole = request.cores == 100
-        self.free = {
-            at for at, each in enumerate(held) if is_unused(each) and each.healthy and each.device not in rules.cordoned
-        }
+        self.free = {at for at, each in enumerate(held) if is_unused(each) and each.healthy}
 
     def accepts(self, each: SharedGpu) -> bool:
         """Whether the lists, the health and the cordon let the card be chosen."""
@@ -110,7 +107,6 @@ class Reference:
         model = each.model.lower()
         return (
             each.healthy
-            and each.device not in self.rules.cordoned
             and (types.wanted is None or any(name.lower() in model for name in types.wanted))
             and not any(name.lower() in model for name in types.unwanted or ())
             and (uuids.wanted is None or each.device in uuids.wanted)
@@ -244,10 +240,9 @@ def test_whole_cards_are_those_of_policy_topology() -> None:
 
 
 def test_cards_that_nobody_may_get_are_not_spared() -> None:
-    """GPU 5 is cordoned or ill, so nobody can get the pair of GPUs 4 and 5 whole: a share breaks nothing on GPU 4."""
+    """GPU 5 is ill, so nobody can get the pair of GPUs 4 and 5 whole: a share breaks nothing on GPU 4."""
     ill = [msgspec.structs.replace(each, healthy=each.index != 5) for each in held_on(PAIRS)]
 
-    assert (4,) == answer(held_on(PAIRS), PAIRS, share(), GpuRules(cordoned=frozenset([DeviceID("GPU-5")])))
     assert (4,) == answer(ill, PAIRS, share())
     assert (0,) == answer(held_on(PAIRS), PAIRS, share())
 

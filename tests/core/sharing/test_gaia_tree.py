@@ -14,9 +14,9 @@ from topoalign.core.sharing.gaia.pcie_tree import (
     build_free_tree,
     build_pcie_tree,
     occupy,
-    release_amounts,
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
+from topoalign.tools.conformance.gaia import release_amounts
 
 Cluster = tuple[int, frozenset[int]]
 

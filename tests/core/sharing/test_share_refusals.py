@@ -80,12 +80,11 @@ def test_a_card_in_use_is_refused_where_nobody_else_may_be() -> None:
 
 def test_cards_that_may_not_be_chosen_are_counted_by_reason() -> None:
     ill, other = msgspec.structs.replace(EMPTY, healthy=False), msgspec.structs.replace(EMPTY, model="NVIDIA A2")
-    barred = msgspec.structs.replace(EMPTY, device=DeviceID("GPU-9"))
-    rules = GpuRules(types=Selection(("l4",)), uuids=Selection(("GPU-1",)), cordoned=frozenset([DeviceID("GPU-9")]))
-    error = refused(SHARE._replace(rules=rules), ill, ill, barred, other, EMPTY)
+    rules = GpuRules(types=Selection(("l4",)), uuids=Selection(("GPU-1",)))
+    error = refused(SHARE._replace(rules=rules), ill, ill, other, EMPTY)
 
     assert "NoGpuAccepted" == error.code
-    assert error.finding.endswith("may be chosen: 2 not healthy, 1 cordoned, 1 of another type, 1 not among the uuids")
+    assert error.finding.endswith("may be chosen: 2 not healthy, 1 of another type, 1 not among the uuids")
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (None, None), (0, None)])

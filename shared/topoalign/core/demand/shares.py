@@ -21,7 +21,6 @@ Source: HAMi 4707fb02, GenerateResourceRequests.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -289,8 +288,8 @@ def check_equal_parts(units: Amount, gpus: int, fields: UnitFields) -> None:
 
 # Reads what a container asks for of GPUs in slots, as HAMi does: how many GPUs, and memory and cores of each of them.
 #
-# A limit counts before a request. Memory in MiB wins over a percentage, of which 100 are all; with neither, it is the
-# default amount of memory, or else all of the GPU's. Cores that are not asked for are the default, which is none.
+# Memory in MiB wins over a percentage, of which 100 are all; with neither, it is all of the GPU's. Cores that are not asked
+# for are none.
 #
 #     nvidia.com/gpu: 2, gpumem: 4000                            4000 MiB of each of two GPUs
 #     nvidia.com/gpu: 1, gpumem: 4000, gpumem-percentage: 50     4000 MiB
@@ -306,7 +305,6 @@ ALL_MEMORY = 100
 """Hundredths of a GPU's."""
 UNSET = 101
 """The percentage of a request that has none."""
-NOTHING: Mapping[ResourceName, int] = MappingProxyType({})
 
 
 class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -328,43 +326,16 @@ class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return total * self.percent // ALL_MEMORY
 
 
-class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container gets that asks for no amounts."""
-
-    memory: int = 0
-    """MiB. 0: all of the GPU's."""
-    cores: int = 0
-    memory_factor: int = 1
-    """MiB of one unit in which memory is asked for. Below 1 it is 1."""
-
-
-NO_DEFAULTS = Defaults()
-
-
-def read_hami_request(
-    resource: ResourceName,
-    slots: Slots,
-    limits: Quantities,
-    requests: Quantities = NOTHING,
-    defaults: Defaults = NO_DEFAULTS,
-) -> HamiRequest:
+def read_hami_request(resource: ResourceName, slots: Slots, amounts: Quantities) -> HamiRequest:
     """What a container asks for of GPUs of which `resource` is a slot; without any nothing, whatever amounts it names."""
-    asked = {**requests, **limits} if requests else limits
-    if resource not in asked:
+    if resource not in amounts:
         return HamiRequest()
-    memory = asked.get(slots.memory, 0)
-    percent = asked.get(slots.percentage, 0)
-    if memory and defaults.memory_factor > 1:
-        memory *= defaults.memory_factor
-    if percent > 0:
-        percent = min(percent, ALL_MEMORY)
-    elif memory or defaults.memory:
-        memory = memory or defaults.memory
-        percent = UNSET
-    else:
-        percent = ALL_MEMORY
-    cores = asked.get(slots.cores, defaults.cores)
-    return HamiRequest(count=asked[resource], vendor=VENDOR, memory=memory, percent=percent, cores=cores)
+    memory = amounts.get(slots.memory, 0)
+    percent = min(max(0, amounts.get(slots.percentage, 0)), ALL_MEMORY)
+    percent = percent or (UNSET if memory else ALL_MEMORY)  # 0 counts as absent
+    return HamiRequest(
+        count=amounts[resource], vendor=VENDOR, memory=memory, percent=percent, cores=amounts.get(slots.cores, 0)
+    )
 
 
 LOWEST_PRIORITY = 1

@@ -50,7 +50,7 @@ from topoalign.core.sharing.shared_gpus import SharedGpu
 #
 # The rule, in this order:
 #
-# - A GPU may be chosen if it is healthy, not cordoned, and in the lists of models, modes and uuids.
+# - A GPU may be chosen if it is healthy, and in the lists of models, modes and uuids.
 # - A whole GPU is one of which nobody holds anything, and its memory is at least what is asked for.
 # - Of a GPU in use the cores, the memory and, if it is offered in slots, a slot have to be left. Memory alone needs a
 #   core that nobody holds: nothing limits the computing of such a share, and where all cores are held it would take
@@ -99,8 +99,6 @@ def explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
     """Why a GPU may not be chosen, whatever is left of it; None if it may."""
     if not gpu.healthy:
         return "not healthy"
-    if gpu.device in rules.cordoned:
-        return "cordoned"
     if not rules.types.takes_type(gpu.model):
         return OTHER_TYPE
     if not rules.takes_mode(gpu.mode):
@@ -202,9 +200,7 @@ class SetComparison:
         rules = asked.rules
         self.scorer = scorer
         self.whole = asked.whole
-        self.unused = frozenset(
-            at for at, gpu in enumerate(gpus) if gpu.unused and gpu.healthy and gpu.device not in rules.cordoned
-        )
+        self.unused = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused and gpu.healthy)
         """GPUs that others can still take whole."""
         self.order = SetOrder(scorer, self.unused)
         by = GpuOrder.BEST_FIT if self.whole else rules.order

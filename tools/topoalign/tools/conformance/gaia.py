@@ -16,7 +16,7 @@ from topoalign.core.sharing.gaia.pcie_tree import (
     build_free_tree,
     build_pcie_tree,
     occupy,
-    release_amounts,
+    with_gpu_amounts,
 )
 from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
 from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
@@ -183,6 +183,23 @@ def shaped(node: GaiaTreeNode, depth: int = 1) -> Iterator[ShapedNode]:
 def tree_ops(path: Path) -> Iterator[CaseResult]:
     """The results of a case file of `gaia/tree_ops`."""
     return results(path, OperationsCase, operations)
+
+
+def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
+    """
+    The tree after cores and bytes of the GPU at this position are given back; from 100 cores on the whole GPU.
+
+    A GPU that has all its cores again is free, even if not all its memory is back. The original resets such a GPU first,
+    which is no part of the decision. topoalign gives nothing back in a tree: each decision makes its own of what is held by
+    then, and there a GPU of which memory alone is held is not free.
+    """
+    gpu = tree.cards[at]
+    whole = cores >= WHOLE_GPU_CORES
+    left_cores = gpu.cores if whole else min(gpu.cores, gpu.cores_left + cores)
+    left_memory = gpu.memory if whole else min(gpu.memory, gpu.memory_left + memory)
+    return with_gpu_amounts(
+        tree, at, left_cores, left_memory, tree.free | {at} if left_cores == gpu.cores else tree.free
+    )
 
 
 def operations(case: OperationsCase) -> Outcome:

@@ -133,23 +133,6 @@ def occupy(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     return with_gpu_amounts(tree, at, left_cores, left_memory, tree.free - {at})
 
 
-def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
-    """
-    The tree after cores and bytes of the GPU at this position are given back; from 100 cores on the whole GPU.
-
-    A GPU that has all its cores again is free, even if not all its memory is back. The original resets such a GPU first,
-    which is no part of the decision. No service gives back in a tree: each decision makes its own of what is held by then,
-    and there a GPU of which memory alone is held is not free.
-    """
-    gpu = tree.cards[at]
-    whole = cores >= WHOLE_GPU_CORES
-    left_cores = gpu.cores if whole else min(gpu.cores, gpu.cores_left + cores)
-    left_memory = gpu.memory if whole else min(gpu.memory, gpu.memory_left + memory)
-    return with_gpu_amounts(
-        tree, at, left_cores, left_memory, tree.free | {at} if left_cores == gpu.cores else tree.free
-    )
-
-
 def with_gpu_amounts(tree: GpuTree, at: int, cores_left: int, memory_left: int, free: frozenset[int]) -> GpuTree:
     """The tree with other amounts left of one GPU."""
     gpu = tree.cards[at]
