@@ -2,11 +2,11 @@
 
 import msgspec
 import pytest
+from shared_gpu_support import shared_gpu
 
 from topoalign.core.demand.share_annotations import GpuRules, Selection
 from topoalign.core.demand.shares import Share
 from topoalign.core.model.errors import NoFit, TopoalignError
-from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.sharing.choice import choose_gpus
 from topoalign.core.sharing.share_refusals import ShareFields
@@ -14,7 +14,7 @@ from topoalign.core.sharing.shared_gpus import SharedGpu
 
 GIB = 2**30
 PATHS = ShareFields(cores="limits[x/cores]", memory="limits[x/memory]", cards="annotations[x/cards]")
-EMPTY = SharedGpu(device=DeviceID("GPU-0"), index=0, minor=0, model="NVIDIA L4", memory=8 * GIB)
+EMPTY = shared_gpu(0, 8 * GIB, model="NVIDIA L4")
 
 
 def refused(request: Share, *cards: SharedGpu) -> TopoalignError:
@@ -26,7 +26,8 @@ def refused(request: Share, *cards: SharedGpu) -> TopoalignError:
 
 
 def used(cores: int, gib: int = 0, slots: int = 0, held: int = 0) -> SharedGpu:
-    return msgspec.structs.replace(EMPTY, cores_held=cores, memory_held=gib * GIB, slots=slots, slots_held=held)
+    sharers = held or int(cores > 0 or gib > 0)
+    return shared_gpu(0, 8 * GIB, cores, gib * GIB, model="NVIDIA L4", all_slots=slots, sharers=sharers)
 
 
 SHARE = Share(1, cores=40, memory=4 * GIB)
@@ -34,7 +35,7 @@ PAIR = Share(2, cores=40, memory=4 * GIB)
 MEMORY = Share(1, cores=0, memory=4 * GIB)
 WHOLE = Share(1, cores=100, memory=4 * GIB)
 MUTEX = GpuRules(mutex=True)
-SMALL = msgspec.structs.replace(EMPTY, memory=2 * GIB)
+SMALL = shared_gpu(0, 2 * GIB, model="NVIDIA L4")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_card_in_use_is_refused_where_nobody_else_may_be() -> None:
 
 
 def test_cards_that_may_not_be_chosen_are_counted_by_reason() -> None:
-    ill, other = msgspec.structs.replace(EMPTY, healthy=False), msgspec.structs.replace(EMPTY, model="NVIDIA A2")
+    ill, other = msgspec.structs.replace(EMPTY, usable=False), msgspec.structs.replace(EMPTY, model="NVIDIA A2")
     rules = GpuRules(types=Selection(("l4",)), uuids=Selection(("GPU-1",)))
     error = refused(SHARE._replace(rules=rules), ill, ill, other, EMPTY)
 

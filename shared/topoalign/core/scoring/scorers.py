@@ -72,7 +72,7 @@ def admission_node(state: NodeState) -> AdmissionNode | None:
         return None
     whole = {gpu for each in state.allocations.values() for gpu, held in each.amounts.items() if held.cores >= CORES}
     gpus = [
-        msgspec.structs.replace(card, exclusive=card.device in whole)
+        msgspec.structs.replace(card, usable=card.usable and card.device not in whole)
         for card in shared_gpus(state.hardware, units)
         if card.device in units
     ]

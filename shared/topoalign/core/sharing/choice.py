@@ -70,7 +70,7 @@ def positions_with_enough(gpus: SharedGpuList, request: Share, fields: ShareFiel
     accepted = accepted_gpus(gpus, rules, fields)
     if len(accepted) < size:
         raise NotEnoughShareGpus(fields, size, len(accepted))
-    largest = max(gpus[at].memory for at in accepted)
+    largest = max(gpus[at].offered.memory for at in accepted)
     if request.memory > largest:
         raise MemoryAboveGpu(fields, request.memory, largest)
     if request.whole or rules.mutex:
@@ -78,10 +78,10 @@ def positions_with_enough(gpus: SharedGpuList, request: Share, fields: ShareFiel
         if len(unused) < size:
             raise NotEnoughUnusedGpus(fields, size, len(unused))
         accepted = unused
-    able = [at for at in accepted if enough(gpus[at].share_left, request)]
+    able = [at for at in accepted if enough(gpus[at], request)]
     if len(able) < size:
         if request.whole:
-            raise NotEnoughShareMemory(fields, request.memory, size, [gpus[at].memory for at in accepted])
+            raise NotEnoughShareMemory(fields, request.memory, size, [gpus[at].offered.memory for at in accepted])
         raise explain_misfit([gpus[at] for at in accepted], request, fields)
     return able
 
@@ -97,7 +97,7 @@ def accepted_gpus(gpus: SharedGpuList, rules: GpuRules, fields: ShareFields) -> 
 
 def explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
     """Why a GPU may not be chosen, whatever is left of it; None if it may."""
-    if not gpu.healthy:
+    if not gpu.usable:
         return "not healthy"
     if not rules.types.takes_type(gpu.model):
         return OTHER_TYPE
@@ -111,9 +111,9 @@ def explain_misfit(gpus: SharedGpuList, request: Share, fields: ShareFields) -> 
     size = request.gpus
     cores = max(1, request.cores)  # memory alone needs one as well
     memory = request.memory
-    cores_left = [gpu.cores_left for gpu in gpus]
-    memory_left = [gpu.memory_left for gpu in gpus]
-    slots_left = [gpu.slots_left if gpu.slots else 1 for gpu in gpus]
+    cores_left = [gpu.left.cores for gpu in gpus]
+    memory_left = [gpu.left.memory for gpu in gpus]
+    slots_left = [max(0, gpu.slots) if gpu.all_slots else 1 for gpu in gpus]
     if too_few(cores_left, cores, size):
         if sum(cores_left) < cores * size:
             return NotEnoughShareCores(fields, cores, size, cores_left)
@@ -128,7 +128,7 @@ def explain_misfit(gpus: SharedGpuList, request: Share, fields: ShareFields) -> 
         return NotEnoughShareSlots(fields, size, slots_left)
     amounts = f"a slot, {cores} cores and {format_mib(memory)} together"
     return ShareSplit(
-        fields.cores, describe_scattered_amounts(amounts, size, sum(enough(gpu.share_left, request) for gpu in gpus))
+        fields.cores, describe_scattered_amounts(amounts, size, sum(enough(gpu, request) for gpu in gpus))
     )
 
 
@@ -200,7 +200,7 @@ class SetComparison:
         rules = asked.rules
         self.scorer = scorer
         self.whole = asked.whole
-        self.unused = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused and gpu.healthy)
+        self.unused = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused)
         """GPUs that others can still take whole."""
         self.order = SetOrder(scorer, self.unused)
         by = GpuOrder.BEST_FIT if self.whole else rules.order
@@ -239,9 +239,10 @@ class SetComparison:
 def gpu_order_key(gpu: SharedGpu, asked: Share, order: GpuOrder, weights: Weights) -> Key:
     """The key that sorts GPUs, the best first, without regard to links."""
     if order in (GpuOrder.BEST_FIT, GpuOrder.TOPOLOGY_AWARE):
+        left = gpu.left
         return (
-            gpu.cores_left,  # the one with the fewest cores left,
-            gpu.memory_left // MEMORY_BLOCK,  # then the least memory,
+            left.cores,  # the one with the fewest cores left,
+            left.memory // MEMORY_BLOCK,  # then the least memory,
             gpu.processes,  # then the fewest processes
         )
     full = gpu_fullness(gpu, asked, weights)
@@ -255,9 +256,11 @@ def gpu_fullness(gpu: SharedGpu, asked: Share, weights: Weights) -> float:
     With equal weights a GPU without slots that has 30 of 100 cores and 2 of 8 GiB held is at 0.3 + 0.25; 20 cores and 1 GiB
     more make it 0.875.
     """
+    offered = gpu.offered
+    held = gpu.held
     parts = (
-        (weights.slot, gpu.slots_held + 1, gpu.slots),
-        (weights.core, gpu.cores_held + asked.cores, gpu.cores),
-        (weights.memory, gpu.memory_held + max(asked.memory, gpu.memory * asked.percentage // 100), gpu.memory),
+        (weights.slot, gpu.sharers + 1, gpu.all_slots),
+        (weights.core, held.cores + asked.cores, offered.cores),
+        (weights.memory, held.memory + max(asked.memory, offered.memory * asked.percentage // 100), offered.memory),
     )
     return round(sum(weight * held / offered for weight, held, offered in parts if offered), 9)

@@ -81,6 +81,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import (
     NONE_HELD,
     NOTHING,
+    ShareLeft,
     held_by_slot,
     held_of_gpus,
     larger_amount,
@@ -280,6 +281,9 @@ def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int
 # slots.
 
 
+NOTHING_LEFT = ShareLeft(offered=NONE_HELD, usable=False)
+
+
 @computed_once
 def shareable_devices(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
     """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
@@ -310,11 +314,11 @@ def shared_gpus(topology: Topology, left: SharesLeft) -> tuple[SharedGpu, ...]:
 
 def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -> SharedGpu:
     """One of them; nothing is left of one that `left` does not have. `gpu`: itself, or of which it is an instance."""
-    here = left.get(base)
+    here = left.get(base, NOTHING_LEFT)
     offer = offers_in_slots(topology).get(base)
-    offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
-    if here and here.profiles:  # whether an instance fits is known already: what is left decides the order alone
-        held = Amount(cores=0, memory=offered.memory - here.left.memory)
+    if here.profiles:  # whether an instance fits is known already: what is left decides the order alone
+        held = Amount(cores=0, memory=here.offered.memory - here.left.memory)
+        here = msgspec.structs.replace(here, held=held, profiles=())
     return SharedGpu(
         device=base,
         index=gpu.index,
@@ -322,15 +326,8 @@ def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -
         numa_node=numa_node_of(topology, gpu.id),
         model=gpu.name,
         mode=mode_of(offer) if offer else "",
-        healthy=here is not None and here.usable,
-        cores=offered.cores,
-        memory=offered.memory,
-        slots=here.all_slots if here else 0,
-        cores_held=held.cores,
-        memory_held=held.memory,
-        slots_held=here.sharers if here else 0,
-        processes=here.sharers if here else 0,
-        exclusive=here is None,
+        processes=here.sharers,
+        **msgspec.structs.asdict(here),
     )
 
 

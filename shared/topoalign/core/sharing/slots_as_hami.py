@@ -75,7 +75,7 @@ def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[HamiGpuU
     for gpu in gpus:
         here = left.get(gpu.device)
         if here is not None and here.profiles:
-            gpu = msgspec.structs.replace(gpu, cores_held=here.held.cores, memory_held=here.held.memory)
+            gpu = msgspec.structs.replace(gpu, held=here.held)
         found.append(to_hami_usage(gpu))
     return tuple(found)
 

@@ -41,11 +41,11 @@ class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
 
     offered: Amount
     """What there is to hold of it, scaled."""
-    held: Amount
+    held: Amount = NONE_HELD
     """It may be more than is offered: after a change of the configuration, or where a kubelet has insisted."""
-    sharers: int
+    sharers: int = 0
     """How many hold some of it: of a GPU in units allocations, of one in slots the slots that are held."""
-    usable: bool
+    usable: bool = True
     """Whether it is healthy, and nobody holds it in another way."""
     all_slots: int = 0
     """How many containers may hold some of it. 0: it is in units, and only amounts limit them."""

@@ -16,7 +16,7 @@ from topoalign.core.sharing.gaia.pcie_tree import (
     build_free_tree,
     build_pcie_tree,
     occupy,
-    with_gpu_amounts,
+    with_amount_left,
 )
 from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
 from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
@@ -193,13 +193,13 @@ def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     which is no part of the decision. topoalign gives nothing back in a tree: each decision makes its own of what is held by
     then, and there a GPU of which memory alone is held is not free.
     """
-    gpu = tree.cards[at]
-    whole = cores >= WHOLE_GPU_CORES
-    left_cores = gpu.cores if whole else min(gpu.cores, gpu.cores_left + cores)
-    left_memory = gpu.memory if whole else min(gpu.memory, gpu.memory_left + memory)
-    return with_gpu_amounts(
-        tree, at, left_cores, left_memory, tree.free | {at} if left_cores == gpu.cores else tree.free
-    )
+    offered = tree.cards[at].offered
+    left = tree.cards[at].left
+    if cores >= WHOLE_GPU_CORES:
+        left = offered
+    else:
+        left = Amount(cores=min(offered.cores, left.cores + cores), memory=min(offered.memory, left.memory + memory))
+    return with_amount_left(tree, at, left, tree.free | {at} if left.cores == offered.cores else tree.free)
 
 
 def operations(case: OperationsCase) -> Outcome:
@@ -218,8 +218,8 @@ def operations(case: OperationsCase) -> Outcome:
 def state_of(tree: GpuTree) -> TreeState:
     """What the cards have left."""
     return TreeState(
-        cores=[card.cores_left for card in tree.cards],
-        memory_bytes=[card.memory_left for card in tree.cards],
+        cores=[card.left.cores for card in tree.cards],
+        memory_bytes=[card.left.memory for card in tree.cards],
         available=tree.available(tree.root),
         available_minors=[card.minor for card in tree.leaves(tree.root)],
     )
@@ -228,7 +228,12 @@ def state_of(tree: GpuTree) -> TreeState:
 def empty_tree(machine: Machine) -> GpuTree:
     """The tree of a machine of which nothing is held."""
     cards = [
-        SharedGpu(device=DeviceID(f"GPU-{minor}"), index=index, minor=minor, memory=memory)
+        SharedGpu(
+            device=DeviceID(f"GPU-{minor}"),
+            index=index,
+            minor=minor,
+            offered=Amount(cores=WHOLE_GPU_CORES, memory=memory),
+        )
         for index, (minor, memory) in enumerate(zip(machine.minors, machine.total_memory_bytes, strict=True))
     ]
     return build_free_tree(build_pcie_tree(machine.levels, machine.multi_gpu_board), cards)

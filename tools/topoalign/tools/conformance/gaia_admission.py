@@ -123,7 +123,8 @@ def node_of(node: AdmissionNodeCase) -> AdmissionNode | None:
     if count <= 0:
         return None
     each = node.capacity_memory_blocks // count * BLOCK
-    cards = [SharedGpu(device=DeviceID(str(i)), index=i, minor=i, memory=each) for i in range(count)]
+    offered = Amount(cores=WHOLE_GPU_CORES, memory=each)
+    cards = [SharedGpu(device=DeviceID(str(i)), index=i, minor=i, offered=offered) for i in range(count)]
     for container in (container for pod in node.pods for container in pod.containers):
         for index in indexes(container.predicate_idx or ""):
             if 0 <= index < count:

@@ -28,6 +28,7 @@ import msgspec
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.state.share_amounts import sum_amounts
 
 Load = tuple[int, int, NodeName]
 """Cores and bytes that a node has left, and its name."""
@@ -49,8 +50,8 @@ class AdmissionNode:
     def load(self) -> Load:
         """The key that sorts nodes in the order in which they are tried."""
         return (
-            sum([gpu.cores_left for gpu in self.cards]),  # the fewest cores left,
-            sum([gpu.memory_left for gpu in self.cards]) + self.rest,  # then the least memory,
+            sum([gpu.left.cores for gpu in self.cards]),  # the fewest cores left,
+            sum([gpu.left.memory for gpu in self.cards]) + self.rest,  # then the least memory,
             self.name,
         )
 
@@ -117,14 +118,16 @@ def choose_container_gpus(gpus: Sequence[SharedGpu], asked: Amount) -> tuple[int
         (WHOLE_GPU_CORES, 0, asked.cores // WHOLE_GPU_CORES) if whole else (asked.cores, asked.memory, 1)
     )
     order = sorted(
-        (gpu.cores_left, gpu.memory_left, index) for index, gpu in enumerate(gpus) if gpu.has_left(cores, memory)
+        (left.cores, left.memory, index)
+        for index, left in enumerate(gpu.left for gpu in gpus)
+        if left.cores >= cores and left.memory >= memory
     )
     return tuple(index for *_, index in order[:count]) if len(order) >= count else ()
 
 
 def hold_container_amounts(gpu: SharedGpu, asked: Amount) -> SharedGpu | None:
     """The GPU with a container's amounts held, from 100 cores on whole; None if it has not as much left."""
-    cores, memory = (WHOLE_GPU_CORES, gpu.memory) if asked.cores >= WHOLE_GPU_CORES else (asked.cores, asked.memory)
-    if cores > gpu.cores_left or memory > gpu.memory_left:
+    taken = gpu.offered if asked.cores >= WHOLE_GPU_CORES else asked
+    if taken.cores > gpu.left.cores or taken.memory > gpu.left.memory:
         return None
-    return msgspec.structs.replace(gpu, cores_held=gpu.cores_held + cores, memory_held=gpu.memory_held + memory)
+    return msgspec.structs.replace(gpu, held=sum_amounts((gpu.held, taken)))

@@ -78,8 +78,8 @@ def evaluate(tree: GpuTree, request: Amount, fields: ShareFields = FIELDS) -> Ch
         chosen = (choose_linked_gpus if cores > WHOLE_GPU_CORES else fragment)(tree, cores // WHOLE_GPU_CORES)
     elif cores and memory:
         chosen = share(tree, cores, memory)
-        if not chosen and tree.cards and memory > tree.cards[0].memory:
-            raise MemoryAboveGpu(fields, memory, tree.cards[0].memory)
+        if not chosen and tree.cards and memory > tree.cards[0].offered.memory:
+            raise MemoryAboveGpu(fields, memory, tree.cards[0].offered.memory)
     else:
         raise AmountMissing(*((fields.memory, fields.cores) if cores else (fields.cores, fields.memory)))
     if not chosen:
@@ -92,13 +92,13 @@ def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
 
     def key(gpu: SharedGpu) -> tuple[int, int, int, int]:
         return (
-            gpu.cores_left,  # the one with the fewest cores left,
-            gpu.memory_left // BLOCK,  # then the least memory,
+            gpu.left.cores,  # the one with the fewest cores left,
+            gpu.left.memory // BLOCK,  # then the least memory,
             gpu.processes,  # then the fewest processes,
             gpu.minor,
         )
 
-    fitting = [gpu for gpu in tree.cards if gpu.has_left(cores, memory)]
+    fitting = [gpu for gpu in tree.cards if gpu.left.cores >= cores and gpu.left.memory >= memory]
     return (min(fitting, key=key),) if fitting else ()
 
 
@@ -141,7 +141,7 @@ def usage(tree: GpuTree, node: GaiaTreeNode) -> tuple[int, int, int, int]:
     gpus = [tree.cards[member] for member in node.members]
     return (
         tree.available(node),  # the fewest free GPUs,
-        gpus[0].memory_left // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,
+        gpus[0].left.memory // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,
         sum(gpu.processes for gpu in gpus),  # then the fewest processes,
         min((gpu.minor for gpu in gpus), default=0),  # then the lowest minor; the original leaves it to chance
     )
@@ -192,6 +192,6 @@ def choose_gpus_as_gaia(
     """
     tree = build_free_tree(tree_root(topology), gpus)
     for at, gpu in enumerate(gpus):
-        if gpu.device not in among or gpu.memory < request.memory:
-            tree = occupy(tree, at, WHOLE_GPU_CORES, gpu.memory)
+        if gpu.device not in among or gpu.offered.memory < request.memory:
+            tree = occupy(tree, at, WHOLE_GPU_CORES, gpu.offered.memory)
     return evaluate(tree, msgspec.structs.replace(request, cores=max(1, request.cores)))
