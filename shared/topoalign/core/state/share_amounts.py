@@ -1,8 +1,9 @@
 """
-Computes how much of each GPU is left, where GPUs are offered in slots. A MIG instance in slots counts as a GPU of its
-memory, and cores are hundredths of its computing time.
+Computes how much of each GPU is left (`ShareLeft`), where GPUs are offered in units or in slots. Cores are hundredths of a
+GPU's computing time, memory is in bytes.
 
-Slots bound how many containers are on a GPU; what each of them holds of it is an amount of cores and of memory, which is in
+In slots, a MIG instance counts as a GPU of its memory. Slots bound how many containers are on a GPU; what each of them
+holds of it is an amount of cores and of memory, which is in
 the record of its grant. Of a slot of which the record has no amount it is an equal part of what is offered. Example: a GPU
 of 80 GiB in ten slots
 
