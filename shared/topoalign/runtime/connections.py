@@ -14,7 +14,6 @@ import asyncio
 import resource
 from collections.abc import Collection
 from contextlib import suppress
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -158,12 +157,8 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
 
 def make_room(connections: Collection[Any]) -> None:
     """Closes a connection of a server if there are more than allowed."""
-    if len(connections) <= most():
-        return
-    for each in connections:
-        if not each.is_waited_for():
-            each.since = inf  # until the request is answered
-    first_to_close(connections).end()
+    if len(connections) > most():
+        first_to_close(connections).end()
 
 
 def most() -> int:
