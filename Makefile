@@ -8,7 +8,7 @@ API ?= shared/topoalign/kubelet/grpc/api
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/byte-code
 
-.PHONY: demo test test-faults test-gpu simulate soak check lint types imports bench bench-compare proto event-documents lock up down clean
+.PHONY: demo test test-faults test-gpu simulate soak check lint types imports docs bench bench-compare proto event-documents lock up down clean
 
 $(READY): requirements/dev.txt pyproject.toml tools/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("topoalign needs Python 3.11 or later") if sys.version_info < (3, 11) else None'
@@ -40,7 +40,7 @@ simulate: $(READY)  ## replays a seed of the simulation: SEED=123 [PLANT=name], 
 soak: $(READY)  ## an hour of full load while NATS, the agent and the kubelet are killed: MINUTES=60
 	PYTHONPATH=tests:tests/support $(BIN)/python tests/e2e/soak.py --minutes $(or $(MINUTES),60)
 
-check: lint types imports test  ## what must pass on main
+check: lint types imports docs test  ## what must pass on main
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -51,6 +51,9 @@ types: $(READY)
 
 imports: $(READY)
 	$(BIN)/lint-imports
+
+docs: $(READY)  ## the site in site/; a broken link or anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(READY)  ## all benchmarks
 	$(BIN)/topoalign bench
@@ -64,8 +67,10 @@ proto: $(READY)  ## generates the protocols anew from proto/
 	  --python_betterproto2_opt=client_generation=async --python_betterproto2_opt=server_generation=async \
 	  proto/deviceplugin.proto proto/display.proto proto/podresources.proto proto/vcuda.proto
 
-event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of docs/events.md from the code
+event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of events.md, errors.md and metrics.md from the code
 	$(BIN)/python docs/event_documents.py docs
+	$(BIN)/python docs/error_documents.py docs
+	$(BIN)/python docs/metric_documents.py docs
 
 lock: $(READY)  ## pins the dependencies anew, by hash and without index lines
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
@@ -83,4 +88,4 @@ down:
 	docker compose down
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "extending.md"
 ROOMS = ("shared", "tools", "services/allocator", "services/discovery", "services/hinting", "services/registry")
 COPIED = (*ROOMS, "tests", "docs")
 KEPT = ("pyproject.toml", "Makefile", "CONTRIBUTING.md", "README.md")
-FENCE = re.compile(r"^```(\w+) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r'^```(\w+) title="(\S+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"`(tests/[\w/]+\.py)`")
 
 

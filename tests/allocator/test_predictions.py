@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 PODS = 12
 """Asked for, one after another; about half are admitted."""
 AGENT = PodRequest(name=PodName("agent"), containers=(ContainerRequest(name=ContainerName("agent")),))
-"""Runs all the time. Where no pod does, one that is being admitted is listed beside no directory (docs/limits.md)."""
+"""Runs all the time. Where no pod does, one that is being admitted is listed beside no directory."""
 
 
 async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, object]]:

@@ -45,7 +45,9 @@ def topology() -> Topology:
         Gpu(id=DeviceID(f"GPU-{name}"), index=index, pci=f"0000:0{index}:00.0", numa_affinity=(index,))
         for index, name in enumerate("ab")
     )
-    return Topology(gpus=gpus, links=(Link(a=DeviceID("GPU-a"), b=DeviceID("GPU-b"), pcie=PcieClass.SYS, nvlinks=12),))
+    return Topology(
+        gpus=gpus, links=(Link(a=DeviceID("GPU-a"), b=DeviceID("GPU-b"), pcie=PcieClass.SYS, fabric_links=12),)
+    )
 
 
 def explanation() -> Explanation:

@@ -205,7 +205,7 @@ def test_nvlinks_are_a_bar_where_all_hang_on_it_and_else_one_by_one(name: str, b
 
 def test_equal_links_between_all_of_a_group_are_one_bar() -> None:
     links = tuple(
-        Link(a=DeviceID(f"GPU-{a}"), b=DeviceID(f"GPU-{b}"), nvlinks=18) for a, b in combinations(range(8), 2)
+        Link(a=DeviceID(f"GPU-{a}"), b=DeviceID(f"GPU-{b}"), fabric_links=18) for a, b in combinations(range(8), 2)
     )
     whole, less_one = (diagram_of("x", Topology(gpus=gpus(8), links=some)).nvlinks for some in (links, links[1:]))
 
@@ -273,7 +273,7 @@ def topologies(draw: st.DrawFn) -> Topology:
             index=i,
             bridge=draw(bridge),
             numa_affinity=draw(affinity),
-            nvswitch_links=draw(st.sampled_from([0, 0, 12, 18])),
+            switch_links=draw(st.sampled_from([0, 0, 12, 18])),
             memory=draw(st.sampled_from([None, 2**36])),
         )
         for i in range(draw(st.integers(0, 18)))
@@ -284,7 +284,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     )
     pairs = list(combinations([gpu.id for gpu in found_gpus], 2))
     linked = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=20)) if pairs else []
-    links = tuple(Link(a=a, b=b, nvlinks=draw(st.integers(0, 6))) for a, b in linked)
+    links = tuple(Link(a=a, b=b, fabric_links=draw(st.integers(0, 6))) for a, b in linked)
     known = draw(st.integers(0, node_count))
     return Topology(
         cpus=cpus(known), nodes=nodes(node_count), bridges=tuple(bridges), gpus=found_gpus, nics=found_nics, links=links

@@ -115,7 +115,7 @@ def machine(count: int, links: dict[tuple[int, int], str | None]) -> Diagram:
                     a=DeviceID(f"GPU-{a}"),
                     b=DeviceID(f"GPU-{b}"),
                     pcie=None if path is None else PcieClass(path),
-                    nvlinks=2 * (path is None),
+                    fabric_links=2 * (path is None),
                 )
                 for (a, b), path in links.items()
             ),

@@ -27,7 +27,7 @@ def machine(seed: int, gpus: int, nics: int) -> Topology:
     chance = Random(seed)
     ids = [DeviceID(f"GPU-{i:02}") for i in range(gpus)] + [DeviceID(f"mlx5_{i:02}") for i in range(nics)]
     links = tuple(
-        Link(a=a, b=b, pcie=chance.choice([*PcieClass]), nvlinks=chance.choice([0, 0, 2]) if b < "m" else 0)
+        Link(a=a, b=b, pcie=chance.choice([*PcieClass]), fabric_links=chance.choice([0, 0, 2]) if b < "m" else 0)
         for a, b in combinations(ids, 2)
     )
     return Topology(
@@ -152,7 +152,9 @@ def weighed(links: tuple[Link, ...], gpus: int = 4) -> list[str]:
 
 def test_policy_topology_names_what_another_set_lost_by() -> None:
     """Two linked pairs, and GPUs of different pairs have no NVLink."""
-    pairs = tuple(Link(a=DeviceID(a), b=DeviceID(b), nvlinks=4) for a, b in (("GPU-0", "GPU-1"), ("GPU-2", "GPU-3")))
+    pairs = tuple(
+        Link(a=DeviceID(a), b=DeviceID(b), fabric_links=4) for a, b in (("GPU-0", "GPU-1"), ("GPU-2", "GPU-3"))
+    )
 
     won, other_pair, *across = weighed(pairs)
 
@@ -185,12 +187,12 @@ def on_numa_nodes(off: int) -> Topology:
             index=i,
             name="NVIDIA B200",
             numa_affinity=(i // 4,),
-            nvswitch_links=0 if i == off else 18,
+            switch_links=0 if i == off else 18,
         )
         for i in range(8)
     )
     pairs = [(a, b) for a, b in combinations(gpus, 2) if off not in (a.index, b.index)]
-    return Topology(gpus=gpus, links=tuple(Link(a=a.id, b=b.id, nvlinks=18) for a, b in pairs))
+    return Topology(gpus=gpus, links=tuple(Link(a=a.id, b=b.id, fabric_links=18) for a, b in pairs))
 
 
 @pytest.mark.parametrize(

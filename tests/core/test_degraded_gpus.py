@@ -31,9 +31,10 @@ def without_links(topology: Topology, lost: Mapping[tuple[int, int], int]) -> To
     """`lost`: pair of GPUs -> how many of its NVLinks are down; both ends report them as down."""
     gone = {(GPUS[a], GPUS[b]): count for (a, b), count in lost.items()}
     links = tuple(
-        msgspec.structs.replace(link, nvlinks=link.nvlinks - gone.get((link.a, link.b), 0)) for link in topology.links
+        msgspec.structs.replace(link, fabric_links=link.fabric_links - gone.get((link.a, link.b), 0))
+        for link in topology.links
     )
-    down = {i: {"nvlinks_down": sum(n for pair, n in lost.items() if i in pair)} for i in range(len(topology.gpus))}
+    down = {i: {"links_down": sum(n for pair, n in lost.items() if i in pair)} for i in range(len(topology.gpus))}
     return msgspec.structs.replace(with_fields(topology, down), links=links)
 
 
@@ -53,7 +54,7 @@ def test_a_pasted_matrix_says_the_same_although_it_has_no_switch(name: str) -> N
 
 @pytest.mark.parametrize(
     "topology",
-    [Topology(), Topology(gpus=(Gpu(id=GPUS[0], index=0, nvlinks_down=12),)), catalogue.machine("8x-l40s")],
+    [Topology(), Topology(gpus=(Gpu(id=GPUS[0], index=0, links_down=12),)), catalogue.machine("8x-l40s")],
     ids=["no GPU", "one GPU without a bridge", "no NVLinks"],
 )
 def test_without_nvlinks_no_gpu_is_degraded(topology: Topology) -> None:
@@ -62,7 +63,7 @@ def test_without_nvlinks_no_gpu_is_degraded(topology: Topology) -> None:
 
 def test_boards_without_a_bridge_are_not_degraded() -> None:
     """NVML reports all links of a board without a bridge as down."""
-    machine = with_fields(catalogue.machine("a100-missing-bridge"), {2: {"nvlinks_down": 12}, 3: {"nvlinks_down": 12}})
+    machine = with_fields(catalogue.machine("a100-missing-bridge"), {2: {"links_down": 12}, 3: {"links_down": 12}})
 
     assert {} == degraded_gpus(machine)
 
@@ -97,7 +98,7 @@ def test_half_of_a_mesh_in_a_virtual_machine_is_not_degraded(down: tuple[int, ..
     """Four of the eight GPUs of a DGX-1: uneven by design; links to the other half may be there and down."""
     machine = catalogue.machine("dgx1-volta")
     half = msgspec.structs.replace(
-        with_fields(machine, {i: {"nvlinks_down": count} for i, count in enumerate(down)}),
+        with_fields(machine, {i: {"links_down": count} for i, count in enumerate(down)}),
         links=tuple(link for link in machine.links if {link.a, link.b} <= {*GPUS[:4]}),
     )
 
@@ -119,7 +120,7 @@ def test_gpus_of_another_model_are_no_peers() -> None:
 
 def test_a_gpu_in_mig_mode_is_not_judged_by_its_links() -> None:
     mig = (MigDevice(uuid=DeviceID("MIG-0"), profile="7g.40gb", gpu_instance=0, compute_instance=0, memory=1),)
-    machine = with_fields(catalogue.machine("dgx-a100"), {5: {"mig": mig, "nvswitch_links": 0, "nvlinks_down": 12}})
+    machine = with_fields(catalogue.machine("dgx-a100"), {5: {"mig": mig, "switch_links": 0, "links_down": 12}})
 
     assert {} == degraded_gpus(machine)
 
@@ -148,11 +149,9 @@ def test_on_a_switch_the_gpus_below_the_most_are_degraded(counts: list[int], sho
     most = max(counts)
     if not shows_switch:
         counts, most = [*counts[:4], 18, 18, 18, 18], 18
-    gpus = tuple(
-        Gpu(id=GPUS[i], index=i, nvswitch_links=count if shows_switch else 0) for i, count in enumerate(counts)
-    )
+    gpus = tuple(Gpu(id=GPUS[i], index=i, switch_links=count if shows_switch else 0) for i, count in enumerate(counts))
     links = tuple(
-        Link(a=GPUS[a], b=GPUS[b], pcie=PcieClass.SYS, nvlinks=min(counts[a], counts[b]))
+        Link(a=GPUS[a], b=GPUS[b], pcie=PcieClass.SYS, fabric_links=min(counts[a], counts[b]))
         for a, b in combinations(range(len(counts)), 2)
     )
     expected = {

@@ -414,9 +414,9 @@ def without_nvlinks(board: Topology) -> Topology:
     first = board.gpus[0].id
     return msgspec.structs.replace(
         board,
-        gpus=tuple(msgspec.structs.replace(gpu, nvswitch_links=18 if gpu.index else 0) for gpu in board.gpus),
+        gpus=tuple(msgspec.structs.replace(gpu, switch_links=18 if gpu.index else 0) for gpu in board.gpus),
         links=tuple(
-            msgspec.structs.replace(link, nvlinks=0 if first in (link.a, link.b) else 18)
+            msgspec.structs.replace(link, fabric_links=0 if first in (link.a, link.b) else 18)
             if link.b in board.gpu_by_id
             else link
             for link in board.links

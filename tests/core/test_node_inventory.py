@@ -85,8 +85,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 def eight(names: Sequence[str] = (H100,) * 8, links: int = 18, first: int = 0) -> Topology:
     return Topology(
         gpus=tuple(
-            Gpu(id=DeviceID(f"GPU-{i}"), index=i + first, name=name, nvswitch_links=links)
-            for i, name in enumerate(names)
+            Gpu(id=DeviceID(f"GPU-{i}"), index=i + first, name=name, switch_links=links) for i, name in enumerate(names)
         )
     )
 

@@ -238,7 +238,7 @@ def test_a_set_of_one_is_the_lowest_or_the_one_required(required: list[int], exp
 def test_explain_says_of_a_greedy_choice_that_it_is_greedy(gpus: int, greedy: bool) -> None:
     random = Random(4)
     ids = [DeviceID(f"GPU-{i:02}") for i in range(gpus)]
-    links = tuple(Link(a=a, b=b, nvlinks=random.randint(0, 18)) for a, b in combinations(ids, 2))
+    links = tuple(Link(a=a, b=b, fabric_links=random.randint(0, 18)) for a, b in combinations(ids, 2))
     topology = Topology(gpus=tuple(Gpu(id=gpu, index=i) for i, gpu in enumerate(ids)), links=links)
     chosen = prefer(topology, GPU, ids, [], 5, "best-effort")
 

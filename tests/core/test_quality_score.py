@@ -83,7 +83,7 @@ def by_rule(state: NodeState, size: int, nics: int, packing: NodePacking) -> Nod
     width = len({topology.devices[GPU][gpu] for gpu in given})
     table = [[0 if a == b else connection_score(topology, a, b) for b in every] for a in every]
     members, all_free = [every.index(gpu) for gpu in given], [every.index(gpu) for gpu in free]
-    nvlinks, pcie = naive_seam(table, members, [gpu.nvswitch_links for gpu in topology.gpus])
+    nvlinks, pcie = naive_seam(table, members, [gpu.switch_links for gpu in topology.gpus])
     local = sum(any(pcie_class(topology, nic, gpu) in SWITCHES for gpu in given) for nic in spare)
     near = sum(
         any(pcie_class(topology, nic, gpu) is not PcieClass.SYS or share_node(topology, nic, gpu) for gpu in given)
@@ -121,7 +121,12 @@ def test_keys_are_those_of_the_rule_on_machines_partly_held(name: str) -> None:
 GROUPED = msgspec.structs.replace(
     machine(gpus=(0,) * 8, nics=()),
     links=tuple(
-        Link(a=DeviceID(f"GPU-{i}"), b=DeviceID(f"GPU-{j}"), pcie=PcieClass.PIX, nvlinks=2 if i // 4 == j // 4 else 0)
+        Link(
+            a=DeviceID(f"GPU-{i}"),
+            b=DeviceID(f"GPU-{j}"),
+            pcie=PcieClass.PIX,
+            fabric_links=2 if i // 4 == j // 4 else 0,
+        )
         for i, j in combinations(range(8), 2)
     ),
 )
@@ -147,9 +152,9 @@ def test_a_good_pair_on_an_empty_node_is_before_a_bad_pair_that_fills_one() -> N
 def test_a_broken_board_is_first_for_one_gpu_and_last_for_several() -> None:
     """GPU 0 of the second board has no NVLink."""
     board = load_machine("hgx-h100").topology
-    gpus = tuple(msgspec.structs.replace(gpu, nvswitch_links=18 if gpu.index else 0) for gpu in board.gpus)
+    gpus = tuple(msgspec.structs.replace(gpu, switch_links=18 if gpu.index else 0) for gpu in board.gpus)
     links = tuple(
-        msgspec.structs.replace(link, nvlinks=0) if DeviceID("GPU-0") in (link.a, link.b) else link
+        msgspec.structs.replace(link, fabric_links=0) if DeviceID("GPU-0") in (link.a, link.b) else link
         for link in board.links
     )
     broken = msgspec.structs.replace(board, gpus=gpus, links=links)
@@ -176,7 +181,7 @@ def test_a_node_with_too_few_devices_has_no_key() -> None:
 
 def test_policy_none_takes_gpus_of_several_numa_nodes() -> None:
     """The best pair of the machine is on two NUMA nodes: under policy none it is given, and the nodes are told apart."""
-    across = Link(a=DeviceID("GPU-0"), b=DeviceID("GPU-2"), pcie=PcieClass.SYS, nvlinks=6)
+    across = Link(a=DeviceID("GPU-0"), b=DeviceID("GPU-2"), pcie=PcieClass.SYS, fabric_links=6)
     links = tuple(link for link in machine().links if (link.a, link.b) != (across.a, across.b))
     state = node(msgspec.structs.replace(machine(), links=(*links, across)))
     none = msgspec.structs.replace(RULES, policy=Policy.NONE)

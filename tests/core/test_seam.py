@@ -86,12 +86,12 @@ def test_a_seam_without_nvlinks_is_named_by_its_path(path: PcieClass | None, exp
 def on_switch(*links: int, fabrics: tuple[Fabric | None, ...] = ()) -> Topology:
     """GPUs with so many links to an NVSwitch."""
     gpus = tuple(
-        Gpu(id=DeviceID(f"GPU-{i}"), index=i, nvswitch_links=count, fabric=fabrics[i] if fabrics else None)
+        Gpu(id=DeviceID(f"GPU-{i}"), index=i, switch_links=count, fabric=fabrics[i] if fabrics else None)
         for i, count in enumerate(links)
     )
-    pairs = [(a, b) for a, b in combinations(gpus, 2) if min(a.nvswitch_links, b.nvswitch_links)]
+    pairs = [(a, b) for a, b in combinations(gpus, 2) if min(a.switch_links, b.switch_links)]
     return Topology(
-        gpus=gpus, links=tuple(Link(a=a.id, b=b.id, nvlinks=min(a.nvswitch_links, b.nvswitch_links)) for a, b in pairs)
+        gpus=gpus, links=tuple(Link(a=a.id, b=b.id, fabric_links=min(a.switch_links, b.switch_links)) for a, b in pairs)
     )
 
 
@@ -99,7 +99,7 @@ def test_at_an_nvswitch_the_gpu_with_the_fewest_links_decides() -> None:
     """Also of a pasted matrix, which does not name the links to the switch: 63 NVLinks to seven peers must end at one."""
     board = on_switch(9, 18, 18, 18, 18, 18, 18, 18)
     unnamed = msgspec.structs.replace(
-        board, gpus=tuple(msgspec.structs.replace(gpu, nvswitch_links=0) for gpu in board.gpus)
+        board, gpus=tuple(msgspec.structs.replace(gpu, switch_links=0) for gpu in board.gpus)
     )
 
     for machine in (board, unnamed):
@@ -143,7 +143,7 @@ def test_a_mesh_that_lacks_a_link_is_no_switch() -> None:
     """Eight GPUs with three NVLinks a pair; one pair has none."""
     gpus = tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i) for i in range(8))
     links = tuple(
-        Link(a=a.id, b=b.id, nvlinks=0 if (a.index, b.index) == (0, 1) else 3) for a, b in combinations(gpus, 2)
+        Link(a=a.id, b=b.id, fabric_links=0 if (a.index, b.index) == (0, 1) else 3) for a, b in combinations(gpus, 2)
     )
     found = gpu_links(Topology(gpus=gpus, links=links))
 

@@ -125,7 +125,7 @@ def test_no_hint_promises_a_numa_node_with_too_few_gpus(
 
 @BOTH
 def test_sixty_units_and_forty_blocks_are_half_of_each_of_two(rules: AdmissionRules) -> None:
-    """The example of docs/sharing.md: of GPU-0 nothing is held, of the others 40 and 24 blocks, and 60 and 30."""
+    """Of GPU-0 nothing is held, of the others 40 and 24 blocks, and 60 and 30."""
     state = holding(node(small(machine(gpus=(0, 0, 0)), 3)), [(1, 40, 24), (2, 60, 30)])
 
     found = admitted(state, spread(pod(asks(60, 40)), 2), rules)[0]

@@ -46,7 +46,7 @@ def others(count: int) -> dict[str, object]:
 
 
 def two_gpus(nvlinks: int) -> dict[str, object]:
-    return {"gpus": (Gpu(id=A, index=0), Gpu(id=B, index=1)), "links": (Link(a=A, b=B, nvlinks=nvlinks),)}
+    return {"gpus": (Gpu(id=A, index=0), Gpu(id=B, index=1)), "links": (Link(a=A, b=B, fabric_links=nvlinks),)}
 
 
 def near(count: int) -> dict[str, object]:
@@ -114,11 +114,16 @@ def shares(first: int, second: int) -> dict[str, object]:
             {"nodes": (NODE,), "distances": ((65_536,),)},
             "distances[0][0]",
         ),
-        (two_gpus(999), two_gpus(1_000), "links[0].nvlinks"),
+        (two_gpus(999), two_gpus(1_000), "links[0].fabric_links"),
         (
-            {"gpus": (Gpu(id=A, index=0, nvswitch_links=999),)},
-            {"gpus": (Gpu(id=A, index=0, nvswitch_links=1_000),)},
-            "gpus[0].nvswitch_links",
+            {"gpus": (Gpu(id=A, index=0, switch_links=999),)},
+            {"gpus": (Gpu(id=A, index=0, switch_links=1_000),)},
+            "gpus[0].switch_links",
+        ),
+        (
+            {"gpus": (Gpu(id=A, index=0, device_nodes=("/dev/kfd", "/dev/dri/renderD128", "/dev/accel/accel0")),)},
+            {"gpus": (Gpu(id=A, index=0, device_nodes=("/dev/kfd", "/dev/dri/../sda")),)},
+            "gpus[0].device_nodes",
         ),
         (near(65_535), near(65_536), "gpus[0].cpu_affinity"),
         ({"gpus": (gpu(65_535),)}, {"gpus": (gpu(65_536),)}, "gpus[0].index"),
@@ -173,6 +178,7 @@ def test_parts_have_ids_of_their_own() -> None:
         (Topology(nodes=(NumaNode(id=65_536),)), "nodes"),
         (Topology(cpus=(Cpu(id=0, core=0, socket=0, node=65_536, uncore=0),)), "cpus"),
         (Topology(gpus=(Gpu(id=A, index=0, numa_affinity=(0, 65_536)),)), "gpus"),
+        (Topology(gpus=(Gpu(id=A, index=0, device_nodes=("/dev/sda",)),)), "gpus[0].device_nodes"),
         (Topology(nics=(Nic(id=DeviceID("mlx5_0"), index=0, numa_affinity=(65_536,)),)), "nics"),
         (Topology(others=(PluginDevice(id=DeviceID("x"), resource=PAGES, nodes=(65_536,)),)), "others"),
         (Topology(others=(PluginDevice(id=DeviceID("x"), resource=PAGES, nodes=None),)), None),

@@ -85,7 +85,7 @@ def machine(*links: Link, fabrics: tuple[Fabric | None, ...] = (None, None, None
 )
 def test_a_connection_is_worth_what_go_gpuallocator_gives_it(pcie: PcieClass, score: int) -> None:
     """Each NVLink adds 100 to the PCIe path. Both orders of a pair are the same."""
-    plain, linked = (machine(Link(a=G0, b=N0, pcie=pcie, nvlinks=count)) for count in (0, 3))
+    plain, linked = (machine(Link(a=G0, b=N0, pcie=pcie, fabric_links=count)) for count in (0, 3))
 
     assert (score, score) == (connection_score(plain, G0, N0), connection_score(plain, N0, G0))
     assert score + 300 == connection_score(linked, N0, G0)
@@ -99,7 +99,7 @@ def test_a_connection_is_worth_what_go_gpuallocator_gives_it(pcie: PcieClass, sc
 )
 def test_an_unknown_path_is_judged_by_the_numa_nodes(a: DeviceID, b: DeviceID, expected: PcieClass) -> None:
     """With no link at all, and with one of which only the NVLinks are known. An unknown node is no common node."""
-    bare, linked = machine(), machine(Link(a=a, b=b, nvlinks=2))
+    bare, linked = machine(), machine(Link(a=a, b=b, fabric_links=2))
     score = 20 if expected is PcieClass.NODE else 10
 
     assert (expected, expected) == (pcie_class(bare, a, b), pcie_class(linked, b, a))
@@ -117,7 +117,9 @@ ONE, TWO = Fabric(cluster="c", clique=1), Fabric(cluster="c", clique=2)
     [((ONE, TWO, None), 50), ((ONE, ONE, None), 150), ((ONE, None, None), 150), ((None, None, None), 150)],
 )
 def test_nvlinks_count_unless_cliques_are_kept_apart(fabrics: tuple[Fabric | None, ...], score: int) -> None:
-    assert score == connection_score(machine(Link(a=G0, b=G1, pcie=PcieClass.PIX, nvlinks=1), fabrics=fabrics), G0, G1)
+    assert score == connection_score(
+        machine(Link(a=G0, b=G1, pcie=PcieClass.PIX, fabric_links=1), fabrics=fabrics), G0, G1
+    )
 
 
 def test_near_a_device_are_the_nodes_that_it_has() -> None:

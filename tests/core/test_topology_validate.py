@@ -28,7 +28,7 @@ WHOLE = Topology(
         Gpu(id=B, index=3, cpu_affinity=(1, 4)),
     ),
     nics=(Nic(id=N, index=0, numa_affinity=(8,)),),
-    links=(Link(a=A, b=B, nvlinks=4, pcie=PcieClass.PIX), Link(a=A, b=N, pcie=PcieClass.SYS)),
+    links=(Link(a=A, b=B, fabric_links=4, pcie=PcieClass.PIX), Link(a=A, b=N, pcie=PcieClass.SYS)),
     others=(PluginDevice(id=DeviceID("x-0"), resource=ResourceName("example.com/x"), nodes=(3,)),),
 )
 
@@ -88,8 +88,8 @@ MIG = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=0, compu
         ({"gpus": (Gpu(id=A, index=0, cpu_affinity=(-1,)),)}, "gpus[0].cpu_affinity"),
         ({"gpus": (Gpu(id=A, index=0, memory_node=1),)}, "gpus[0].memory_node"),
         ({"gpus": (Gpu(id=A, index=0, memory=1 << 70),)}, "gpus[0].memory"),
-        ({"gpus": (Gpu(id=A, index=0, nvswitch_links=-1),)}, "gpus[0].nvswitch_links"),
-        ({"gpus": (Gpu(id=A, index=0, nvlinks_down=-1),)}, "gpus[0].nvlinks_down"),
+        ({"gpus": (Gpu(id=A, index=0, switch_links=-1),)}, "gpus[0].switch_links"),
+        ({"gpus": (Gpu(id=A, index=0, links_down=-1),)}, "gpus[0].links_down"),
         ({"gpus": (Gpu(id=A, index=0, fabric_state="fine"),)}, "gpus[0].fabric_state"),
         ({"gpus": (Gpu(id=A, index=0, mig=(MIG, MIG)),)}, "gpus[0].mig"),
         ({"gpus": tuple(Gpu(id=DeviceID(f"{i}"), index=i) for i in range(MOST_GPUS + 1))}, "gpus"),
@@ -100,8 +100,8 @@ MIG = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=0, compu
         ({"links": (Link(a=A, b=DeviceID("none")),)}, "links[0].b"),
         ({"links": (Link(a=A, b=A),)}, "links[0].b"),
         ({"links": (Link(a=A, b=B), Link(a=B, b=A))}, "links[1]"),
-        ({"links": (Link(a=A, b=N, nvlinks=1),)}, "links[0].nvlinks"),
-        ({"links": (Link(a=A, b=B, nvlinks=-1),)}, "links[0].nvlinks"),
+        ({"links": (Link(a=A, b=N, fabric_links=1),)}, "links[0].fabric_links"),
+        ({"links": (Link(a=A, b=B, fabric_links=-1),)}, "links[0].fabric_links"),
         ({"others": (*WHOLE.others, *WHOLE.others)}, "others"),
     ],
 )

@@ -42,7 +42,9 @@ def test_its_shape_stays_and_its_names_go(node: Node, tmp_path: Path, capsys: py
     assert "2 sockets, 2 NUMA nodes, CPUs 0-31, 8 GPUs, 2 NICs" == machine.topology.describe()
     assert ["GPU-0", "GPU-1"] == [gpu.id for gpu in machine.topology.gpus[:2]]
     gpus, links = machine.topology.gpus, machine.topology.link_by_pair
-    assert [sum(row) for row in DGX1_VOLTA] == [sum(links[a.id, b.id].nvlinks for b in gpus if a != b) for a in gpus]
+    assert [sum(row) for row in DGX1_VOLTA] == [
+        sum(links[a.id, b.id].fabric_links for b in gpus if a != b) for a in gpus
+    ]
     assert "captured by nvml" == machine.source
     assert "serial" not in json.dumps(json.loads(written))
 

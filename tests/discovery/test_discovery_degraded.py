@@ -46,18 +46,18 @@ async def test_links_that_go_down_and_come_up_are_published_and_logged(nvml_libr
             await world.reads(HALF)
             await world.reads(HALF)
             down = await world.topology()
-            gauges = [world.gauge("nvlinks_down", "GPU-0"), world.gauge("degraded", "GPU-0")]
+            gauges = [world.gauge("links_down", "GPU-0"), world.gauge("degraded", "GPU-0")]
             health = await world.health()
             await world.reads(UP)
             after = await world.topology()
 
         assert [before.revision + 1, before.revision + 2] == [down.revision, after.revision]
-        assert (9, 9) == (down.topology.gpus[0].nvswitch_links, down.topology.gpus[0].nvlinks_down)
+        assert (9, 9) == (down.topology.gpus[0].switch_links, down.topology.gpus[0].links_down)
         assert {GPUS[0]: "9 of 18 NVLinks are up"} == degraded_gpus(down.topology)
         assert before.topology == after.topology
         assert {HEALTHY} == {health.devices[gpu] for gpu in GPUS}
         assert [9, 1] == gauges
-        assert [0, None] == [world.gauge("nvlinks_down", "GPU-0"), world.gauge("degraded", "GPU-0")]
+        assert [0, None] == [world.gauge("links_down", "GPU-0"), world.gauge("degraded", "GPU-0")]
         degraded = [entry for entry in entries if "degraded" in entry["event"]]
         assert [("warning", "GPU-0", "9 of 18 NVLinks are up"), ("info", "GPU-0", None)] == [
             (entry["log_level"], entry["gpu"], entry.get("finding")) for entry in degraded

@@ -108,10 +108,10 @@ async def test_editing_a_described_machine_changes_it_and_breaking_it_is_a_fault
     file = tmp_path / "pasted.txt"
     file.write_text(MATRIX)
     driver = DescribedDriver(str(file))
-    assert 4 == (await driver.read()).topology.links[0].nvlinks
+    assert 4 == (await driver.read()).topology.links[0].fabric_links
 
     file.write_text(MATRIX.replace("NV4", "NV2"))
-    assert 2 == (await driver.read()).topology.links[0].nvlinks
+    assert 2 == (await driver.read()).topology.links[0].fabric_links
 
     file.write_text("GPU0 and more\n")
     with pytest.raises(DriverFault, match=r"pasted\.txt"):

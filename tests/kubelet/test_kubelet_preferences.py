@@ -75,7 +75,7 @@ def unstructured(count: int) -> Topology:
     ids = [DeviceID(f"GPU-{i:02}") for i in range(count)]
     return Topology(
         gpus=tuple(Gpu(id=gpu, index=i) for i, gpu in enumerate(ids)),
-        links=tuple(Link(a=a, b=b, nvlinks=chance.randint(0, 18)) for a, b in combinations(ids, 2)),
+        links=tuple(Link(a=a, b=b, fabric_links=chance.randint(0, 18)) for a, b in combinations(ids, 2)),
     )
 
 

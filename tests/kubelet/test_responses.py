@@ -27,7 +27,9 @@ from hypothesis import strategies as st
 from kubelet_support import MemoryAllocator
 
 from topoalign.allocator.containers.containers import Containers
+from topoalign.allocator.containers.responses import ResponseWriter, device_node
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
+from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.kubelet.grpc.api import v1beta1
 
 pytestmark = pytest.mark.anyio
@@ -203,6 +205,17 @@ async def test_imex_channels_that_are_there_are_told_in_each_way(host: Host) -> 
     assert "/dev/nvidia-caps-imex-channels/channel0" in paths(response)
     assert "channel3" not in str(response), "it is not there, and not required"
     assert ["0"] == [device["name"] for device in host.specification("imex-channel")["devices"]]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_gpu_with_own_device_nodes_is_passed_by_them_alone(host: Host, strategy: str) -> None:
+    """No strategy of NVIDIA's applies to a GPU of another vendor."""
+    gpu = Gpu(id=DeviceID("GPU-x"), index=0, device_nodes=("/dev/kfd", "/dev/dri/renderD128"))
+    writer = ResponseWriter(configuration=host.configuration(strategy))
+
+    response = writer.response(Topology(gpus=(gpu,)), GPU, [gpu.id])
+
+    assert Response(devices=[device_node(path, path) for path in gpu.device_nodes]) == response
 
 
 async def test_a_nic_brings_its_verbs_device_and_its_address(host: Host) -> None:

@@ -52,7 +52,7 @@ def test_each_machine_has_the_shape_of_the_real_one(name: str, shape: str) -> No
 
 
 def nvlinks(machine: Topology, a: int, b: int) -> int:
-    return machine.link_by_pair[machine.gpus[a].id, machine.gpus[b].id].nvlinks
+    return machine.link_by_pair[machine.gpus[a].id, machine.gpus[b].id].fabric_links
 
 
 def test_every_v100_of_a_dgx1_has_six_nvlinks() -> None:
@@ -71,7 +71,7 @@ def test_behind_nvswitch_every_pair_has_all_nvlinks(name: str, links: int) -> No
     machine = catalogue.machine(name)
 
     assert {links} == {nvlinks(machine, a.index, b.index) for a in machine.gpus for b in machine.gpus if a != b}
-    assert {links} == {gpu.nvswitch_links for gpu in machine.gpus}
+    assert {links} == {gpu.switch_links for gpu in machine.gpus}
 
 
 @pytest.mark.parametrize(("name", "of_gpu_0"), [("hgx-b200-gpu0-off", 0), ("hgx-b200-gpu0-half", 9)])
@@ -80,7 +80,7 @@ def test_pairs_of_a_degraded_gpu_have_its_number_of_nvlinks(name: str, of_gpu_0:
 
     assert [of_gpu_0] * 7 == [nvlinks(machine, 0, b) for b in range(1, 8)]
     assert {18} == {nvlinks(machine, a, b) for a in range(1, 8) for b in range(1, 8) if a != b}
-    assert (of_gpu_0, 18 - of_gpu_0) == (machine.gpus[0].nvswitch_links, machine.gpus[0].nvlinks_down)
+    assert (of_gpu_0, 18 - of_gpu_0) == (machine.gpus[0].switch_links, machine.gpus[0].links_down)
 
 
 def test_every_h100_has_a_nic_on_its_own_switch() -> None:

@@ -23,7 +23,7 @@ async def test_a_gpu_is_who_nvml_says_and_sits_where_the_files_say(node: Node) -
     assert ("GPU-5", 5, 5, "NVIDIA H100 80GB", 80 << 30) == (gpu.id, gpu.index, gpu.minor, gpu.name, gpu.memory)
     assert (address(5), (1,), tuple(range(16, 32))) == (gpu.pci, gpu.numa_affinity, gpu.cpu_affinity)
     assert gpu.bridge in {bridge.address for bridge in found.bridges}
-    assert (None, 0, None, None) == (gpu.memory_node, gpu.nvswitch_links, gpu.fabric, gpu.mig)
+    assert (None, 0, None, None) == (gpu.memory_node, gpu.switch_links, gpu.fabric, gpu.mig)
     unseen = found.gpus[8]
     assert ("0000:f9:00.0", None) == (unseen.pci, unseen.bridge), "files do not show it"
     assert ((12, 13, 14, 15), (1,), 12, None) == (
@@ -52,14 +52,14 @@ async def test_direct_nvlinks_are_counted_per_pair(node: Node) -> None:
     found = (await node.read(*direct_links(DGX1_VOLTA), "level 0 1 10", "level 6 7 20")).topology
 
     assert {(a, b): DGX1_VOLTA[a][b] for a, b in combinations(range(8), 2)} == {
-        (a, b): found.link_by_pair[GPUS[a], GPUS[b]].nvlinks for a, b in combinations(range(8), 2)
+        (a, b): found.link_by_pair[GPUS[a], GPUS[b]].fabric_links for a, b in combinations(range(8), 2)
     }
     assert (PcieClass.PIX, PcieClass.PXB, PcieClass.SYS) == (
         found.link_by_pair[GPUS[0], GPUS[1]].pcie,
         found.link_by_pair[GPUS[7], GPUS[6]].pcie,
         found.link_by_pair[GPUS[0], GPUS[7]].pcie,
     )
-    assert {0} == {gpu.nvswitch_links for gpu in found.gpus}
+    assert {0} == {gpu.switch_links for gpu in found.gpus}
 
 
 @pytest.mark.parametrize("kind", ["switch", "unknown"])
@@ -67,16 +67,16 @@ async def test_links_to_a_switch_reach_every_gpu(node: Node, kind: str) -> None:
     """As on an H100 board, also in a virtual machine where the switch does not show what it is."""
     found = (await node.read(*switch_links(8, 18, kind))).topology
 
-    assert {18} == {gpu.nvswitch_links for gpu in found.gpus}
+    assert {18} == {gpu.switch_links for gpu in found.gpus}
     assert {"NV18"} == {found.link_by_pair[pair].label for pair in combinations(GPUS, 2)}
 
 
 async def test_links_that_are_down_or_lead_to_a_cpu_are_no_nvlinks_between_gpus(node: Node) -> None:
     found = (await node.read("link 0 0 down", "link 0 1 npu", "link 1 0 npu", "link 1 1 npu")).topology
 
-    assert {0} == {gpu.nvswitch_links for gpu in found.gpus}
-    assert {0} == {link.nvlinks for link in found.links}
-    assert [1, 0, 0] == [gpu.nvlinks_down for gpu in found.gpus[:3]]
+    assert {0} == {gpu.switch_links for gpu in found.gpus}
+    assert {0} == {link.fabric_links for link in found.links}
+    assert [1, 0, 0] == [gpu.links_down for gpu in found.gpus[:3]]
 
 
 @pytest.mark.parametrize("code", [2, 3])
@@ -84,15 +84,15 @@ async def test_a_link_that_a_gpu_does_not_have_is_not_down(node: Node, code: int
     """NVML answers "invalid argument" or "not supported" for it."""
     found = (await node.read(*switch_links(8, 18), f"fail nvmlDeviceGetNvLinkState 0 {code}")).topology
 
-    assert {0} == {gpu.nvlinks_down for gpu in found.gpus}
-    assert [0, 18] == [gpu.nvswitch_links for gpu in found.gpus[:2]]
+    assert {0} == {gpu.links_down for gpu in found.gpus}
+    assert [0, 18] == [gpu.switch_links for gpu in found.gpus[:2]]
 
 
 async def test_links_that_differ_by_end_are_reported_with_the_smaller_number(node: Node) -> None:
     """If the ends of a pair report different numbers of links, a finding says so and the smaller one is taken."""
     found = await node.read("link 0 0 gpu 1", "link 0 1 gpu 1", "link 1 0 gpu 0")
 
-    assert 1 == found.topology.link_by_pair[GPUS[0], GPUS[1]].nvlinks
+    assert 1 == found.topology.link_by_pair[GPUS[0], GPUS[1]].fabric_links
     assert 1 == len(found.findings)
     assert "GPU-0 sees 2 NVLinks to GPU-1, which sees 1" in found.findings[0]
 
@@ -115,11 +115,11 @@ async def test_links_are_read_once_for_as_long_as_the_gpus_are_the_same(node: No
 
 async def test_nvlinks_that_come_up_or_go_down_later_are_seen_within_a_minute(node: Node) -> None:
     """They come up with the fabric manager, which may start after this service."""
-    assert {0} == {gpu.nvswitch_links for gpu in (await node.read()).topology.gpus}
+    assert {0} == {gpu.switch_links for gpu in (await node.read()).topology.gpus}
     for links in (18, 17):
         await node.clock.advance(CONNECTIONS_SECONDS)
         found = (await node.read(*switch_links(8, links))).topology
-        assert {links} == {gpu.nvswitch_links for gpu in found.gpus}
+        assert {links} == {gpu.switch_links for gpu in found.gpus}
         assert {f"NV{links}"} == {found.link_by_pair[pair].label for pair in combinations(GPUS, 2)}
 
 
@@ -131,7 +131,7 @@ async def test_a_gpu_that_fails_keeps_the_nvlinks_that_it_had(node: Node) -> Non
     assert "the connections of GPU-3 cannot be read" in after.findings[0]
 
     whole = await node.read(*switch_links(8, 17))
-    assert ({17}, ()) == ({gpu.nvswitch_links for gpu in whole.topology.gpus}, whole.findings), "asked again at once"
+    assert ({17}, ()) == ({gpu.switch_links for gpu in whole.topology.gpus}, whole.findings), "asked again at once"
 
 
 async def test_a_gpu_that_comes_back_under_another_index_is_the_same_gpu(node: Node) -> None:

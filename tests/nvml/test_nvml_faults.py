@@ -246,7 +246,7 @@ async def test_a_driver_that_lacks_the_newer_functions_still_tells_the_rest(tmp_
     assert () == found.findings
     assert {HealthState.HEALTHY} == {health.state for health in found.health.values()}
     assert ({6}, {None}) == (
-        {gpu.nvswitch_links for gpu in found.topology.gpus},
+        {gpu.switch_links for gpu in found.topology.gpus},
         {g.fabric for g in found.topology.gpus},
     )
     assert "NV6" == found.topology.link_by_pair[GPUS[0], GPUS[7]].label

@@ -48,7 +48,7 @@ def read(library: Path, tmp_path: Path, played: str, deadline: float = 30.0) -> 
 def test_pynvml_loads_the_library_by_its_name(nvml_library: Path, tmp_path: Path) -> None:
     inventory = msgspec.json.decode(read(nvml_library, tmp_path, script(more=switch_links(8, 18))), type=Inventory)
 
-    assert [18] * 8 == [gpu.nvswitch_links for gpu in inventory.topology.gpus]
+    assert [18] * 8 == [gpu.switch_links for gpu in inventory.topology.gpus]
 
 
 def test_a_process_ends_although_a_wait_for_events_never_does(nvml_library: Path, tmp_path: Path) -> None:

@@ -338,8 +338,7 @@ class Checks:
         """
         What is recorded of pods without volumes that have ended and are not deleted, where a checkpoint or a journal
         was lost, or kubelet or agent started anew around that: before the end, or so shortly before it that this kubelet
-        was not asked in between. For all that can be told they run, and the record keeps what a container may use
-        (docs/limits.md).
+        was not asked in between. For all that can be told they run, and the record keeps what a container may use.
         """
         assert self.kubelet is not None
         uids = self.kubelet.undelivered & self.kubelet.directories.now().unreadable - self.kubelet.wanted.keys()

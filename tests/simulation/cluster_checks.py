@@ -15,7 +15,7 @@ What a fault explains is not checked:
 - a pod is refused if the allocator ends during its admission, or if its reservation arrives at the node too late;
 - a gang is bound later, and a pod preempts others again, after an outage;
 - two registries that bind pods of one namespace at the same time may exceed its quota, and another pod may take the part of
-  a quota that victims have freed (docs/limits.md);
+  a quota that victims have freed;
 - room that the scheduler keeps for a pod that has preempted others is used by no other pod.
 """
 

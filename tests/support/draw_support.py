@@ -46,7 +46,7 @@ def gpus(count: int, per_node: int = 0, switch_links: int = 0) -> tuple[Gpu, ...
             id=DeviceID(f"GPU-{i}"),
             index=i,
             numa_affinity=(i // per_node,) if per_node else (),
-            nvswitch_links=switch_links,
+            switch_links=switch_links,
         )
         for i in range(count)
     )
@@ -67,7 +67,8 @@ def nodes(count: int) -> tuple[NumaNode, ...]:
 
 
 MESH = tuple(
-    Link(a=DeviceID(f"GPU-{a}"), b=DeviceID(f"GPU-{b}"), nvlinks=1 + (a + b) % 3) for a, b in combinations(range(16), 2)
+    Link(a=DeviceID(f"GPU-{a}"), b=DeviceID(f"GPU-{b}"), fabric_links=1 + (a + b) % 3)
+    for a, b in combinations(range(16), 2)
 )
 ODD = {
     "nothing": Topology(),

@@ -47,7 +47,9 @@ def hardware(slots: Slots = PLAIN) -> Topology:
         for gpu, name, size in zip(plain.gpus, NAMES, SIZES, strict=True)
     ]
     nvlinks = {(DeviceID(f"GPU-{a}"), DeviceID(f"GPU-{b}")): count for (a, b), count in NVLINKS.items()}
-    links = [Link(a=each.a, b=each.b, pcie=each.pcie, nvlinks=nvlinks.get((each.a, each.b), 0)) for each in plain.links]
+    links = [
+        Link(a=each.a, b=each.b, pcie=each.pcie, fabric_links=nvlinks.get((each.a, each.b), 0)) for each in plain.links
+    ]
     return in_slots(msgspec.structs.replace(plain, gpus=tuple(sized), links=tuple(links)), SLOTS, scaling=slots)
 
 

@@ -9,7 +9,7 @@ from topoalign.core.placement.gpus.seam import Scores
 
 
 class Reference:
-    """The rule of docs/sharing.md read one sentence after another."""
+    """The best connected set of GPUs with enough left; of equal sets the one with the least left."""
 
     def __init__(self, scores: Scores, left: Mapping[int, tuple[int, int]], unused: frozenset[int]) -> None:
         """

@@ -60,7 +60,7 @@ def request_options(command: Command) -> Command:
             click.option(
                 "--compat",
                 type=click.Choice(COMPATS),
-                help="Treat annotations as Koordinator does, or choose GPUs in units as Gaia, in slots as HAMi.",
+                help="Decide as this project: annotations (koordinator), units (gaia), slots (hami).",
             ),
             click.option(
                 "--mode",

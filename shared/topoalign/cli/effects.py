@@ -45,7 +45,11 @@ class AllocatorRequest(NamedTuple):
 
 
 class NodeSilent(Unavailable):
-    """NATS is reachable, but a service of the node does not answer."""
+    """
+    Raised when NATS is reachable, but a service of the node does not answer.
+
+    Remedy: Give the name with `--node`, and check that the agent runs there.
+    """
 
     code = "NodeSilent"
 
@@ -59,7 +63,11 @@ class NodeSilent(Unavailable):
 
 
 class OutcomeUnknown(Unavailable):
-    """The question was sent and no answer came: it may have been done."""
+    """
+    Raised when a request was sent and no answer came: it may have been done.
+
+    Remedy: Run the command that the message names: it shows what was done.
+    """
 
     code = "OutcomeUnknown"
 
@@ -68,7 +76,11 @@ class OutcomeUnknown(Unavailable):
 
 
 class Interrupted(OutcomeUnknown):
-    """The user pressed Ctrl-C while the effect was not known."""
+    """
+    Raised when Ctrl-C was pressed while the outcome was not known.
+
+    Remedy: Run the command that the message names: it shows what was done.
+    """
 
     code = "Interrupted"
 

@@ -65,13 +65,12 @@ def what_if(
     """
     Show what `allocate`, or the kubelet of the node, would decide now, without effect.
 
-    With --machine no service is asked: the answer is the decision of kubelet v1.36 on such a machine with this
-    configuration, and with the devices, CPUs and memory that the files in its root directory show as held (without
-    --kubelet-root nothing is held). Its devices are offered by the plugin configuration (--config, the file of
-    `topoalign node`), so that shares of GPUs can be asked for.
+    With --machine no service is asked. The answer is what kubelet v1.36 would decide on that machine with the
+    configuration of --kubelet-config. Devices, CPUs and memory are in use as the files in --kubelet-root show; without
+    it nothing is in use. With --config, the file of `topoalign node`, the machine can offer shares of GPUs.
 
-    With --cluster every node is asked what its kubelet would decide; --pods, --scoring, --snapshot and --from go with it
-    (`topoalign why` shows more about refusals).
+    With --cluster every node is asked. Use --pods, --scoring, --snapshot and --from only with --cluster. `topoalign why`
+    shows more about refusals.
 
     \b
     Examples:

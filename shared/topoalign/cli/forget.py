@@ -24,7 +24,11 @@ from topoalign.core.model.requests import ExplainRequest
 
 
 class NodeLives(BadRequest):
-    """The node is not gone: its allocator answers."""
+    """
+    Raised for a node that is not gone: its allocator answers.
+
+    Remedy: Stop the agent of the node first, or name another node.
+    """
 
     code = "NodeLives"
 
@@ -35,7 +39,13 @@ class NodeLives(BadRequest):
 
 
 class NodeMayLive(Unavailable):
-    """The node's allocator is connected to NATS, or was a moment ago, and does not answer: it may be stopped or slow."""
+    """
+    Raised when a node may still run: its allocator was connected to NATS a moment ago.
+
+    It does not answer: it may be stopped or slow.
+
+    Remedy: Stop its agent, and try again after some minutes.
+    """
 
     code = "NodeMayLive"
 

@@ -33,8 +33,8 @@ def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None
     Compare the best free sets of GPUs with the best sets of the machine.
 
     For sets of 2, 4 and 8 GPUs: the weakest seam of the best free set, that of the best set of the empty machine, and the
-    loss of bandwidth in percent. The loss shrinks when GPUs are released. Of GPUs that are divided also who has which part,
-    what is left of each, and the largest share that one of them still has room for.
+    loss of bandwidth in percent. The loss shrinks when GPUs are released. For each shared GPU: its containers with their
+    parts, and what is left. At the end: the largest share that still fits on one GPU.
 
     \b
     Examples:

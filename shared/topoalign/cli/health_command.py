@@ -10,7 +10,11 @@ from topoalign.core.model.errors import InvalidField, Unavailable
 
 
 class NotReady(Unavailable):
-    """A process does not answer, or answers that it is not ready."""
+    """
+    Raised when a process does not answer, or answers that it is not ready.
+
+    Remedy: Check that the process runs, and read its log.
+    """
 
     code = "NotReady"
 

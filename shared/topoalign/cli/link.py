@@ -57,7 +57,11 @@ WORDS_SECONDS = 3.0
 
 
 class NothingRuns(Unavailable):
-    """No setting, and no running `topoalign up`, has the address of NATS."""
+    """
+    Raised when no setting, and no running `topoalign up`, has the address of NATS.
+
+    Remedy: Start `topoalign up`, or give the address with `--nats`.
+    """
 
     code = "NothingRuns"
 

@@ -20,7 +20,11 @@ ROLES = ("registry", "reader", "admin", "stores")
 @click.command("nats-config")
 @click.option("--nodes", required=True, type=click.File(), metavar="FILE", help="Names of nodes, one in each line.")
 @click.option(
-    "--out", default="nats", type=click.Path(path_type=Path), metavar="DIR", help="Where to.  [default: nats]"
+    "--out",
+    default="nats",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory to write to.  [default: nats]",
 )
 def nats_config(nodes: TextIO, out: Path) -> None:
     """
@@ -31,7 +35,7 @@ def nats_config(nodes: TextIO, out: Path) -> None:
     A line `*` instead of names makes one account for all nodes, each of which can then publish for the others.
 
     Keys that exist are kept, so add nodes to FILE, run it again and reload nats-server. The key of a node that is no
-    longer in FILE stays in DIR and opens nothing.
+    longer in FILE stays in DIR and has no effect.
 
     \b
     Examples:

@@ -41,8 +41,8 @@ def export(node: str | None, nats: str | None, from_file: Path | None, as_json: 
     """
     Print the NodeResourceTopology (topology.node.k8s.io/v1alpha2) of NODE, or of all nodes.
 
-    Capacity, allocatable and available of each NUMA node are as the node's kubelet has them. A node of which that is not
-    known is left out, with a note.
+    Capacity, allocatable and available of each NUMA node are as the node's kubelet has them. If they are not known, the
+    node is left out, with a note on stderr.
 
     \b
     Examples:

@@ -91,7 +91,7 @@ Examples:
 
 \b
 Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 refused, 5 invalid input,
-6 findings (where asked for, or a device that nobody serves),
+6 findings (see the help of the command) or a device that nobody serves,
 69 service unavailable, 130 interrupted.
 """
 

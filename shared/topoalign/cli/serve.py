@@ -190,7 +190,7 @@ def run_mps(environment: dict[str, str]) -> None:
 @settings()
 def run_registry(environment: dict[str, str]) -> None:
     """
-    Run only the service that folds the facts of the cluster and answers over HTTP.
+    Run only the service that shows the cluster over HTTP and answers the scheduler.
 
     \b
     Examples:

@@ -79,10 +79,10 @@ def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="Number of pods at once.  [default: 1]"
     )
-    @click.option("--scoring", type=click.Choice(SCORINGS), help="What nodes are ranked by.  [default: quality]")
-    @click.option("--snapshot", type=FILE, metavar="FILE", help="Write what the answer stands on to this file.")
+    @click.option("--scoring", type=click.Choice(SCORINGS), help="How nodes are ranked.  [default: quality]")
+    @click.option("--snapshot", type=FILE, metavar="FILE", help="Write the facts about the cluster to this file.")
     @click.option(
-        "--from", "from_file", type=FILE, metavar="FILE", help="Answer from such a file; no cluster is asked."
+        "--from", "from_file", type=FILE, metavar="FILE", help="Answer from a file of --snapshot; no cluster is asked."
     )
     @wraps(command)
     def asking(
@@ -315,7 +315,11 @@ LARGEST_NODES = 256 << 20
 
 
 class KubectlFailed(Unavailable):
-    """kubectl gives no usable answer."""
+    """
+    Raised when the program kubectl gives no usable answer.
+
+    Remedy: Check that kubectl is installed and can read pods and nodes.
+    """
 
     code = "KubectlFailed"
 

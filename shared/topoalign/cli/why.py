@@ -13,7 +13,11 @@ from topoalign.core.model.errors import Unavailable, clean
 
 
 class PodUnknown(Unavailable):
-    """A pod cannot be read from Kubernetes by its name."""
+    """
+    Raised when a pod cannot be read from Kubernetes by its name.
+
+    Remedy: Check that kubectl can read the pod, or give `--pod-file`.
+    """
 
     code = "PodUnknown"
 
@@ -42,12 +46,12 @@ def why(
     """
     Show why a pod fits on no node of the cluster, and what would make it fit.
 
-    Every node is asked what its kubelet would decide now. POD is a pod of Kubernetes, NAMESPACE/NAME, which kubectl reads;
-    else the options or a manifest describe the pod. If it fits nowhere, the exit code is 4.
+    Every node is asked what its kubelet would decide now. POD is NAMESPACE/NAME of a pod in Kubernetes, and kubectl reads
+    it. Without POD, the options or a manifest describe the pod. If it fits nowhere, the exit code is 4.
 
     The nodeSelector, node affinity and tolerations of POD or the manifest are applied to the nodes that kubectl shows.
 
-    --snapshot FILE keeps what the answer stands on, and --from FILE gives the same answer anywhere.
+    --snapshot FILE stores the facts about the cluster, and --from FILE gives the same answer from them, on any machine.
 
     \b
     Examples:

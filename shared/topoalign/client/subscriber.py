@@ -15,7 +15,6 @@ refuses, the subscriber waits as for a bus that is away, and logs the refusal on
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
 from urllib.parse import quote
 
 import anyio
@@ -36,7 +35,7 @@ from topoalign.core.model.errors import (
     Undecodable,
     clean,
 )
-from topoalign.core.model.events import LedgerFact, Reading, TopologyDiscovered, UsageObserved
+from topoalign.core.model.events import Reading, TopologyDiscovered, UsageObserved
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
@@ -131,9 +130,6 @@ PAUSE = 0.2
 LONG_PAUSE = 5.0
 """Seconds between two questions for the end of a stream while the bus refuses the answer."""
 
-Facts = AsyncGenerator[tuple[Received, Delivery], None]
-"""Messages with their decoded events."""
-
 log = structlog.get_logger("topoalign.client")
 
 
@@ -183,7 +179,7 @@ class Client:
         await self._verifier.verify(node, within)
         self.kept.confirm(node)
 
-    async def allocations(  # noqa: C901  # one state machine of a stream
+    async def allocations(
         self, since: int | None = None, node: NodeName | None = None, *, superseded: bool = True
     ) -> AsyncGenerator[Delivery, None]:
         """
@@ -201,18 +197,11 @@ class Client:
         known_until = since if since is not None and resumed else newest
         passed_over = Superseded({} if superseded else await self._find_newest_snapshots(node, newest))
         fold = Fold(self.counts)
-        position = 0
+        position = passed_over.until
         announced = resumed
-        async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages, self._verifier.of_fold(fold):
+        async with self._bus.follow(Stream.ALLOCATIONS, subject, position) as messages, self._verifier.of_fold(fold):
             while True:
                 if position >= newest:
-                    if passed_over.missed:
-                        passed_over = Superseded({})
-                        async with aclosing(
-                            self._fold_facts(fold, self._read_past(subject, newest), known_until)
-                        ) as missed:
-                            async for delivery in missed:
-                                yield delivery
                     if not announced:
                         announced = True
                         for snapshot in fold.snapshots():
@@ -229,17 +218,17 @@ class Client:
                         announced = announced and position >= known_until
                         newest = end
                         known_until = 0 if announced else end
-                        passed_over.clear()
+                        passed_over = Superseded({})
                     if received is None:
                         continue
                     position = received.position
                     if passed_over.has(received):
                         continue
-                    async with aclosing(
-                        self._fold_facts(fold, self._decode_with_passed_over(received, passed_over), known_until)
-                    ) as news:
-                        async for delivery in news:
-                            yield delivery
+                    delivery = await self._decode(Stream.ALLOCATIONS, received)
+                    if delivery is None or not await self._apply(fold, received, delivery) or position <= known_until:
+                        continue
+                    state = fold.of(delivery.event.node).state
+                    yield msgspec.structs.replace(delivery, state=state, anew=fold.anew)
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Delivery, None]:
         """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
@@ -335,39 +324,6 @@ class Client:
         end = min(newest, await self._find_end(Stream.ALLOCATIONS, subject))
         async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
             return await newest_snapshots(messages, end, ASK_AGAIN_SECONDS, self._turns)
-
-    async def _fold_facts(self, fold: Fold, facts: Facts, known_until: int) -> AsyncGenerator[Delivery, None]:
-        """Folds these facts and yields the news among them that come after this position."""
-        async with aclosing(facts):
-            async for received, delivery in facts:
-                if await self._apply(fold, received, delivery) and received.position > known_until:
-                    state = fold.of(delivery.event.node).state
-                    yield msgspec.structs.replace(delivery, state=state, anew=fold.anew)
-
-    async def _decode_with_passed_over(self, received: Received, passed_over: Superseded) -> Facts:
-        """Decodes a message. If it does not come after the facts of its node that were passed over, yields those first."""
-        delivery = await self._decode(Stream.ALLOCATIONS, received)
-        if delivery is None or not isinstance(delivery.event, LedgerFact):
-            return
-        if not passed_over.is_newest(delivery.event):
-            subject = wire.allocation_subjects(delivery.event.node)
-            async with aclosing(self._read_past(subject, delivery.position - 1)) as before:
-                async for each in before:
-                    yield each
-        yield received, delivery
-
-    async def _read_past(self, subject: str, end: int) -> Facts:
-        """The decoded messages up to the position `end`. Ends early where one does not come."""
-        position = 0
-        async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
-            while position < end:
-                for received in await self._take_some(messages, position, end):
-                    if received is None or not position < received.position <= end:
-                        return
-                    position = received.position
-                    delivery = await self._decode(Stream.ALLOCATIONS, received)
-                    if delivery is not None:
-                        yield received, delivery
 
     async def _decode(self, stream: Stream, received: Received) -> Delivery | None:
         """Decodes a message; None for an event of a later version, and for one that cannot be decoded."""

@@ -1,16 +1,11 @@
 """
-Finds the facts of a stream for which a later snapshot of their node stands, so that a reader of a long stream skips them.
+Finds where a reader of a long stream begins: at the newest snapshot of each node.
 
-The rule: the snapshots of the stream are folded alone, by the rules for all facts (`Fold`). The last one of a node that
-is believed is its newest, and the facts that were stored before it are superseded. They are not decoded; but the epoch and
-seq that their headers name are compared with those of the snapshot. If they are not lower, it was not the newest: an old
-snapshot was stored again, or one was forged. Then everything of this node is read, as if nothing were superseded.
-
-A stream may lose its end while it is read, or become another one. Where the snapshot that was to stand for what was passed
-over does not come, the whole stream is read again, and nothing of it is passed over.
+The snapshots of the stream are folded alone, by the rules for all facts (`Fold`). The last one of a node that is believed is
+its newest, and the facts that were stored before it are superseded: they are neither read before the first such snapshot nor
+decoded after it. Whether a view that began at a snapshot is right is the question of `verifying`, which asks the allocator.
 
     stored of one node: snapshot 1, granted 2, snapshot 3, granted 4     read: snapshot 3, granted 4
-    stored of one node: snapshot 1, granted 2, granted 3, forged snapshot 2     read: all of it
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,66 +17,24 @@ import structlog
 from topoalign.client.node_folds import Counts, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import Undecodable
-from topoalign.core.model.events import LARGEST_NUMBER, AllocationsSnapshot, LedgerFact
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Message, Received
+from topoalign.core.ports import Received
 from topoalign.runtime.request_turns import TaskTurns
-
-Place = tuple[int, int]
-"""Epoch and seq."""
 
 
 class Superseded:
-    """Recognises superseded facts while one stream is read in order."""
+    """Recognises superseded facts of one stream."""
 
     def __init__(self, newest: Mapping[NodeName, int]) -> None:
         """`newest`: node -> the position of its newest snapshot."""
         self._newest = {wire.encode_node_token(node): position for node, position in newest.items()}
-        self._highest: dict[str, Place] = {}
-        """Subject token of a node -> the highest place of its superseded facts so far."""
+        self.until = min(newest.values(), default=1) - 1
+        """The position up to which all facts are superseded."""
 
     def has(self, received: Received) -> bool:
         """Whether this fact is superseded."""
-        if not self._newest:
-            return False
         token = received.message.subject.split(".", 4)[3]  # of allocation_subjects
-        if received.position >= self._newest.get(token, 0):
-            return False
-        place = message_position(received.message)
-        if place > self._highest.get(token, (-1, -1)):
-            self._highest[token] = place
-        return True
-
-    @property
-    def missed(self) -> bool:
-        """Whether something was passed over for which no snapshot has come yet."""
-        return bool(self._highest)
-
-    def is_newest(self, fact: LedgerFact) -> bool:
-        """
-        Whether this fact, which is not superseded, comes after those of its node that are. Then they are missed no more if
-        it is a snapshot; if it does not come after them, the caller reads them.
-        """
-        token = wire.encode_node_token(fact.node)
-        self._newest.pop(token, None)
-        highest = self._highest.get(token, (-1, -1))
-        follows = highest < (fact.epoch, fact.seq)
-        if not follows or isinstance(fact, AllocationsSnapshot):
-            self._highest.pop(token, None)
-        return follows
-
-    def clear(self) -> None:
-        """Nothing more is superseded: the stream is another one."""
-        self._newest.clear()
-
-
-def message_position(message: Message) -> Place:
-    """Epoch and seq from the id of a fact, without decoding it; the highest possible where the id does not contain them."""
-    try:
-        parts = message.headers["Nats-Msg-Id"].split(".", 4)
-        return int(parts[2]), int(parts[3])
-    except (LookupError, ValueError):
-        return LARGEST_NUMBER, LARGEST_NUMBER
+        return received.position < self._newest.get(token, 0)
 
 
 async def newest_snapshots(

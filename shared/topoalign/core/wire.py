@@ -211,7 +211,11 @@ def decode_event(message: Message) -> Event:
 
 
 class UnknownEvent(BadRequest):
-    """Raised for a well-formed event of a later version: to be counted, not applied."""
+    """
+    Raised for a well-formed event of a later version.
+
+    Remedy: Update this program; until then the event is counted and not applied.
+    """
 
     code = "UnknownEvent"
 

@@ -148,7 +148,7 @@ def parse_link(a: DeviceID, b: DeviceID, cell: str) -> Link | None:
     if cell in ("", UNKNOWN):
         return None
     if is_nvlink(cell):
-        return Link(a=a, b=b, nvlinks=int(cell.removeprefix("NV")))
+        return Link(a=a, b=b, fabric_links=int(cell.removeprefix("NV")))
     return Link(a=a, b=b, pcie=PcieClass.SYS if cell == "SOC" else PcieClass(cell))
 
 

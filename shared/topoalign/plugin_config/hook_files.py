@@ -44,7 +44,13 @@ MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 class NoLibrary(BadRequest):
-    """The file is no library that containers of this machine can load: it would make each of their programs fail."""
+    """
+    Raised for a file that is no shared library of this machine.
+
+    It would make each program of a container fail.
+
+    Remedy: Give the path of HAMi-core's `libvgpu.so`, built for this machine.
+    """
 
     code = "NoLibrary"
 

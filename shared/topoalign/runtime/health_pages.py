@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import anyio
 from anyio.abc import TaskStatus
-from prometheus_client import CONTENT_TYPE_LATEST, Info, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Info, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -57,15 +57,19 @@ def build_application(context: Context) -> Starlette:
         own = generate_latest(context.metrics)  # before the answer begins, so that a defect is an error
         return StreamedResponse(exposition(own, context.series), CONTENT_TYPE_LATEST)
 
-    Info("topoalign_build", "The version of this program.", registry=context.metrics).info(
-        {"version": metadata.version("topoalign")}
-    )
+    register_build(context.metrics)
     own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
     pages = [Route(path, page_endpoint(page)) for path, page in context.pages.items()]
     ready = [Route(f"/readyz/{name}", ready_for(checks)) for name, checks in context.readiness.items()]
     return Starlette(
         routes=[*own, *ready, *pages, *context.routes], exception_handlers={HTTPException: answer_http_error}
     )
+
+
+def register_build(registry: CollectorRegistry) -> None:
+    """Adds the metric that shows the version of this program."""
+    build = Info("topoalign_build", "The version of this program.", registry=registry)
+    build.info({"version": metadata.version("topoalign")})
 
 
 def page_endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:

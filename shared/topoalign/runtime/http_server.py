@@ -41,7 +41,11 @@ UNREAD_BYTES = 128 * 1024
 
 
 class AddressInUse(Unavailable):
-    """The HTTP address cannot be listened on."""
+    """
+    Raised when the HTTP address cannot be listened on.
+
+    Remedy: Choose another port, or stop the process that listens there.
+    """
 
     code = "AddressInUse"
 

@@ -24,7 +24,11 @@ OF_A_PORT = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 class ServiceFailed(Unavailable):
-    """A service could not be started."""
+    """
+    Raised when a service could not be started.
+
+    Remedy: Read the message and the log: they name the cause.
+    """
 
     code = "ServiceFailed"
 

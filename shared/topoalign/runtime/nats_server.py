@@ -31,7 +31,11 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class NatsServerFailed(Unavailable):
-    """The local nats-server could not be started."""
+    """
+    Raised when the local nats-server could not be started.
+
+    Remedy: Follow the message, or give `--nats` with the address of a running server.
+    """
 
     code = "NatsServerFailed"
 

@@ -17,7 +17,11 @@ from topoalign.core.model.errors import TopoalignError, Unavailable
 
 
 class StoppedUnasked(Unavailable):
-    """A task that must run until it is cancelled has ended by itself."""
+    """
+    Raised when a task that must run until it is cancelled has ended.
+
+    Remedy: Report it with the log: it is a defect of topoalign.
+    """
 
     code = "StoppedUnasked"
 

@@ -74,13 +74,13 @@ class Watchdog:
             ServiceMetric(
                 "gauge",
                 "topoalign_event_loop_lag_seconds",
-                "How late the event loop is.",
+                "Delay of the event loop.",
                 lambda: max(self.overdue, self.lag),
             ),
             ServiceMetric(
                 "counter",
                 "topoalign_event_loop_blocks",
-                f"Times the event loop was more than {LATE_SECONDS:g} s late.",
+                f"Times that the event loop was more than {LATE_SECONDS:g} s late.",
                 lambda: self.blocks,
             ),
         ]

@@ -19,12 +19,14 @@ class DiscoveryMetrics:
 
     def __init__(self) -> None:
         self.reads = self.failures = self.epochs = 0
-        self.seconds = Histogram("topoalign_discovery_read_seconds", "Time of a reading.", BUCKETS)
+        self.seconds = Histogram(
+            "topoalign_discovery_read_seconds", "Time that a reading of the hardware took.", BUCKETS
+        )
         self._events: Counter[str] = Counter()
         self._xids: Counter[str] = Counter()
         self._changes: Counter[str] = Counter()
         self._devices: dict[str, int] = {}
-        self._nvlinks_down: dict[str, int] = {}
+        self._links_down: dict[str, int] = {}
         self._degraded: dict[str, int] = {}
 
     def figures(self) -> list[Collector]:
@@ -33,7 +35,7 @@ class DiscoveryMetrics:
             ServiceMetric(
                 "counter",
                 "topoalign_discovery_reads",
-                "Readings of the hardware that were begun.",
+                "Readings of the hardware that began.",
                 lambda: self.reads,
             ),
             ServiceMetric(
@@ -55,7 +57,7 @@ class DiscoveryMetrics:
             ServiceMetric(
                 "counter",
                 "topoalign_discovery_epochs",
-                "Epochs after the first: another client published for this node, or everything was requested again.",
+                "New epochs after the first: another client published for this node, or all was requested again.",
                 lambda: self.epochs,
             ),
             ServiceMetric(
@@ -80,15 +82,15 @@ class DiscoveryMetrics:
         return [
             ServiceMetric(
                 "gauge",
-                "topoalign_discovery_gpu_nvlinks_down",
-                "NVLinks that a GPU has and that are not up, by its uuid.",
-                lambda: self._nvlinks_down,
+                "topoalign_discovery_gpu_links_down",
+                "Links to other GPUs (NVLink, xGMI) that a GPU has and that are not up, by its uuid.",
+                lambda: self._links_down,
                 "gpu",
             ),
             ServiceMetric(
                 "gauge",
                 "topoalign_discovery_gpu_degraded",
-                "1 for each degraded GPU: it has fewer NVLinks than its peers, or its NVLink fabric is not in order.",
+                "1 for each degraded GPU: it has fewer links than its peers, or its NVLink fabric is not in order.",
                 lambda: self._degraded,
                 "gpu",
             ),
@@ -110,9 +112,9 @@ class DiscoveryMetrics:
         states = Counter(state(health) for health in now.values())
         self._devices = {name: states[name] for name in (*HealthState, CORDONED)}
 
-    def set_degraded(self, nvlinks_down: Mapping[DeviceID, int], degraded: Collection[DeviceID]) -> None:
-        """Set what is known of the NVLinks of each GPU."""
-        self._nvlinks_down = {str(gpu): count for gpu, count in nvlinks_down.items()}
+    def set_degraded(self, links_down: Mapping[DeviceID, int], degraded: Collection[DeviceID]) -> None:
+        """Set what is known of the links of each GPU."""
+        self._links_down = {str(gpu): count for gpu, count in links_down.items()}
         self._degraded = dict.fromkeys(degraded, 1)
 
 

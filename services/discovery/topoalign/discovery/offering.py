@@ -39,13 +39,13 @@ class NodeOffering:
             ServiceMetric(
                 "gauge",
                 "topoalign_discovery_configuration_refused",
-                "1 while the configuration file is wrong and the one before stays in use.",
+                "1 while the configuration file is invalid and the previous one stays in use.",
                 lambda: self._file.reason_not_current is not None,
             ),
             ServiceMetric(
                 "gauge",
                 "topoalign_discovery_offers_withheld",
-                "Things that the configuration asks for and that are not offered because the node is not fit for it.",
+                "Offers of the configuration that are withheld because the node is not in a state for them.",
                 lambda: sum(finding.severe for finding in self._findings),
             ),
         ]

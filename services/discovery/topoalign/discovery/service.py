@@ -466,4 +466,4 @@ class DegradedGpus:
         for gpu in had.keys() - findings.keys():
             log.info("a GPU is no longer degraded", gpu=gpu)
         self._findings = findings
-        self._metrics.set_degraded({gpu.id: gpu.nvlinks_down for gpu in topology.gpus}, findings)
+        self._metrics.set_degraded({gpu.id: gpu.links_down for gpu in topology.gpus}, findings)

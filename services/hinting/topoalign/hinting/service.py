@@ -26,7 +26,11 @@ SERVICE = "topoalign-hinting"
 
 
 class UnknownTopology(Unavailable):
-    """Raised for a question about another revision of the hardware than the one known here."""
+    """
+    Raised for a hint question about another revision of the hardware than the one known.
+
+    Remedy: Nothing: the allocator decides by itself meanwhile.
+    """
 
     code = "UnknownTopology"
 

@@ -18,25 +18,28 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     settings = from_environment(MpsSettings, context.environment)
     daemons = Daemons(context.configuration, settings.mps_control, context.environment, context.clock)
     context.checks["mps"] = daemons.reason
-    context.collectors.extend(
-        [
-            ServiceMetric(
-                "gauge",
-                "topoalign_mps_ready",
-                "1 while the MPS daemon of a resource serves.",
-                lambda: {resource: each.reason is None for resource, each in daemons.daemons.items()},
-                "resource",
-            ),
-            ServiceMetric(
-                "counter",
-                "topoalign_mps_starts",
-                "Starts of the MPS daemon of a resource.",
-                lambda: {resource: each.starts for resource, each in daemons.daemons.items()},
-                "resource",
-            ),
-        ]
-    )
+    context.collectors.extend(figures(daemons))
     async with background() as tasks:
         tasks.start_soon(context.configuration.keep_up, context.clock, context.reload.wait)
         task_status.started()
         await daemons.run()
+
+
+def figures(daemons: Daemons) -> list[ServiceMetric]:
+    """The metrics of the daemons, each by the resource that a daemon serves."""
+    return [
+        ServiceMetric(
+            "gauge",
+            "topoalign_mps_ready",
+            "1 while the MPS daemon of a resource serves.",
+            lambda: {resource: each.reason is None for resource, each in daemons.daemons.items()},
+            "resource",
+        ),
+        ServiceMetric(
+            "counter",
+            "topoalign_mps_starts",
+            "Starts of the MPS daemon of a resource.",
+            lambda: {resource: each.starts for resource, each in daemons.daemons.items()},
+            "resource",
+        ),
+    ]

@@ -252,7 +252,11 @@ MOST = 1_000
 
 
 class NodesUnknown(Unavailable):
-    """Raised while it is not known which nodes HAMi runs."""
+    """
+    Raised while it is not known which nodes HAMi runs.
+
+    Remedy: Wait until the registry has read Kubernetes; `/readyz` shows when.
+    """
 
     code = "NodesUnknown"
 

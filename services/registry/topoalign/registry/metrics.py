@@ -15,12 +15,12 @@ READINGS = ("allocations", *wire.READINGS)
 """The facts of a node that are compared with the answers of its services."""
 
 COUNTS = {
-    "gaps": "Times that facts of a node were missing and a snapshot was asked for.",
+    "gaps": "Times that facts of a node were missing and a snapshot was requested.",
     "undecodable": "Messages put on the dead-letter stream.",
-    "unknown": "Events of a later version, skipped.",
-    "repeated": "Events received before, dropped.",
-    "duplicate_agents": "Facts of a second allocator with the same node name.",
-    "divergent": "Snapshots that disagreed with what their writer had published before.",
+    "unknown": "Events of a later version, which were skipped.",
+    "repeated": "Events that had been received before and were dropped.",
+    "duplicate_agents": "Facts of a second allocator with the name of the node.",
+    "divergent": "Snapshots that disagreed with earlier facts of their publisher.",
 }
 """What the client counts, by the names it has there."""
 
@@ -29,7 +29,9 @@ class RegistryMetrics:
     """A counter that the service moves on, and what the client counts."""
 
     def __init__(self, registry: CollectorRegistry, client: Client) -> None:
-        self.events = Counter("topoalign_registry_events", "Facts folded.", ["type"], registry=registry)
+        self.events = Counter(
+            "topoalign_registry_events", "Facts that were applied to the view.", ["type"], registry=registry
+        )
         registry.register(Readings(client))
 
 
@@ -43,11 +45,11 @@ class Readings(Collector):
         """The metrics with their current values."""
         for name, meaning in COUNTS.items():
             yield CounterMetricFamily(f"topoalign_registry_{name}", meaning, getattr(self._client.counts, name))
-        forgotten = "Nodes that never answered, and were forgotten because there were too many."
+        forgotten = "Nodes that never answered and were forgotten because there were too many of them."
         yield CounterMetricFamily("topoalign_registry_strangers", forgotten, self._client.kept.dropped)
         differences = CounterMetricFamily(
             "topoalign_registry_differences",
-            "Times that a node's services did not stand by what was believed of it, which was then asked for anew.",
+            "Times that a service of a node did not confirm the view of it, which was then requested again.",
             labels=["what"],
         )
         for what in READINGS:
@@ -55,7 +57,7 @@ class Readings(Collector):
         yield differences
         behind = GaugeMetricFamily(
             "topoalign_registry_waiting_messages",
-            "Messages of a stream that waited behind the last one read.",
+            "Messages of a stream that have not been read yet.",
             labels=["stream"],
         )
         for stream, waiting in self._client.waiting.items():

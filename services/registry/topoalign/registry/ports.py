@@ -23,7 +23,11 @@ FINISHED = (SUCCEEDED, "Failed")
 
 
 class ApiUnavailable(Unavailable):
-    """Raised when the API server does not answer, or answers that it cannot now. A write may have been done."""
+    """
+    Raised when the API server does not answer, or answers that it cannot now. A write may have been done.
+
+    Remedy: Check the API server; the request is repeated.
+    """
 
     code = "ApiUnavailable"
 
@@ -32,7 +36,13 @@ class ApiUnavailable(Unavailable):
 
 
 class ApiRefused(Unavailable):
-    """Raised when the API server refuses a request as it stands: no permission, or an object that it does not accept."""
+    """
+    Raised when the API server refuses a request.
+
+    It gives no permission, or does not accept the object.
+
+    Remedy: Compare the permissions of the registry with those in `deploy/kubernetes`.
+    """
 
     code = "ApiRefused"
 
@@ -41,7 +51,13 @@ class ApiRefused(Unavailable):
 
 
 class ApiConflict(NoFit):
-    """Raised when the object is no longer as the request assumes: bound already, or another one of that name."""
+    """
+    Raised when an object has changed since it was read.
+
+    It is bound already, or another one has its name.
+
+    Remedy: Nothing: the scheduler tries again.
+    """
 
     code = "ApiConflict"
 
@@ -50,7 +66,11 @@ class ApiConflict(NoFit):
 
 
 class ApiNotFound(TopoalignError):
-    """Raised when there is no such object."""
+    """
+    Raised when Kubernetes has no such object.
+
+    Remedy: Nothing: it was deleted, or never created.
+    """
 
     code = "ApiNotFound"
 

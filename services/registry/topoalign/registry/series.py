@@ -57,7 +57,7 @@ class NodeSeries:
         The text, in chunks of a few nodes. A node that changes meanwhile is written as it is when it is its turn. One whose
         name is none for Kubernetes has no series, because made printable it may be the name of another one.
         """
-        yield format_header("topoalign_gpus", "GPUs by state.")
+        yield format_header("topoalign_gpus", "GPUs of a node, by state.")
         async for chunk in self._chunks(lambda member: member.derived(gpu_state_lines)):
             yield chunk
         if self._per_allocation:

@@ -179,11 +179,11 @@ def short_parts(parts: Parts) -> str:
 
 def describe_gpu(gpu: Gpu, topology: Topology) -> tuple[str, ...]:
     """The lines below a GPU's name. NVLinks to the switch appear only if the GPUs of the machine differ in them."""
-    uneven = len({other.nvswitch_links for other in topology.gpus}) > 1
+    uneven = len({other.switch_links for other in topology.gpus}) > 1
     lines = {
         clean(gpu.pci or ""): gpu.pci is not None,
         f"{(gpu.memory or 0) / 2**30:.0f} GiB": gpu.memory is not None,
-        f"{gpu.nvswitch_links} NVLinks": uneven,
+        f"{gpu.switch_links} NVLinks": uneven,
         f"HBM: NUMA {gpu.memory_node}": gpu.memory_node is not None,
         f"MIG: {len(gpu.mig or ())}": gpu.mig is not None,
     }

@@ -50,12 +50,12 @@ def nvlinks_of(topology: Topology) -> DrawnNvLinks:
     many links: a pasted matrix shows an NVSwitch, or a small machine without one, like this. Every other link is an arc
     between two GPUs.
     """
-    on_switch = {gpu.id: gpu.nvswitch_links for gpu in topology.gpus if gpu.nvswitch_links > 0}
+    on_switch = {gpu.id: gpu.switch_links for gpu in topology.gpus if gpu.switch_links > 0}
     position = {gpu.id: i for i, gpu in enumerate(topology.gpus)}
     direct = {
-        tuple(sorted((link.a, link.b), key=position.__getitem__)): link.nvlinks
+        tuple(sorted((link.a, link.b), key=position.__getitem__)): link.fabric_links
         for link in topology.links
-        if link.nvlinks > 0
+        if link.fabric_links > 0
         and link.a in position
         and link.b in position
         and not (link.a in on_switch and link.b in on_switch)

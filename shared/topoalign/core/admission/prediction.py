@@ -49,7 +49,11 @@ INSTEAD = "what PodResources showed last counts instead"
 
 
 class KubeletUnknown(Unavailable):
-    """What the kubelet of a node decides by is not known, so nothing can be predicted."""
+    """
+    Raised when the rules of a node's kubelet are not known, so that nothing can be predicted.
+
+    Remedy: Check that the node's allocator runs with `TOPOALIGN_KUBELET_DIR`.
+    """
 
     code = "KubeletUnknown"
 

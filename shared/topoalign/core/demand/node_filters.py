@@ -97,7 +97,11 @@ class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeNotAllowed(NoFit):
-    """Kubernetes keeps a pod off a node, whatever is free there."""
+    """
+    Raised when Kubernetes keeps a pod off a node, whatever is free there.
+
+    Remedy: Change the pod's nodeSelector, affinity or tolerations, or uncordon the node.
+    """
 
     code = "NodeNotAllowed"
 

@@ -171,7 +171,11 @@ def _within(name: str, model: str) -> bool:
 
 
 class InvalidShare(NoFit):
-    """Raised for invalid amounts of a GPU."""
+    """
+    Raised for invalid amounts of a GPU.
+
+    Remedy: Correct the amounts as the message says.
+    """
 
     code = "InvalidShare"
 

@@ -34,7 +34,13 @@ MOST_SHOWN = 8
 
 
 class UnservedResource(BadRequest):
-    """Raised for a pod that asks for devices by names that nobody serves; `field` is the path of the first one."""
+    """
+    Raised for a pod that asks for devices by names that nobody serves.
+
+    `field` is the path of the first one.
+
+    Remedy: Correct the name, or offer the resource as the message says.
+    """
 
     code = "UnservedResource"
 
@@ -103,7 +109,13 @@ def served_by(machines: Iterable[Topology]) -> set[ResourceName]:
 
 
 class PassedOverByKubelet(NoFit):
-    """Raised for a pod that asks for GPUs by a name that a kubelet passes over; `field` is its path in the manifest."""
+    """
+    Raised for a pod that asks for GPUs by a name that a kubelet ignores.
+
+    `field` is its path in the manifest.
+
+    Remedy: Ask for units, for slots, or for `nvidia.com/gpu`.
+    """
 
     code = "PassedOverByKubelet"
 

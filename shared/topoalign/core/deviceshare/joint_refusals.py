@@ -29,7 +29,11 @@ class InvalidShareRequest(InvalidField):
 
 
 class DevicesDoNotFit(NoFit):
-    """Raised when the node has no devices left that are as the pod asks."""
+    """
+    Raised when no free devices match the pod's device annotations.
+
+    Remedy: Ask for less, change the device annotations, or wait until pods end.
+    """
 
     code = "DevicesDoNotFit"
 
@@ -45,7 +49,11 @@ class DevicesDoNotFit(NoFit):
 
 
 class SharesNeedUnits(NoFit):
-    """Raised when a share of a GPU is asked for, and the node offers no GPU in units."""
+    """
+    Raised when a part of a GPU is asked for, and no GPU is offered in units.
+
+    Remedy: Offer GPUs in units (`sharing.units`), or ask for whole ones.
+    """
 
     code = "SharesNeedUnits"
 

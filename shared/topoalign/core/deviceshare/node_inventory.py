@@ -152,7 +152,7 @@ def to_label_value(text: str) -> str:
 
 def koordinator_partition_table(topology: Topology) -> Table | None:
     """Koordinator's own partition table, if the machine is eight of its GPUs behind NVSwitches; else None."""
-    hopper = all(gpu.nvswitch_links and _HOPPER.search(gpu.name) for gpu in topology.gpus)
+    hopper = all(gpu.switch_links and _HOPPER.search(gpu.name) for gpu in topology.gpus)
     return HOPPER_TABLE if hopper and [gpu.index for gpu in topology.gpus] == [*range(8)] else None
 
 

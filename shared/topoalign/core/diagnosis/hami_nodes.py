@@ -12,7 +12,13 @@ CONTESTED_NODE = "ContestedNode"
 
 
 class ForeignNode(NoFit):
-    """HAMi gives out the GPUs of a node, and no allocator of topoalign answers for it."""
+    """
+    Raised when HAMi manages the GPUs of the node.
+
+    No allocator of topoalign answers for it.
+
+    Remedy: Give the pod to the scheduler of HAMi, or move the node to topoalign.
+    """
 
     code = FOREIGN_NODE
 
@@ -24,7 +30,11 @@ class ForeignNode(NoFit):
 
 
 class ContestedNode(NoFit):
-    """HAMi gives out the GPUs of a node, and an allocator of topoalign answers for it."""
+    """
+    Raised when HAMi and topoalign both manage the GPUs of the node.
+
+    Remedy: Stop one of them, and delete what HAMi wrote.
+    """
 
     code = CONTESTED_NODE
 

@@ -52,7 +52,11 @@ REMEDY = "see what the services of the node log, and who may publish on its subj
 
 
 class NodeNotWhole(NoFit):
-    """Hardware, health or allocations of a node are not known."""
+    """
+    Hardware, health or allocations of a node are not known.
+
+    Remedy: Wait, or run `topoalign doctor` on the node.
+    """
 
     code = "NodeNotWhole"
 
@@ -63,7 +67,11 @@ class NodeNotWhole(NoFit):
 
 
 class NodeStale(NoFit):
-    """The allocator of a node does not answer."""
+    """
+    Raised when the allocator of the node does not answer.
+
+    Remedy: Check that topoalign runs on the node.
+    """
 
     code = "NodeStale"
 
@@ -72,7 +80,11 @@ class NodeStale(NoFit):
 
 
 class DevicesUnknown(NoFit):
-    """The kubelet has devices of this resource, and which they are is not known."""
+    """
+    Raised when the devices of other plugins on the node are not known.
+
+    Remedy: Read the log of the node's allocator.
+    """
 
     code = "DevicesUnknown"
 

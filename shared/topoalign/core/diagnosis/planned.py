@@ -27,7 +27,11 @@ LEAST: dict[ResourceName, int] = {CPU: 1, MEMORY: 1}
 
 
 class GangFirst(NoFit):
-    """A pod would take the place of pods that are planned to the node with their gang."""
+    """
+    Raised for a pod that would take the place of pods that are planned with their gang.
+
+    Remedy: Wait until these run.
+    """
 
     code = "GangFirst"
 

@@ -31,7 +31,11 @@ MOST_WALKED = 24
 
 
 class TopologyUnknown(NoFit):
-    """Nothing was received of the node's hardware yet."""
+    """
+    Raised when the hardware of the node is not known yet.
+
+    Remedy: Read the log of discovery on the node.
+    """
 
     code = "TopologyUnknown"
 
@@ -43,7 +47,11 @@ class TopologyUnknown(NoFit):
 
 
 class PodHasAllocations(NoFit):
-    """A pod of this name holds devices, CPUs or memory of the node already."""
+    """
+    Raised when a pod of this name already holds devices, CPUs or memory of the node.
+
+    Remedy: Release them first, or use another name for the pod.
+    """
 
     code = "PodHasAllocations"
 
@@ -55,7 +63,11 @@ class PodHasAllocations(NoFit):
 
 
 class UnknownResource(NoFit):
-    """Asks for something of which this node has none at all."""
+    """
+    Raised when the node does not offer the resource.
+
+    Remedy: Ask for a resource that it has, or choose another node.
+    """
 
     code = "UnknownResource"
 
@@ -92,7 +104,11 @@ class DistancesUnknown(NoFit):
 
 
 class NumaIdsSparse(NoFit):
-    """The closest NUMA nodes are to be preferred, and the kubelet's topology manager panics over the ids of the nodes."""
+    """
+    Raised when the kubelet would panic over gaps in the ids of NUMA nodes.
+
+    Remedy: Switch `prefer-closest-numa-nodes` off.
+    """
 
     code = "NumaIdsSparse"
 
@@ -233,7 +249,11 @@ def check_memory_known(topology: Topology, container: ContainerDemand) -> None:
 
 
 class CpuManagerWouldNotStart(NoFit):
-    """The rules are valid, but not on this machine: the kubelet would not start there."""
+    """
+    Raised when the kubelet would not start with this CPU manager on this machine.
+
+    Remedy: Correct the kubelet's configuration.
+    """
 
     code = "CpuManagerWouldNotStart"
 
@@ -272,13 +292,23 @@ def check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
 
 
 class MemoryManagerWouldNotStart(NoFit):
-    """The rules are valid, but not on this machine: the kubelet would not start there."""
+    """
+    Raised when the kubelet would not start with this memory manager on this machine.
+
+    Remedy: Correct the kubelet's configuration.
+    """
 
     code = "MemoryManagerWouldNotStart"
 
 
 class HugepagesUnevenlyKnown(NoFit):
-    """Hugepages are asked for of a size that some NUMA nodes do not list: the kubelet's memory manager panics over it."""
+    """
+    Raised for hugepages of a size that some NUMA nodes do not list.
+
+    The kubelet's memory manager panics over it.
+
+    Remedy: Read the log of discovery on the node.
+    """
 
     code = "HugepagesUnevenlyKnown"
 

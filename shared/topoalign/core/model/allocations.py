@@ -102,7 +102,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     role: Role = "app"
     """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    """In the order in which the container sees them."""
+    """Resource -> device ids, in the order in which the container sees them."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
     """
     NIC -> PCI addresses of its SR-IOV virtual functions that are held. Of a NIC listed here only these are held, and
@@ -116,15 +116,15 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not report it."""
     lowest_first: bool = False
     """
-    Its memory goes back to the lowest node of a group first, as far as that has any in use, and not to where it was taken
-    from: so the kubelet does it, and so it was decided in mode `kubelet`.
+    Whether its memory returns to the lowest NUMA node of the group first, as the kubelet does. Otherwise it returns to the
+    nodes from which it was taken.
     """
     boot: str = ""
     """The boot of the node in which it was given, or last confirmed (`TopologyDiscovered.boot_id`); empty: not known."""
     cards: dict[DeviceID, DeviceID] = {}
     """
-    MIG instance or virtual function among the devices -> the GPU or NIC that it was a part of when it was given. The
-    container keeps the GPU's device node, so this must be known when the part is gone.
+    MIG instance or virtual function -> its GPU or NIC at the time of the grant. The container keeps the GPU's device node,
+    so this must be known when the part is gone.
     """
     machine: str = ""
     """The described machine it was given on (`TopologyDiscovered.machine`); empty: real hardware, or not known."""
@@ -134,8 +134,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Whose devices these are as well, as far as is known: those containers were not seen to end."""
     co_allocated: tuple[DeviceID, ...] = ()
     """
-    Those of the devices that came together with the others, without the container asking the kubelet for them: the kubelet
-    knows nothing of them, and its plugin lists them as unhealthy until they are released.
+    Those of the devices that were allocated together with the others, without a request to the kubelet. The kubelet does not
+    know this; their plugin lists them as unhealthy until they are released.
     """
     slots: dict[DeviceID, Amount] = {}
     """
@@ -147,13 +147,13 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Slot of a GPU among the devices -> uuid of the MIG instance that was created for it."""
     reserved_for: tuple[str, ...] = ()
     """
-    UIDs of the pods for which as much was reserved as is held by the slots, as long as it is not known that it was reserved
-    for this container: one of another pod does not start. Empty: it was, or these are equal parts, which everybody may
-    have, or it is not known.
+    UIDs of the pods for which these amounts were reserved, until it is known whose container this is. A container of another
+    pod does not start. Empty: it was reserved for this container, or these are equal parts, which every container may have,
+    or it is not known.
     """
     denied: str = ""
     """
-    UID of a pod that does not start with these slots: its init container, which had some of them before, was given amounts
+    UID of a pod that must not start with these slots. Its init container, which had some of them before, was given amounts
     that were reserved for others, or others were given what was reserved for it. Empty: there is none.
     """
 

@@ -169,7 +169,11 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreferenceFailed(NoFit):
-    """Raised when the device plugin is asked for its preference and fails."""
+    """
+    Raised when the device plugin is asked for its preference and fails.
+
+    Remedy: Read the log of the node's allocator.
+    """
 
     code = "PreferenceFailed"
 

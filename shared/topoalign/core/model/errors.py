@@ -13,7 +13,13 @@ import msgspec
 
 
 class TopoalignError(Exception):
-    """Base of every error raised on purpose: `code` is its kind, `finding` what was found, `remedy` what to do."""
+    """
+    Raised for an error without a code of its own.
+
+    Base of every error raised on purpose: `code` is its kind, `finding` what was found, `remedy` what to do.
+
+    Remedy: Report it as a defect of topoalign.
+    """
 
     code: ClassVar[str] = "Internal"
 
@@ -24,31 +30,59 @@ class TopoalignError(Exception):
 
 
 class BadRequest(TopoalignError):
-    """Base of errors that the caller can fix: the request or the configuration is invalid. A retry fails again."""
+    """
+    Raised when the request or the configuration is invalid: a retry fails again.
+
+    Base of errors that the caller can fix.
+
+    Remedy: Correct what the message names.
+    """
 
     code = "BadRequest"
 
 
 class NoFit(TopoalignError):
-    """Base of errors without a fault: a valid request does not fit a working node in its present state."""
+    """
+    Raised when a valid request does not fit a working node in its present state.
+
+    Base of errors without a fault.
+
+    Remedy: Wait until resources are free, or ask for less.
+    """
 
     code = "NoFit"
 
 
 class Unavailable(TopoalignError):
-    """Base of errors of the machine or of another service: hardware, driver, disk or bus failed. A later try may succeed."""
+    """
+    Raised when the machine or another service failed: hardware, driver, disk or bus.
+
+    Base of errors after which a later try may succeed.
+
+    Remedy: Try again, and read the log of the service.
+    """
 
     code = "Unavailable"
 
 
 class TooMuchWork(NoFit):
-    """Raised when a search reaches its limit on work before it has the exact answer."""
+    """
+    Raised when a search reaches its limit on work before it has the exact answer.
+
+    Remedy: Ask for fewer kinds of resources, or for fewer devices.
+    """
 
     code = "TooMuchWork"
 
 
 class InvalidField(BadRequest):
-    """Raised for a wrong value in a request, setting or message; `field` is its path, such as `cpus[3].node`."""
+    """
+    Raised for a wrong value in a request, setting or message.
+
+    `field` is its path, such as `cpus[3].node`.
+
+    Remedy: Correct the field that the message names.
+    """
 
     code = "InvalidField"
 
@@ -58,7 +92,11 @@ class InvalidField(BadRequest):
 
 
 class SequenceGap(TopoalignError):
-    """Raised when facts are missing between the last folded one and this one: ask the writer for a snapshot."""
+    """
+    Raised when facts are missing between the last folded one and this one.
+
+    Remedy: Request a snapshot of the node's allocations; topoalign's own services do.
+    """
 
     code = "SequenceGap"
 
@@ -74,7 +112,11 @@ class SequenceGap(TopoalignError):
 
 
 class Contradiction(TopoalignError):
-    """Raised for a fact that cannot be true after those before it, such as the owner of a released allocation."""
+    """
+    Raised for a fact that contradicts those before it.
+
+    Remedy: Request a snapshot, and look for a second publisher of the node.
+    """
 
     code = "Contradiction"
 
@@ -84,7 +126,11 @@ class Contradiction(TopoalignError):
 
 
 class UnknownDevice(BadRequest):
-    """Raised for the name of a device that this node does not have, or no longer has."""
+    """
+    Raised for the name of a device that this node does not have any more, or never had.
+
+    Remedy: Use the ids that `topoalign topo --wide` prints.
+    """
 
     code = "UnknownDevice"
 
@@ -97,7 +143,11 @@ class UnknownDevice(BadRequest):
 
 
 class DeviceUnusable(BadRequest):
-    """Raised for the name of a device that is unhealthy, of unknown health, or cordoned."""
+    """
+    Raised for the name of a device that is unhealthy, of unknown health, or cordoned.
+
+    Remedy: Choose healthy devices; `topoalign doctor` shows what is wrong with this one.
+    """
 
     code = "DeviceUnusable"
 
@@ -111,7 +161,11 @@ class DeviceUnusable(BadRequest):
 
 
 class PodAlreadyAllocated(BadRequest):
-    """Raised when a pod of this name already holds devices, and not those that are asked for now."""
+    """
+    Raised when a pod of this name already holds other resources.
+
+    Remedy: Release it first, or use another name for the pod.
+    """
 
     code = "PodAlreadyAllocated"
 
@@ -123,7 +177,11 @@ class PodAlreadyAllocated(BadRequest):
 
 
 class NotFound(BadRequest):
-    """Raised for the name of something that does not exist: an allocation, a node, a machine of the catalogue."""
+    """
+    Raised for a name that does not exist: of an allocation, a node or a machine.
+
+    Remedy: Correct the name; the message says where to list them.
+    """
 
     code = "NotFound"
 
@@ -134,7 +192,11 @@ class NotFound(BadRequest):
 
 
 class InvalidMachine(BadRequest):
-    """Raised when the description of a machine cannot be read; line and column, where known, count from 1."""
+    """
+    Raised when the description of a machine cannot be read. Line and column, where known, count from 1.
+
+    Remedy: Correct that line, or describe the machine in another form.
+    """
 
     code = "InvalidMachine"
 
@@ -146,7 +208,11 @@ class InvalidMachine(BadRequest):
 
 
 class Undecodable(BadRequest):
-    """Raised for a message or journal record that is not what it claims to be."""
+    """
+    Raised for a message or journal record that is not what it claims to be.
+
+    Remedy: Check what wrote it; nothing of it was applied.
+    """
 
     code = "Undecodable"
 
@@ -155,7 +221,11 @@ class Undecodable(BadRequest):
 
 
 class KubeletOwnsDevices(BadRequest):
-    """Raised for an allocation over the bus on a node whose devices the kubelet hands out: two owners would clash."""
+    """
+    Raised for an allocation over the bus on a node whose kubelet allocates the devices.
+
+    Remedy: Create or delete the pod in Kubernetes; `what-if` and `explain` work everywhere.
+    """
 
     code = "KubeletOwnsDevices"
 
@@ -167,7 +237,11 @@ class KubeletOwnsDevices(BadRequest):
 
 
 class DeviceInUse(NoFit):
-    """Raised for the name of a device that a live allocation holds."""
+    """
+    Raised for the name of a device that a live allocation holds.
+
+    Remedy: Wait until its container ends, or release the allocation; `topoalign explain` names the owner.
+    """
 
     code = "DeviceInUse"
 
@@ -181,7 +255,11 @@ class DeviceInUse(NoFit):
 
 
 class BusUnavailable(Unavailable):
-    """Raised when the bus does not confirm in time. It may have stored the message: publish it under the same id."""
+    """
+    Raised when the bus does not confirm in time. It may have stored the message: publish it under the same id.
+
+    Remedy: Check that nats-server runs and is reachable; `topoalign doctor` tests it.
+    """
 
     code = "BusUnavailable"
 
@@ -194,7 +272,11 @@ class NobodyAnswers(BusUnavailable):
 
 
 class DeadlinePassed(Unavailable):
-    """Raised for a request that arrives after its caller has stopped waiting. It had no effect."""
+    """
+    Raised for a request that arrives after its caller has stopped waiting. It had no effect.
+
+    Remedy: Send it again if it is still wanted.
+    """
 
     code = "DeadlinePassed"
 
@@ -205,13 +287,21 @@ class DeadlinePassed(Unavailable):
 
 
 class BusRefused(Unavailable):
-    """Raised when the bus answers with a refusal: permissions, limits, an older server, a store with other settings."""
+    """
+    Raised when NATS refuses a request or a connection.
+
+    Remedy: Correct what the message names: permission, limit, version or store.
+    """
 
     code = "BusRefused"
 
 
 class IdTaken(BusRefused):
-    """Raised when the store may have another message under this message's id: the message was not stored."""
+    """
+    Raised when the store may have another message under this id: the message was not stored.
+
+    Remedy: Find out who else publishes on these subjects.
+    """
 
     code = "IdTaken"
 
@@ -223,7 +313,11 @@ class IdTaken(BusRefused):
 
 
 class BusConflict(Unavailable):
-    """Raised when the newest message of a subject is not the expected one: nothing was stored. Read again, and decide."""
+    """
+    Raised when the newest message of a subject is not the expected one: nothing was stored.
+
+    Remedy: Read the newest message and decide again.
+    """
 
     code = "BusConflict"
 
@@ -234,13 +328,21 @@ class BusConflict(Unavailable):
 
 
 class DriverFault(Unavailable):
-    """Raised when the hardware or its driver library fails or does not answer in time."""
+    """
+    Raised when the hardware or its driver library fails or does not answer in time.
+
+    Remedy: Look at `nvidia-smi` and the kernel log; the driver is tried again.
+    """
 
     code = "DriverFault"
 
 
 class HardwareUnknown(Unavailable):
-    """Raised when the hardware of the node has not been read, or not been received, yet."""
+    """
+    Raised when the hardware of the node has not been read or received yet.
+
+    Remedy: Wait a moment; if it stays so, read the log of discovery.
+    """
 
     code = "HardwareUnknown"
 
@@ -252,7 +354,11 @@ class HardwareUnknown(Unavailable):
 
 
 class StateFault(Unavailable):
-    """Raised when the state directory cannot be used: locked by another process, unreadable, full, or damaged."""
+    """
+    Raised when the state directory cannot be used: locked by another process, unreadable, full, or damaged.
+
+    Remedy: Correct the directory as the message says, or set `TOPOALIGN_STATE_DIR`.
+    """
 
     code = "StateFault"
 

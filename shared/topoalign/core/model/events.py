@@ -184,7 +184,7 @@ class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBoun
     """As `Allocation.displaced`, which this replaces: announced again without those that have ended."""
     as_reserved: bool = False
     """
-    Whether it holds by its slots what was reserved for it: `Allocation.reserved_for` and `Allocation.denied` are empty from
+    Whether its slots hold what was reserved for it. If so, `Allocation.reserved_for` and `Allocation.denied` are empty from
     then on.
     """
 
@@ -196,9 +196,9 @@ class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationR
     """Its id."""
     reason: str
     """
-    `released` on request, `gone` when its container ended, `orphan` when it ended while the allocator did not run,
-    `superseded` when the kubelet gave its devices anew, `displaced` when it did so although the container was not seen
-    to end, `other-machine` when the node plays another described machine than the one it was given on.
+    `released` on request; `gone`: its container ended; `orphan`: it ended while the allocator did not run; `superseded`: the
+    kubelet gave its devices to another container; `displaced`: it did so before the container was seen to end;
+    `other-machine`: the node has another described machine now.
     """
 
 
@@ -240,7 +240,7 @@ class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="Allocation
     memory: dict[int, MemoryUse] = {}
     """NUMA node id -> what is in use of it. Empty where the kubelet gives out memory by itself."""
     digest: str
-    """`NodeState.digest` that a subscriber has after every fact before this one."""
+    """The digest of all live allocations, which a subscriber has after every fact before this one."""
 
 
 class ReservationsChanged(Fact, frozen=True, kw_only=True, tag="ReservationsChanged"):
@@ -259,11 +259,11 @@ class ReservationsChanged(Fact, frozen=True, kw_only=True, tag="ReservationsChan
     made: tuple[str, ...] = ()
     """UIDs of pods whose reservation is new."""
     consumed: tuple[str, ...] = ()
-    """UIDs of pods whose reservation has ended because the node has shown that they have what was reserved."""
+    """UIDs of pods whose reservation has ended because they have what was reserved."""
     expired: tuple[str, ...] = ()
-    """UIDs of pods whose reservation has ended because its time was over."""
+    """UIDs of pods whose reservation has expired."""
     cancelled: tuple[str, ...] = ()
-    """UIDs of pods whose reservation has ended because the pod is gone, was refused, or could not be bound."""
+    """UIDs of pods that are gone, were refused, or could not be bound."""
 
 
 Event = (

@@ -18,7 +18,13 @@ MOST_NODES = 12
 
 
 class TooManyNumaNodes(NoFit):
-    """Raised when so many NUMA nodes take part that their subsets cannot be listed, or that no kubelet starts."""
+    """
+    Raised when the machine has more NUMA nodes than the kubelet accepts.
+
+    Or so many that their subsets cannot be listed.
+
+    Remedy: Raise `max-allowable-numa-nodes` of the kubelet.
+    """
 
     code = "TooManyNumaNodes"
 

@@ -47,7 +47,11 @@ class NotEnoughDevices(NoFit):
 
 
 class TooLarge(NoFit):
-    """More of a resource than a container may ask for."""
+    """
+    Raised for more devices of a resource than one container may have.
+
+    Remedy: Ask for fewer.
+    """
 
     code = "TooLarge"
 
@@ -59,7 +63,11 @@ class TooLarge(NoFit):
 
 
 class NoHealthyDevice(NoFit):
-    """Not one device of a resource is healthy."""
+    """
+    Raised when no device of the resource is healthy.
+
+    Remedy: Run `topoalign doctor` on the node.
+    """
 
     code = "NoHealthyDevice"
 

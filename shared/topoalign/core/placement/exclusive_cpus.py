@@ -21,13 +21,23 @@ from topoalign.core.profile import profile_of
 
 
 class NotWholeCores(NoFit):
-    """Whole cores only, and that cannot be: what the kubelet calls SMTAlignmentError."""
+    """
+    Raised when only whole cores may be given, and the request does not allow that.
+
+    The kubelet calls it SMTAlignmentError.
+
+    Remedy: Ask for a multiple of the CPUs of a core.
+    """
 
     code = "NotWholeCores"
 
 
 class SplitCore(NotWholeCores):
-    """The request is not a multiple of the CPUs per core."""
+    """
+    Raised for a number of CPUs that would split a core.
+
+    Remedy: Ask for a multiple of the CPUs of a core, or do without `full-pcpus-only`.
+    """
 
     code = "SplitCore"
 

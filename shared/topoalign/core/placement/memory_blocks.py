@@ -83,7 +83,11 @@ class MemoryExtensionNotPreferred(NoFit):
 
 
 class MemoryGroupsWouldMix(NoFit):
-    """A node of the group is in use alone or in another group."""
+    """
+    Raised when another container uses a part of the needed group of NUMA nodes.
+
+    Remedy: Wait until that container ends, or ask for memory of one NUMA node.
+    """
 
     code = "MemoryGroupsWouldMix"
 

@@ -73,7 +73,13 @@ class AmountMissing(InvalidField):
 
 
 class ShareDoesNotFit(NoFit):
-    """Base of refusals of a valid request by the GPUs of a node; `field` is the path of what they lack."""
+    """
+    Raised when no GPU of the node has the requested share left.
+
+    Base of refusals of a valid request by the GPUs of a node; `field` is the path of what they lack.
+
+    Remedy: Wait until pods end, or ask for less.
+    """
 
     code = "ShareDoesNotFit"
 
@@ -98,7 +104,13 @@ class MemoryAboveGpu(ShareDoesNotFit):
 
 
 class NoGpuAccepted(ShareDoesNotFit):
-    """Raised when no GPU of the node may be chosen, whatever is left of it; `field`: the lists that keep it off, if any."""
+    """
+    Raised when the pod excludes each GPU of the node, whatever is left of it.
+
+    `field`: the lists that exclude them, if any.
+
+    Remedy: Change the lists in its annotations; `topoalign gpu list` shows the GPUs.
+    """
 
     code = "NoGpuAccepted"
 
@@ -171,15 +183,23 @@ class NotEnoughShareSlots(ShareDoesNotFit):
 
 
 class ShareSplit(ShareDoesNotFit):
-    """Raised when what is asked for is left on the node, but not in one place: on one GPU, or on one NUMA node."""
+    """
+    Raised when enough is left on the node, but not on one GPU or one NUMA node.
+
+    Remedy: Wait until pods end, or ask for less.
+    """
 
     code = "ShareSplit"
 
 
 class SlotsBeyondNumaNode(ShareDoesNotFit):
     """
-    Raised for slots of more GPUs than any NUMA node has, where a kubelet aligns slots: it counts slots, several of each GPU,
-    and takes NUMA nodes with fewer GPUs, also on an empty node. `most`: GPUs of the NUMA node that has most.
+    Raised for slots of more GPUs than a NUMA node has, where the kubelet aligns slots.
+
+    The kubelet counts slots, several of each GPU, and takes NUMA nodes with fewer GPUs, also on an empty node. `most`:
+    GPUs of the NUMA node that has most.
+
+    Remedy: Ask for fewer, or leave out `sharing.slots.numaTopology`.
     """
 
     code = "SlotsBeyondNumaNode"
@@ -206,7 +226,11 @@ class NoneByHami(ShareDoesNotFit):
 
 
 class WholeGpuInUse(ShareDoesNotFit):
-    """Raised for a whole GPU of which somebody has a share, and for a share of a GPU that somebody has whole."""
+    """
+    Raised when a whole GPU is asked for of which another pod holds a part, or the reverse.
+
+    Remedy: Wait until the other pod ends.
+    """
 
     code = "WholeGpuInUse"
 

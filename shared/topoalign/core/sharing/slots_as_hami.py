@@ -129,5 +129,5 @@ def scores_of_links(topology: Topology) -> PairScores:
 def links_between(topology: Topology, a: DeviceID, b: DeviceID) -> tuple[GpuLink, ...]:
     """The path over PCIe between two GPUs, and their NVLinks, as far as a fabric manager does not keep them apart."""
     link = topology.link_by_pair.get((a, b))
-    nvlinks = 0 if link is None or kept_apart(topology, a, b) else link.nvlinks
+    nvlinks = 0 if link is None or kept_apart(topology, a, b) else link.fabric_links
     return (pcie_class(topology, a, b), *((nvlinks,) if nvlinks else ()))

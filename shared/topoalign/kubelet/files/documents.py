@@ -31,7 +31,11 @@ class InvalidYaml(ValueError):
 
 
 class InvalidDocument(BadRequest):
-    """A file is not a document that can be read at all."""
+    """
+    Raised for a file that is no valid YAML, JSON or other expected document.
+
+    Remedy: Correct the file at the line that the message names.
+    """
 
     code = "InvalidDocument"
 

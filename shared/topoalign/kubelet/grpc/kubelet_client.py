@@ -27,7 +27,11 @@ AGAIN_SECONDS = 0.05
 
 
 class KubeletAway(Unavailable):
-    """The kubelet is not there, does not answer in time, or refuses."""
+    """
+    Raised when the kubelet is not there, does not answer in time, or refuses.
+
+    Remedy: Check that the kubelet runs, and that the directory is its own.
+    """
 
     code = "KubeletAway"
 

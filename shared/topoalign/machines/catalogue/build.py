@@ -137,7 +137,7 @@ def build_links(
     attached += [pcie.Attached(nic.id, chains[nic.pci or ""], nic.numa_affinity) for nic in nics]
     bonded = {(gpus[a].id, gpus[b].id): bond for (a, b), bond in nvlinks.items()}
     found = pcie.link_devices(attached, one_node=False)
-    return tuple(msgspec.structs.replace(link, nvlinks=bonded.get((link.a, link.b), 0)) for link in found)
+    return tuple(msgspec.structs.replace(link, fabric_links=bonded.get((link.a, link.b), 0)) for link in found)
 
 
 def _build_cpus(board: Board) -> tuple[Cpu, ...]:

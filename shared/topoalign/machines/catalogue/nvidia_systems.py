@@ -105,7 +105,7 @@ def _hgx(model: Model, hugepages: Mapping[ResourceName, int], of_gpu_0: int = 18
         {(a, b): 18 if a else of_gpu_0 for a, b in combinations(range(8), 2)},
     )
     gpus = _on_nvswitch(topology, 18).gpus
-    first = msgspec.structs.replace(gpus[0], nvswitch_links=of_gpu_0, nvlinks_down=18 - of_gpu_0)
+    first = msgspec.structs.replace(gpus[0], switch_links=of_gpu_0, links_down=18 - of_gpu_0)
     return msgspec.structs.replace(topology, gpus=(first, *gpus[1:]))
 
 
@@ -165,5 +165,5 @@ def _module(node: int) -> int:
 
 
 def _on_nvswitch(topology: Topology, nvlinks: int) -> Topology:
-    gpus = tuple(msgspec.structs.replace(gpu, nvswitch_links=nvlinks) for gpu in topology.gpus)
+    gpus = tuple(msgspec.structs.replace(gpu, switch_links=nvlinks) for gpu in topology.gpus)
     return msgspec.structs.replace(topology, gpus=gpus)

@@ -18,7 +18,7 @@ Cases = Callable[[], Iterator[dict[str, object]]]
 @click.option("--json", "as_json", is_flag=True, help='Print {"name", "cases"} per benchmark.')
 def bench(names: tuple[str, ...], as_json: bool) -> None:
     """
-    Measure what a pod would wait for, each case with p50, p99 (milliseconds) and n. Without NAME: all of it.
+    Measure the calls for which a pod waits: p50 and p99 in milliseconds, and n, for each case. Without NAME: all.
 
     \b
     Examples:

@@ -63,22 +63,22 @@ class NothingToShow(Unavailable):
     code = "NothingToShow"
 
     def __init__(self) -> None:
-        super().__init__("none of the demo's pods suits this machine", f"play another one: --machine {MACHINE}")
+        super().__init__("none of the demo's pods suits this machine", f"use another one: --machine {MACHINE}")
 
 
 @click.command()
-@click.option("--machine", metavar="NAME|FILE", help=f"Play this machine.  [default: the GPUs here, else {MACHINE}]")
-@click.option("--node", default="demo", show_default=True, metavar="NAME", help="What the node is called.")
-@click.option("--nats", metavar="URL", help="Use this NATS.  [default: one of our own, and a registry]")
+@click.option("--machine", metavar="NAME|FILE", help=f"Run on this machine.  [default: the GPUs here, else {MACHINE}]")
+@click.option("--node", default="demo", show_default=True, metavar="NAME", help="Name of the node.")
+@click.option("--nats", metavar="URL", help="URL of NATS.  [default: start NATS and a registry]")
 @click.option(
     "--kubelet-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Play the kubelet in this directory for services elsewhere; needs --nats, and there TOPOALIGN_SETTLE_SECONDS=0.",
+    help="Act as the kubelet of services that run elsewhere. Needs --nats, and TOPOALIGN_SETTLE_SECONDS=0 for them.",
 )
 def command(machine: str | None, node: str, nats: str | None, kubelet_dir: Path | None) -> None:
     """
-    The main job in a few seconds: a machine, a kubelet, three pods, and what a subscriber hears of them.
+    Run an example in a few seconds: a machine, a kubelet, three pods, and the events that a subscriber receives.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def command(machine: str | None, node: str, nats: str | None, kubelet_dir: Path 
       topoalign demo --machine hgx-h100
     """
     if kubelet_dir is not None and nats is None:
-        raise InvalidField("--kubelet-dir", "given without --nats", "say where the services' NATS is")
+        raise InvalidField("--kubelet-dir", "given without --nats", "give the URL of the services' NATS")
     with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
         if not run_until_signal(partial(demo, machine, NodeName(node), nats, kubelet_dir, Path(scratch))):
             raise click.Abort

@@ -33,7 +33,7 @@ PODS_HELP = (
     default=("dgx-a100",),
     show_default=True,
     metavar="NAME|FILE",
-    help="Machine that a node plays; with several, nodes take turns.",
+    help="Machine of a node; if repeated, nodes use them in turn.",
 )
 @click.option(
     "--policy",
@@ -42,7 +42,7 @@ PODS_HELP = (
     multiple=True,
     default=(Policy.RESTRICTED.value,),
     show_default=True,
-    help="Topology policy of a node's kubelet; with several, nodes take turns.",
+    help="Topology policy of a node's kubelet; if repeated, used in turn.",
 )
 @click.option("--pods", "shapes", multiple=True, metavar="SHAPE", help=PODS_HELP)
 @click.option("--foreign", metavar="SHAPE", multiple=True, help="Pods that another scheduler binds, as --pods.")

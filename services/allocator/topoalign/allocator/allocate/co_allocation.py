@@ -73,7 +73,11 @@ REMEMBERED = 1_000
 
 
 class CoAllocatedLacking(NoFit):
-    """Raised for GPUs whose container must not start without NICs that cannot be allocated."""
+    """
+    Raised when a container must not start without its NICs, and these cannot be allocated any more.
+
+    Remedy: Let the pod be created again: the scheduler chooses again.
+    """
 
     code = "CoAllocatedLacking"
 

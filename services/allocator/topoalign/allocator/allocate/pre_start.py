@@ -79,7 +79,13 @@ UNKNOWN = object()
 
 
 class NotAsReserved(NoFit):
-    """Raised for a container whose slots have other amounts than are reserved for it, or those of another pod."""
+    """
+    Raised for a container whose slots have other amounts than are reserved for it.
+
+    Or they are reserved for another pod.
+
+    Remedy: Delete the pod, and use one scheduler for all pods.
+    """
 
     code = "NotAsReserved"
 

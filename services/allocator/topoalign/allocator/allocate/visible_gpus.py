@@ -41,7 +41,11 @@ OPEN_SECONDS = 5.0
 
 
 class NotVisible(NoFit):
-    """Raised for GPUs that their container would hold and not see, because another answer names other GPUs."""
+    """
+    Raised for GPUs that the container would not see: another answer names other GPUs.
+
+    Remedy: Use another `deviceListStrategy`, or ask for one GPU resource in each container.
+    """
 
     code = "NotVisible"
 

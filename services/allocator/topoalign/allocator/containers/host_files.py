@@ -22,7 +22,9 @@ from topoalign.plugin_config.configuration import Flags, Imex
 
 class ContainerUnready(Unavailable):
     """
-    Raised if a container that got devices now would lack device nodes, driver files or hooks, so that it gets none.
+    Raised if a container would lack device nodes, driver files or hooks.
+
+    Remedy: Correct on the node what the message names.
     """
 
     code = "ContainerUnready"

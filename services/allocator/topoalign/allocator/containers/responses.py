@@ -3,7 +3,7 @@ Builds the answer to Allocate: how a container gets its devices.
 
 The device list strategies are those of NVIDIA's device plugin, and several may be configured at once. Each names exactly the
 allocated devices, each once and by its base: for a share, the GPU that is shared. NICs and their virtual functions are
-alstrategies passed as device nodes.
+always passed as device nodes, and so are GPUs whose driver names their device nodes (`Gpu.device_nodes`).
 
 The same devices get the same answer, byte for byte, as long as configuration and hardware are the same, because the kubelet
 may repeat a call. Only the name of HAMi-core's file differs, because it must not be predictable.
@@ -116,8 +116,10 @@ class ResponseWriter(NamedTuple):
             else:
                 raise ContainerUnready(f"{base} is not on this node any more", "let the pod be created again")
         response = v1beta1.ContainerAllocateResponse()
-        if visible:
-            self.add_visible_devices(response, visible)
+        if nvidia := [each for each in visible if not each.gpu.device_nodes]:
+            self.add_visible_devices(response, nvidia)
+        paths = dict.fromkeys(path for each in visible for path in each.gpu.device_nodes)
+        response.devices += [device_node(path, path) for path in paths]
         if self.mps is not None:
             self.mps.add(response, topology, [each.base for each in visible])
         if functions:
@@ -149,9 +151,10 @@ class ResponseWriter(NamedTuple):
         if names := [f.name for base in bases if (f := function_of(topology, base)) is not None and f.name]:
             response.envs[NICS_VARIABLE] = ",".join(names)
         strategies = frozenset(self.configuration.flags.plugin.device_list_strategy)
-        gpus = [(base, found) for base in bases if (found := host_files.gpu_and_instance(topology, base)) is not None]
+        found = [(base, host_files.gpu_and_instance(topology, base)) for base in bases]
+        gpus = [(base, each) for base, each in found if each is not None and not each[0].device_nodes]
         if gpus and "envvar" in strategies and "volume-mounts" not in strategies:  # mounts and CDI names add up
-            response.envs[GPUS_VARIABLE] = ",".join(self.name_of(base, *found) for base, found in gpus)
+            response.envs[GPUS_VARIABLE] = ",".join(self.name_of(base, *each) for base, each in gpus)
         response.envs = dict(sorted(response.envs.items()))
 
     def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:

@@ -37,7 +37,11 @@ PID = 20
 
 
 class StateInUse(StateFault):
-    """Raised where another process has the lock of the state directory."""
+    """
+    Raised where another process has the lock of the state directory.
+
+    Remedy: Stop the other process, or start with `--take-over`.
+    """
 
     code = "StateInUse"
 

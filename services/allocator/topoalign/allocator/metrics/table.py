@@ -22,13 +22,13 @@ TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
     (
         "gauge",
         "topoalign_allocator_displaced_allocations",
-        "Former allocations whose containers were not seen to end and whose devices the kubelet gave to others.",
+        "Former allocations whose devices the kubelet gave away before their containers were seen to end.",
         lambda allocator: sum(len(held.displaced) for held in allocator.ledger.state.allocations.values()),
     ),
     (
         "gauge",
         "topoalign_allocator_record_in_doubt",
-        "1 while something may be held that is not in the record: its journal was damaged.",
+        "1 while the record may lack allocations because its journal was damaged.",
         lambda allocator: int(allocator.ledger.unconfirmed is not None),
     ),
     (
@@ -46,19 +46,19 @@ TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
     (
         "counter",
         "topoalign_allocator_outbox_taken_ids",
-        "Publications whose id the store had for another message; each went out under another id.",
+        "Facts that got another id because the store had another message under theirs.",
         lambda allocator: allocator.outbox.speaker.taken,
     ),
     (
         "counter",
         "topoalign_allocator_outbox_dropped_facts",
-        "Facts that were never published because too many waited; a snapshot stands in for them.",
+        "Facts that were dropped because too many waited for the bus; a snapshot replaces them.",
         lambda allocator: allocator.ledger.dropped,
     ),
     (
         "counter",
         "topoalign_allocator_forged_readings",
-        "Readings of the hardware that were received and that discovery had not published.",
+        "Readings of the hardware that another client published in the name of this node.",
         lambda allocator: allocator.hardware_watch.forged,
     ),
     (
@@ -70,13 +70,13 @@ TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
     (
         "counter",
         "topoalign_allocator_hint_fallbacks",
-        "Hint questions answered in process because the hinting service did not.",
+        "Hint questions that the allocator answered because the hinting service did not.",
         lambda allocator: allocator.admissions.hint_fallbacks,
     ),
     (
         "counter",
         "topoalign_allocator_late_requests",
-        "Requests that came after their deadline and were refused.",
+        "Requests that were refused because they arrived after their deadline.",
         lambda allocator: allocator.admissions.deadlines.missed,
     ),
 )
@@ -90,13 +90,13 @@ def figures(allocator: Allocator, set_aside: Callable[[], int], syncs: Callable[
         ServiceMetric(
             "gauge",
             "topoalign_allocator_journals_set_aside",
-            "Damaged journals that lie in the state directory for somebody to look at.",
+            "Damaged journals that were set aside in the state directory.",
             set_aside,
         ),
         ServiceMetric(
             "counter",
             "topoalign_allocator_journal_syncs",
-            "How often the disk has synced the journal. Allocates of one moment share a sync.",
+            "Syncs of the journal to the disk; Allocates of one moment share one.",
             syncs,
         ),
     ]

@@ -51,6 +51,15 @@ def lines(family: Family) -> Iterator[bytes]:
         yield format_sample(family.name, total, **dict(key))
 
 
+def measured_family(measured: bool) -> Family:
+    """Whether the use of the GPUs could be measured."""
+    return Family(
+        "topoalign_gpu_use_measured",
+        "1 if the use of this node's GPUs could be measured for this page.",
+        [({}, measured)],
+    )
+
+
 def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:
     """Under our names: `gpu_uuid` is the GPU, `mig_uuid` the instance on it, or empty."""
 
@@ -86,17 +95,17 @@ def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[
     yield Family("topoalign_gpu_memory_bytes", "Memory of a GPU.", [(labels, row.memory) for row, labels in rows])
     yield Family(
         "topoalign_gpu_memory_used_bytes",
-        "Memory of a GPU that is in use, what its driver needs among it.",
+        "Memory of a GPU that is in use, including what its driver needs.",
         [(labels, row.memory_used) for row, labels in rows],
     )
     yield Family(
         "topoalign_gpu_other_processes",
-        "Processes on a GPU that hold nothing of it: in a pod, on the host (in none), or nobody knows where.",
+        "Processes on a GPU of which they hold nothing; where: in a pod, on the host, or unknown.",
         [({**labels, "where": other.where}, len(other.use.processes)) for row, labels in rows for other in row.others],
     )
     yield Family(
         "topoalign_gpu_other_memory_used_bytes",
-        "Memory of a GPU that these processes use.",
+        "Memory of a GPU that processes use which hold nothing of it.",
         [({**labels, "where": other.where}, other.use.memory) for row, labels in rows for other in row.others],
     )
 

@@ -22,7 +22,6 @@ from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.usage.given import has_amounts
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.metrics import format_header, format_sample
 
 if TYPE_CHECKING:  # nobody scrapes at the start
     from topoalign.allocator.metrics.use_families import GpuUsage
@@ -104,10 +103,7 @@ class UseSeries:
             shares = await self.shares()
         except TopoalignError:
             shares = None
-        yield format_header(
-            "topoalign_gpu_use_measured", "1 if the use of this node's GPUs could be measured for this page."
-        )
-        yield format_sample("topoalign_gpu_use_measured", shares is not None)
+        yield use_families.render_families([use_families.measured_family(shares is not None)])
         if shares is None:
             return
         yield use_families.render_families(use_families.own_use_families(shares, self._lasting(shares)))

@@ -57,13 +57,23 @@ class GpuInstance(NamedTuple):
 
 
 class InstanceInUse(DriverFault):
-    """Raised if an instance is not destroyed because processes use it; the driver works."""
+    """
+    Raised if a MIG instance is not destroyed because processes use it.
+
+    Remedy: End the processes that use it; `topoalign gpu usage` lists them.
+    """
 
     code = "InstanceInUse"
 
 
 class PlaceTaken(NoFit):
-    """Raised if the driver has no room at a placement that seemed free; nothing was created, and the driver works."""
+    """
+    Raised if the driver has no room at a placement that seemed free.
+
+    Nothing was created, and the driver works.
+
+    Remedy: Find out with `nvidia-smi mig -lgi` who has the slices.
+    """
 
     code = "PlaceTaken"
 
@@ -113,7 +123,11 @@ class CreatedInstance(NamedTuple):
 
 
 class InstancesNeedKubelet(NoFit):
-    """Raised for a request over the bus for slots that would become MIG instances."""
+    """
+    Raised for a request over the bus for slots that would become MIG instances.
+
+    Remedy: Use `migStrategy` `single` or `mixed` on a node without a kubelet.
+    """
 
     code = "InstancesNeedKubelet"
 
@@ -138,7 +152,11 @@ log = structlog.get_logger("topoalign.allocator.mig")
 
 
 class NoPlace(NoFit):
-    """Raised if no profile with enough memory has a free placement on a GPU."""
+    """
+    Raised if no profile with enough memory has a free placement on a GPU.
+
+    Remedy: Ask for less memory, or wait until other containers end.
+    """
 
     code = "NoPlace"
 

@@ -255,7 +255,7 @@ def has_other_devices(
 
     A kubelet that starts allocates nothing to a container that it finds running (v1.36.3, `isContainerAlreadyRunning`). So a
     container with other devices was not running with these: it was admitted again after a lost checkpoint. If the container
-    runtime is down, the kubelet finds no running containers (docs/limits.md); the log names each such case.
+    runtime is down, the kubelet finds no running containers; the log names each such case.
     """
     return bool(pod_uid) and any(
         holding.owner == owner and holding.pod_uid == pod_uid and holding.devices.isdisjoint(devices[holding.resource])

@@ -66,9 +66,11 @@ class SchedulingMetrics(Collector):
         """The counters as they are now."""
         refused = self._watch.refused
         reports = self._watch.reports
-        yield counter_family("binds", "Binds, by how they ended.", "outcome", self._binds)
-        yield counter_family("reservations", "What this registry wrote of reservations.", "what", self._reservations)
-        yield counter_family("reports", "Events of Kubernetes, by what became of them.", "outcome", reports.counts)
+        yield counter_family("binds", "Binds of pods, by outcome.", "outcome", self._binds)
+        yield counter_family(
+            "reservations", "Changes of reservations that this registry published, by kind.", "what", self._reservations
+        )
+        yield counter_family("reports", "Events about pods for Kubernetes, by outcome.", "outcome", reports.counts)
         family = CounterMetricFamily(
             "topoalign_registry_refused_pods",
             "Pods that a node refused after they were bound to it.",
@@ -80,7 +82,7 @@ class SchedulingMetrics(Collector):
         yield CounterMetricFamily("topoalign_registry_deleted_pods", "Refused pods that were deleted.", refused.deleted)
         yield from foreign_node_families(self._foreign)
         woken = self._watch.requeue.done
-        yield CounterMetricFamily("topoalign_registry_wake_ups", "Times that waiting pods were woken.", woken)
+        yield CounterMetricFamily("topoalign_registry_wake_ups", "Times that pending pods were requeued.", woken)
 
 
 def foreign_node_families(foreign: ForeignNodes) -> Iterator[Metric]:
@@ -88,7 +90,7 @@ def foreign_node_families(foreign: ForeignNodes) -> Iterator[Metric]:
     codes = Counter(foreign.refusals.values())
     nodes = GaugeMetricFamily(
         "topoalign_registry_foreign_nodes",
-        "Nodes that are not offered because others give out their GPUs; contested: topoalign does as well.",
+        "Nodes that are not offered because others manage their GPUs; contested: topoalign does as well.",
         labels=["by", "contested"],
     )
     nodes.add_metric([HAMI, "false"], codes[FOREIGN_NODE])
@@ -105,7 +107,11 @@ def counter_family(name: str, meaning: str, label: str, counts: Mapping[str, int
 
 
 class NoKubernetes(Unavailable):
-    """Raised for a bind if the registry has no access to Kubernetes."""
+    """
+    Raised when a registry without access to Kubernetes is asked to bind a pod.
+
+    Remedy: Set `TOPOALIGN_KUBERNETES`, or remove `bindVerb` from the scheduler.
+    """
 
     code = "NoKubernetes"
 

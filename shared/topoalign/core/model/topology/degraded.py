@@ -1,8 +1,8 @@
 """
-Finds degraded GPUs: they work, but with fewer NVLinks than their peers, or on an NVLink fabric that is not fully
-working.
+Finds degraded GPUs: they work, but with fewer links to other GPUs (NVLink, xGMI) than their peers, or on an
+NVLink fabric that is not fully working.
 
-The peers of a GPU are the GPUs of its model on the node. Its NVLinks are compared with the most that a peer has:
+The peers of a GPU are the GPUs of its model on the node. Its links are compared with the most that a peer has:
 
 - On an NVSwitch the links to the switch are counted (`links_to_switch`), and a GPU that has fewer is degraded.
 - Elsewhere the links of all its pairs are counted, and fewer can be the design: a board without a bridge, or four GPUs of a
@@ -21,8 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
+from topoalign.core.model.topology.device_links import link_name
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.core.model.topology.queries import links_to_switch, nvlinks_of_pairs
+from topoalign.core.model.topology.queries import links_of_pairs, links_to_switch
 
 FABRIC_FINDINGS = {
     "not-started": "its NVLink fabric is not started",
@@ -40,33 +41,34 @@ def degraded_gpus(topology: Topology) -> Mapping[DeviceID, str]:
     for gpu in topology.gpus:
         if gpu.mig is None:
             models.setdefault(gpu.name, []).append(gpu)
-    fewer = {gpu: finding for peers in models.values() for gpu, finding in fewer_nvlinks(topology, peers)}
+    fewer = {gpu: finding for peers in models.values() for gpu, finding in fewer_links(topology, peers)}
     findings = {gpu.id: (fewer.get(gpu.id), fabric_finding(gpu)) for gpu in topology.gpus}
     return {gpu: ", and ".join(filter(None, both)) for gpu, both in findings.items() if any(both)}
 
 
-def fewer_nvlinks(topology: Topology, peers: Sequence[Gpu]) -> Iterator[tuple[DeviceID, str]]:
-    """The GPUs among `peers`, all of one model, that have lost NVLinks, with the finding."""
+def fewer_links(topology: Topology, peers: Sequence[Gpu]) -> Iterator[tuple[DeviceID, str]]:
+    """The GPUs among `peers`, all of one model, that have lost links, with the finding."""
     up = {gpu.id: links_to_switch(topology)[gpu.id] for gpu in peers}
     if any(up.values()):
         degraded = {gpu for gpu, count in up.items() if count < max(up.values())}
     else:
-        pairs = nvlinks_of_pairs(topology)
+        pairs = links_of_pairs(topology)
         up = {gpu.id: sum(pairs[gpu.id]) for gpu in peers}
         degraded = lost_direct_links(peers, up)
     most = max(up.values())
     for gpu, count in up.items():
         if gpu in degraded:
-            yield gpu, f"{count} of {most} NVLinks are up" if count else f"it has no NVLink, its peers have {most}"
+            name = link_name(peers[0].name)
+            yield gpu, f"{count} of {most} {name}s are up" if count else f"it has no {name}, its peers have {most}"
 
 
 def lost_direct_links(peers: Sequence[Gpu], up: Mapping[DeviceID, int]) -> set[DeviceID]:
-    """The degraded GPUs of a machine without a switch. `up`: GPU -> its NVLinks that are up."""
-    if not any(up[gpu.id] and not gpu.nvlinks_down for gpu in peers):
+    """The degraded GPUs of a machine without a switch. `up`: GPU -> its links that are up."""
+    if not any(up[gpu.id] and not gpu.links_down for gpu in peers):
         return set()
-    partly = [gpu for gpu in peers if 0 < up[gpu.id] < max(up.values()) and gpu.nvlinks_down]
-    other_ends = sum(gpu.nvlinks_down for gpu in partly)
-    wholly = [gpu for gpu in peers if not up[gpu.id] and 0 < gpu.nvlinks_down <= other_ends]
+    partly = [gpu for gpu in peers if 0 < up[gpu.id] < max(up.values()) and gpu.links_down]
+    other_ends = sum(gpu.links_down for gpu in partly)
+    wholly = [gpu for gpu in peers if not up[gpu.id] and 0 < gpu.links_down <= other_ends]
     return {gpu.id for gpu in (*partly, *wholly)}
 
 

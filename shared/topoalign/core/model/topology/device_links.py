@@ -6,6 +6,7 @@ that sets chosen here compare with sets chosen there.
 """
 
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,7 +39,7 @@ PCIE_SCORE = {
     PcieClass.SYS: 10,
 }
 NVLINK_SCORE = 100
-"""Of each NVLink between two GPUs; added to the score of the PCIe path, as upstream adds it."""
+"""Of each fabric link between two GPUs; added to the score of the PCIe path, as upstream adds it."""
 
 NVML_LEVEL = {
     0: PcieClass.PSB,
@@ -51,6 +52,36 @@ NVML_LEVEL = {
 """nvmlGpuTopologyLevel_t as NVML numbers it."""
 
 
+class LinkType(NamedTuple):
+    """What the links between the GPUs of one model are."""
+
+    name: str
+    """For people, in the singular: `NVLink`, `xGMI link`."""
+    gbps: float
+    """GB/s of one link and direction."""
+
+
+LINK_TYPES = {
+    **dict.fromkeys(("P100",), LinkType("NVLink", 18.0)),
+    **dict.fromkeys(("V100", "A100", "A800", "A30"), LinkType("NVLink", 20.0)),
+    **dict.fromkeys(("H100", "H200", "H800", "H20", "GH200"), LinkType("NVLink", 20.6)),
+    **dict.fromkeys(("B100", "B200", "B300", "GB200", "GB300"), LinkType("NVLink", 40.1)),
+    **dict.fromkeys(("A6000", "A5500", "A5000", "A4500", "A40", "3090"), LinkType("NVLink", 12.0)),
+}
+"""A word of the product name -> its links. Rates as NCCL 2.30.7 plans with (`src/graph/topo.h`)."""
+
+
+def link_type(model: str) -> LinkType | None:
+    """The links of a GPU by its product name, `NVIDIA H100 80GB HBM3`; None: not known."""
+    words = model.replace("-", " ").split()
+    return next((LINK_TYPES[word] for word in words if word in LINK_TYPES), None)
+
+
+def link_name(model: str) -> str:
+    """What people call a link of a GPU of this product name: `NVLink` where the model is not known."""
+    return found.name if (found := link_type(model)) else "NVLink"
+
+
 class Link(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """The connection of two devices. Each unordered pair of a node's GPUs and NICs has at most one `Link`."""
 
@@ -60,12 +91,12 @@ class Link(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """Id of the other device."""
 
     pcie: PcieClass | None = None
-    """The PCIe path. None: not known, as where a pasted matrix shows only the NVLinks of a pair."""
+    """The PCIe path. None: not known, as where a pasted matrix shows only the fabric links of a pair."""
 
-    nvlinks: int = 0
-    """NVLinks between two GPUs: direct ones, or through NVSwitch the smaller of both ends' links to the switch."""
+    fabric_links: int = 0
+    """Links of the GPUs' own fabric (NVLink, xGMI): direct ones, or through a switch the fewer of both ends' links to it."""
 
     @property
     def label(self) -> str:
-        """The cell of `nvidia-smi topo -m` for the pair: NVLinks hide the PCIe path; an unknown path shows as SYS."""
-        return f"NV{self.nvlinks}" if self.nvlinks else (self.pcie or PcieClass.SYS).value
+        """The cell of `nvidia-smi topo -m` for the pair: fabric links hide the PCIe path; an unknown path shows as SYS."""
+        return f"NV{self.fabric_links}" if self.fabric_links else (self.pcie or PcieClass.SYS).value

@@ -70,13 +70,15 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     """One GPU."""
 
     id: DeviceID
-    """Its uuid, `GPU-…`. A described machine without uuids uses `GPU-<index>`."""
+    """Its uuid, with NVIDIA's GPUs `GPU-…`. A described machine without uuids uses `GPU-<index>`."""
     index: int
-    """NVML's index: the order of `nvidia-smi`. May change when another GPU is lost."""
+    """The driver's index: with NVIDIA's GPUs the order of `nvidia-smi`. May change when another GPU is lost."""
     name: str = ""
-    """As NVIDIA names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
+    """As its vendor names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
     minor: int | None = None
     """/dev/nvidia<minor>. Not always the index."""
+    device_nodes: tuple[str, ...] = ()
+    """The device nodes that a container needs for it: `/dev/kfd`. Empty: it is passed as NVIDIA's GPUs are."""
     pci: str | None = None
     """PCI address in sysfs form, `0000:07:00.0`."""
     bridge: str | None = None
@@ -89,10 +91,10 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     """The nearest NUMA nodes as the driver reports them. Empty: unknown."""
     memory_node: int | None = None
     """NUMA node of the GPU's own memory, where the kernel shows it as one (Grace)."""
-    nvswitch_links: int = 0
-    """NVLinks that end at an NVSwitch."""
-    nvlinks_down: int = 0
-    """NVLinks that the GPU has and that are not up: they have failed, or lead nowhere, as on a board without a bridge."""
+    switch_links: int = 0
+    """Fabric links (NVLink, xGMI) that end at a switch, such as an NVSwitch."""
+    links_down: int = 0
+    """Fabric links of the GPU that are not up: they have failed, or lead nowhere, as on a board without a bridge."""
     fabric_state: str = ""
     """`not-started`, `in-progress`, `failed` or `degraded`. Empty: its NVLink fabric is in order, or it has none."""
     fabric: Fabric | None = None

@@ -30,51 +30,52 @@ def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
 
 def connection_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     """
-    The score of the connection of two devices: that of the PCIe path plus that of each NVLink, as go-gpuallocator adds them.
+    The score of the connection of two devices: that of the PCIe path plus that of each fabric link, as go-gpuallocator adds
+    them.
 
-    NVLinks between two cliques of a fabric do not count: the fabric manager keeps the cliques apart.
+    Links between two cliques of a fabric do not count: the fabric manager keeps the cliques apart.
     """
     link = topology.link_by_pair.get((a, b))
     if link is None:
         return PCIE_SCORE[pcie_class(topology, a, b)]
     score = PCIE_SCORE[link.pcie or pcie_class(topology, a, b)]
-    nvlinks = link.nvlinks and not kept_apart(topology, a, b)
-    return score + NVLINK_SCORE * link.nvlinks if nvlinks else score
+    return score if kept_apart(topology, a, b) else score + NVLINK_SCORE * link.fabric_links
 
 
-MOST_NVLINKS_OF_A_GPU = 18
+MOST_LINKS_OF_A_GPU = 18
 """Of an H100 and of a B200."""
 
 
 @computed_once
 def links_to_switch(topology: Topology) -> Mapping[DeviceID, int]:
     """
-    GPU -> its NVLinks that end at an NVSwitch. A pasted matrix does not show the switch: there, GPUs are on one if a GPU has
-    more NVLinks to all peers together than any GPU has, and each pair has the smaller of both GPUs' largest counts.
+    GPU -> its links that end at a switch. A pasted matrix does not show the switch: there, GPUs are on one if a GPU has
+    more links to all peers together than any GPU has, and each pair has the smaller of both GPUs' largest counts.
     """
-    pairs = nvlinks_of_pairs(topology)
-    unnamed = not any(gpu.nvswitch_links for gpu in topology.gpus)
-    if unnamed and max(map(sum, pairs.values()), default=0) > MOST_NVLINKS_OF_A_GPU:
+    pairs = links_of_pairs(topology)
+    unnamed = not any(gpu.switch_links for gpu in topology.gpus)
+    if unnamed and max(map(sum, pairs.values()), default=0) > MOST_LINKS_OF_A_GPU:
         most = {gpu: max(counts, default=0) for gpu, counts in pairs.items()}
         links = topology.link_by_pair
         if all(
-            min(most[a], most[b]) == (links[a, b].nvlinks if (a, b) in links else 0) for a, b in combinations(most, 2)
+            min(most[a], most[b]) == (links[a, b].fabric_links if (a, b) in links else 0)
+            for a, b in combinations(most, 2)
         ):
             return most
-    return {gpu.id: gpu.nvswitch_links for gpu in topology.gpus}
+    return {gpu.id: gpu.switch_links for gpu in topology.gpus}
 
 
-def nvlinks_of_pairs(topology: Topology) -> dict[DeviceID, list[int]]:
-    """GPU -> the number of NVLinks of each pair that it belongs to."""
+def links_of_pairs(topology: Topology) -> dict[DeviceID, list[int]]:
+    """GPU -> the number of fabric links of each pair that it belongs to."""
     pairs: dict[DeviceID, list[int]] = {gpu.id: [] for gpu in topology.gpus}
     for link in topology.links:
         for device in (link.a, link.b):
-            if link.nvlinks and device in pairs:
-                pairs[device].append(link.nvlinks)
+            if link.fabric_links and device in pairs:
+                pairs[device].append(link.fabric_links)
     return pairs
 
 
 def kept_apart(topology: Topology, a: DeviceID, b: DeviceID) -> bool:
-    """Whether both GPUs are known to be in NVLink domains, and not in the same."""
+    """Whether both GPUs are known to be in fabrics beyond the node, and not in the same."""
     fabrics = [gpu.fabric for gpu in (topology.gpu_by_id.get(a), topology.gpu_by_id.get(b)) if gpu is not None]
     return len(fabrics) == 2 and None not in fabrics and fabrics[0] != fabrics[1]

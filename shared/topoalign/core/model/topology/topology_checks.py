@@ -5,6 +5,7 @@ Checked are names and references (a CPU's node exists, a link's devices exist, n
 uniqueness, order, and sizes: a description that claims a million CPUs is a mistake or an attack.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -30,6 +31,8 @@ MOST_HANDED_OUT = 50_000
 Each takes 70 bytes at most in what is listed to the kubelet, whose gRPC takes no message above 4 MiB; some room is left for
 what containers hold though it is offered no more.
 """
+DEVICE_NODE = re.compile(r"/dev/(?:kfd|dri/(?:card|renderD)[0-9]{1,4}|accel/accel[0-9]{1,4})")
+"""The device nodes of GPUs that a container may get: the kernel's classes drm and accel, and AMD's kfd."""
 LARGEST_MEMORY = 1 << 60
 """Bytes."""
 
@@ -45,6 +48,7 @@ def validate(topology: Topology) -> None:
     _devices(topology)
     _check_links(topology)
     _others(topology)
+    _check_device_nodes(topology.gpus)
     _offers(topology)
 
 
@@ -64,6 +68,7 @@ def check_bounds(topology: Topology) -> None:
         for node in ids:
             if not -1 <= node <= LARGEST_ID:
                 _wrong(path, f"there can be no NUMA node {node}", f"ids end at {LARGEST_ID}")
+    _check_device_nodes(topology.gpus)
     _count(
         "offers", sum(max(1, offer.replicas) * len(offer.devices) for offer in topology.offers or ()), MOST_HANDED_OUT
     )
@@ -154,8 +159,17 @@ def _check_gpus(gpus: Sequence[Gpu], nodes: set[int]) -> None:
             _check_id(f"{path}.cpu_affinity", cpu)
         if gpu.memory_node is not None and gpu.memory_node not in nodes:
             _wrong(f"{path}.memory_node", f"there is no NUMA node {gpu.memory_node}", "name a node of `nodes`")
-        check_nvlinks(path, gpu)
+        check_fabric_links(path, gpu)
         check_mig(path, gpu, LARGEST_MEMORY)
+
+
+def _check_device_nodes(gpus: Sequence[Gpu]) -> None:
+    """A forged topology could otherwise give a disk of the host to a container."""
+    for i, gpu in enumerate(gpus):
+        for node in gpu.device_nodes:
+            if not DEVICE_NODE.fullmatch(node):
+                finding = f"{quoted([node])} is no device node of a GPU"
+                _wrong(f"gpus[{i}].device_nodes", finding, "give /dev/kfd or nodes of /dev/dri or /dev/accel")
 
 
 def _check_nics(nics: Sequence[Nic], nodes: set[int]) -> None:
@@ -194,10 +208,12 @@ def _check_links(topology: Topology) -> None:
         if pair in seen:
             _wrong(path, f"{quoted([link.a, link.b])} are linked twice", "give each pair one link")
         seen.add(pair)
-        if not 0 <= link.nvlinks <= MOST_NVLINKS:
-            _wrong(f"{path}.nvlinks", f"{link.nvlinks} is no number of NVLinks", f"give 0 to {MOST_NVLINKS}")
-        if link.nvlinks and not (link.a in topology.gpu_by_id and link.b in topology.gpu_by_id):
-            _wrong(f"{path}.nvlinks", "only GPUs have NVLinks", "give the PCIe class alone")
+        if not 0 <= link.fabric_links <= MOST_FABRIC_LINKS:
+            _wrong(
+                f"{path}.fabric_links", f"{link.fabric_links} is no number of links", f"give 0 to {MOST_FABRIC_LINKS}"
+            )
+        if link.fabric_links and not (link.a in topology.gpu_by_id and link.b in topology.gpu_by_id):
+            _wrong(f"{path}.fabric_links", "only GPUs have fabric links", "give the PCIe class alone")
 
 
 def _others(topology: Topology) -> None:
@@ -341,17 +357,17 @@ def check_once(path: str, names: list[str]) -> None:
         raise InvalidField(path, f"{quoted(sorted(twice))} is there twice", "name each once")
 
 
-# Checks of the NVLinks of one GPU: numbers that a GPU can have, and a fabric state that is known.
+# Checks of the fabric links of one GPU: numbers that a GPU can have, and a fabric state that is known.
 
 
-MOST_NVLINKS = 999
+MOST_FABRIC_LINKS = 999
 
 
-def check_nvlinks(path: str, gpu: Gpu) -> None:
-    """Raises InvalidField for a GPU at this path whose NVLinks or fabric state cannot be so."""
-    for name, count in (("nvswitch_links", gpu.nvswitch_links), ("nvlinks_down", gpu.nvlinks_down)):
-        if not 0 <= count <= MOST_NVLINKS:
-            raise InvalidField(f"{path}.{name}", f"{count} is no number of NVLinks", f"give 0 to {MOST_NVLINKS}")
+def check_fabric_links(path: str, gpu: Gpu) -> None:
+    """Raises InvalidField for a GPU at this path whose links or fabric state cannot be so."""
+    for name, count in (("switch_links", gpu.switch_links), ("links_down", gpu.links_down)):
+        if not 0 <= count <= MOST_FABRIC_LINKS:
+            raise InvalidField(f"{path}.{name}", f"{count} is no number of links", f"give 0 to {MOST_FABRIC_LINKS}")
     if gpu.fabric_state and gpu.fabric_state not in FABRIC_FINDINGS:
         finding = f"{quoted([gpu.fabric_state])} is no state"
         remedy = f"give one of {', '.join(FABRIC_FINDINGS)}"

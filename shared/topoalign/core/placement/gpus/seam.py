@@ -2,15 +2,15 @@
 Computes the weakest seam of a set of GPUs, which measures how fast a collective runs on it.
 
 A set can be divided into two parts in many ways. The seam is the weakest of these divisions, which is the minimum cut of the
-set: the number of NVLinks between both parts or, where no NVLink connects them, the best PCIe path between them. Every ring
-crosses every division, so no collective on the set is faster than its seam. The order of NCCL 2.30.7's own graph search
-agrees with it more often than with the sum of all links (docs/decisions/0020).
+set: the number of fabric links (NVLink, xGMI) between both parts or, where none connects them, the best PCIe path between
+them. Every ring crosses every division, so no collective on the set is faster than its seam. The order of NCCL 2.30.7's own
+graph search agrees with it more often than with the sum of all links (docs/decisions/0020).
 
     DGX-1V, GPUs 0 to 3: 0 and 3 are linked by two NVLinks, 0 and 1 by one, …; the weakest division has 4 NVLinks
     GPUs 0, 1, 4, 5: {0, 4} and {1, 5} are linked by 2 NVLinks, all other divisions by more: the seam is 2 NVLinks
     GPUs 0 and 5: no NVLink, PCIe across sockets
 
-Any NVLink is stronger than any PCIe path. At an NVSwitch every GPU reaches every other with all of its links, so the
+Any fabric link is stronger than any PCIe path. At an NVSwitch every GPU reaches every other with all of its links, so the
 seam is that of the GPU with the fewest links. The seam does not include measured bandwidth, congestion or other jobs.
 """
 
@@ -19,7 +19,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from topoalign.core.model.topology.derived_tables import computed_once
-from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass, link_name, link_type
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score, kept_apart, links_to_switch, pcie_class, share_node
 
@@ -47,15 +47,6 @@ def total_score(scores: Scores, members: Iterable[int]) -> int:
     return sum([scores[a][b] for a, b in combinations(members, 2)])
 
 
-NVLINK_GBPS = {
-    **dict.fromkeys(("P100",), 18.0),
-    **dict.fromkeys(("V100", "A100", "A800", "A30"), 20.0),
-    **dict.fromkeys(("H100", "H200", "H800", "H20", "GH200"), 20.6),
-    **dict.fromkeys(("B100", "B200", "B300", "GB200", "GB300"), 40.1),
-    **dict.fromkeys(("A6000", "A5500", "A5000", "A4500", "A40", "3090"), 12.0),
-}
-"""GB/s of one NVLink and direction by GPU model, as NCCL 2.30.7 plans with (`src/graph/topo.h`)."""
-
 PCIE_GBPS = {
     PcieClass.PSB: 24.0,
     PcieClass.PIX: 24.0,
@@ -82,33 +73,28 @@ CLASS_OF_SCORE = {score: path for path, score in PCIE_SCORE.items()}
 class Seam(NamedTuple):
     """The connection across the weakest division of a set. Of two seams the greater one is the stronger one."""
 
-    nvlinks: int
-    """NVLinks across; 0: no NVLink connects both parts."""
+    fabric_links: int
+    """Fabric links (NVLink, xGMI) across; 0: none connects both parts."""
     pcie: int = 0
-    """Score of the best PCIe path across (`PCIE_SCORE`) where no NVLink connects both parts; else 0."""
+    """Score of the best PCIe path across (`PCIE_SCORE`) where no fabric link connects both parts; else 0."""
 
     def bandwidth(self, model: str = "") -> float:
-        """GB/s across between GPUs of this product name: NVLinks as NCCL plans with them (20 where the model is unknown)."""
-        if self.nvlinks:
-            return self.nvlinks * (nvlink_gbps(model) or 20.0)
+        """GB/s across between GPUs of this product name: 20 for each fabric link where the model is unknown."""
+        if self.fabric_links:
+            known = link_type(model)
+            return self.fabric_links * (known.gbps if known else 20.0)
         return PCIE_GBPS[CLASS_OF_SCORE[self.pcie]] if self.pcie in CLASS_OF_SCORE else 0.0
 
     def text(self, model: str = "") -> str:
         """For people: `4 NVLinks, 80 GB/s`, `PCIe across sockets`; `one GPU` where there is nothing to divide."""
-        if not self.nvlinks:
+        if not self.fabric_links:
             return PCIE_TEXT[CLASS_OF_SCORE[self.pcie]] if self.pcie in CLASS_OF_SCORE else "one GPU"
-        links = f"{self.nvlinks} NVLink{'s' if self.nvlinks > 1 else ''}"
-        return f"{links}, {self.nvlinks * gbps:.0f} GB/s" if (gbps := nvlink_gbps(model)) else links
+        links = f"{self.fabric_links} {link_name(model)}{'s' if self.fabric_links > 1 else ''}"
+        return f"{links}, {self.bandwidth(model):.0f} GB/s" if link_type(model) else links
 
 
 ONE_GPU = Seam(0, 0)
 """The seam of fewer than two GPUs: there is nothing to divide."""
-
-
-def nvlink_gbps(model: str) -> float | None:
-    """GB/s of one NVLink of a GPU by its product name, `NVIDIA H100 80GB HBM3`; None: not known."""
-    words = model.replace("-", " ").split()
-    return next((NVLINK_GBPS[word] for word in words if word in NVLINK_GBPS), None)
 
 
 class Links(NamedTuple):
@@ -136,7 +122,7 @@ def gpu_links(topology: Topology) -> Links:
             path = PcieClass.NODE
         link = topology.link_by_pair.get((a.id, b.id))
         usable = link is not None and not ({a.fabric_state, b.fabric_state} & NOT_JOINED)
-        count = link.nvlinks if link is not None and usable and not kept_apart(topology, a.id, b.id) else 0
+        count = link.fabric_links if link is not None and usable and not kept_apart(topology, a.id, b.id) else 0
         strength[i][j] = strength[j][i] = NVLINK_SCORE * count + PCIE_SCORE[path]
     models = {gpu.name for gpu in gpus}
     model = models.pop() if len(models) == 1 else ""

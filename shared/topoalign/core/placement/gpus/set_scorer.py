@@ -37,14 +37,14 @@ class SetScorer:
         return seam
 
     @cached_property
-    def _nvlinks(self) -> Scores:
+    def _fabric_links(self) -> Scores:
         return [[strength // NVLINK_SCORE for strength in row] for row in self.links.strength]
 
-    def most_nvlinks(self, members: Members) -> int:
-        """An upper bound for the NVLinks of its seam: those of the member that has the fewest to the others."""
+    def most_links(self, members: Members) -> int:
+        """An upper bound for the fabric links of its seam: those of the member that has the fewest to the others."""
         if any(count for _, count in self.links.switch):  # known at once
-            return self.seam(members).nvlinks
-        rows = map(self._nvlinks.__getitem__, members)
+            return self.seam(members).fabric_links
+        rows = map(self._fabric_links.__getitem__, members)
         return min([sum([row[other] for other in members]) for row in rows], default=0)
 
     def own(self, members: Members) -> int:

@@ -89,7 +89,7 @@ class SetOrder:
         seam = self.scorer.seam(members)
         local, near = count_nics(self.nics, members)
         return (
-            (-seam.nvlinks, -seam.pcie),  # the strongest seam,
+            (-seam.fabric_links, -seam.pcie),  # the strongest seam,
             (-local, -near),  # then the most wanted NICs that are local to a member, then near one,
             self.cut(members),  # then the fewest links cut,
             -self.scorer.own(members),  # then the most links of its own,
@@ -99,11 +99,11 @@ class SetOrder:
     def first_look(self, members: Members) -> tuple[int, tuple[int, int], int, Members]:
         """The key that sorts sets before their seams are known."""
         local, near = count_nics(self.nics, members)
-        return -self.scorer.most_nvlinks(members), (-local, -near), self.cut(members), members
+        return -self.scorer.most_links(members), (-local, -near), self.cut(members), members
 
     def first(self, sets: Iterable[Members]) -> Members:
         """The first of these sets (at least one). The costly minimum cut is computed only where it may decide."""
-        bounds = sorted(((self.scorer.most_nvlinks(members), members) for members in sets), reverse=True)
+        bounds = sorted(((self.scorer.most_links(members), members) for members in sets), reverse=True)
         best: Rank | None = None
         for most, members in bounds:
             if best is not None and most < -best[0][0]:

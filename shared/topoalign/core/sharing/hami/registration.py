@@ -72,7 +72,13 @@ class LinkScores(msgspec.Struct, frozen=True):
 
 
 class InvalidAnnotation(BadRequest):
-    """Raised for an annotation of HAMi that cannot be read; `reason` is the message of HAMi's own components."""
+    """
+    Raised for an annotation of HAMi that cannot be read.
+
+    `reason` is the message of HAMi's own components.
+
+    Remedy: Check the component of HAMi that writes it.
+    """
 
     code = "InvalidAnnotation"
 

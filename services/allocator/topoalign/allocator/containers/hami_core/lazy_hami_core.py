@@ -84,6 +84,6 @@ class SharedFilesOnDemand:
         return ServiceMetric(
             "counter",
             "topoalign_allocator_hami_core_unusable_files",
-            "Files of containers under the limiter hami-core that are not what its library writes, in all readings.",
+            "Files of HAMi-core in containers that were unusable, counted at each reading.",
             lambda: cached["_files"].refused if "_files" in cached else 0,
         )

@@ -47,7 +47,9 @@ class LimiterOnDemand:
 
     def figure(self) -> ServiceMetric:
         """How many registrations were refused, for /metrics."""
-        help_text = "Refused registrations on vcuda.sock, of processes outside the container that has these units."
+        help_text = (
+            "Registrations on vcuda.sock that were refused: the process was not in the container with these units."
+        )
         cached: dict[str, VcudaLimiter] = self.__dict__
         return ServiceMetric(
             "counter",

@@ -313,5 +313,5 @@ def combine_links(files: Topology, gpus: tuple[Gpu, ...], connections: Connectio
         pcie = level or (drawn.pcie if drawn is not None else None)
         nvlinks = connections.nvlinks.pairs.get((a, b), 0)
         if pcie is not None or nvlinks:
-            links.append(Link(a=a, b=b, pcie=pcie, nvlinks=nvlinks))
+            links.append(Link(a=a, b=b, pcie=pcie, fabric_links=nvlinks))
     return tuple(links)

@@ -80,7 +80,7 @@ class NvLinkTable:
 
     def add_nvlink_counts(self, gpu: Gpu) -> Gpu:
         """Adds the numbers of its NVLinks to a GPU."""
-        return replace(gpu, nvswitch_links=self.to_switch.get(gpu.id, 0), nvlinks_down=self.down.get(gpu.id, 0))
+        return replace(gpu, switch_links=self.to_switch.get(gpu.id, 0), links_down=self.down.get(gpu.id, 0))
 
 
 def read_ends(nvml: Library, device: Handle) -> list[End]:

@@ -78,7 +78,11 @@ class NodeForbidden(NoFit):
 
 
 class OtherScheduler(NoFit):
-    """Raised for a pod of another scheduler."""
+    """
+    Raised for a pod that names another scheduler.
+
+    Remedy: Nothing: the other scheduler binds it.
+    """
 
     code = "OtherScheduler"
 
@@ -120,7 +124,11 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class PodGone(NoFit):
-    """Raised for a pod that is deleted, being deleted, or replaced by another one of the same name."""
+    """
+    Raised for a pod that is deleted, or replaced by another one of the same name.
+
+    Remedy: Nothing.
+    """
 
     code = "PodGone"
 
@@ -129,7 +137,11 @@ class PodGone(NoFit):
 
 
 class BoundElsewhere(NoFit):
-    """Raised for a pod that is bound to another node already."""
+    """
+    Raised for a pod that is bound to another node already.
+
+    Remedy: Nothing.
+    """
 
     code = "BoundElsewhere"
 
@@ -138,7 +150,11 @@ class BoundElsewhere(NoFit):
 
 
 class NodeRefuses(NoFit):
-    """Raised if the node would refuse the pod, although the view of the cluster lets it pass."""
+    """
+    Raised when the node would refuse the pod although the registry expected it to fit.
+
+    Remedy: Nothing: the scheduler tries again.
+    """
 
     code = "NodeRefuses"
 
@@ -151,8 +167,11 @@ class NodeRefuses(NoFit):
 
 class PodsPending(NoFit):
     """
-    Raised if other pods of the node must be handled first: they are bound and must be admitted, or their end could lead the
-    kubelet to refuse the pod. The pod's reservation stays.
+    Raised when other pods of the node must be admitted or must end first.
+
+    Their end could lead the kubelet to refuse the pod. The pod's reservation stays.
+
+    Remedy: Nothing: the scheduler tries again.
     """
 
     code = PODS_PENDING
@@ -165,7 +184,11 @@ class PodsPending(NoFit):
 
 
 class BindUnknown(Unavailable):
-    """Raised if it is not known at the deadline whether a pod is bound."""
+    """
+    Raised when it is not known at the deadline whether the pod is bound.
+
+    Remedy: Nothing: the scheduler tries again.
+    """
 
     code = "BindUnknown"
 

@@ -10,7 +10,7 @@ import anyio
 import structlog
 from anyio import to_thread
 from anyio.abc import TaskStatus
-from prometheus_client import Histogram
+from prometheus_client import CollectorRegistry, Histogram
 
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.ports import Clock
@@ -191,9 +191,14 @@ READINESS = "scheduler"
 DRAIN_SECONDS = 5.0
 """For which calls are answered after SIGTERM: more than the 4 s after which a bind is given up."""
 
-HELP = "How long calls of the scheduler took, from the end of the question to its answer."
+HELP = "Time of a call of the scheduler, from the end of the request to the answer."
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 """A scheduler waits for five."""
+
+
+def call_seconds(registry: CollectorRegistry) -> Histogram:
+    """The metric of the time that calls take."""
+    return Histogram("topoalign_scheduler_call_seconds", HELP, ["call"], buckets=SECONDS, registry=registry)
 
 
 async def serve_scheduler(
@@ -216,7 +221,7 @@ async def serve_scheduler(
     assert settings.scheduler_port is not None, "there is a port"
     context.drain.seconds = DRAIN_SECONDS
     version = parse_kubernetes_version(settings.scheduler_kubernetes)
-    seconds = Histogram("topoalign_scheduler_call_seconds", HELP, ["call"], buckets=SECONDS, registry=context.metrics)
+    seconds = call_seconds(context.metrics)
     extender = Extender(
         scheduling, binder, lambda: version or kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
     )

@@ -159,7 +159,11 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class QuotasUnknown(Unavailable):
-    """Raised while the quotas are not known."""
+    """
+    Raised while the ResourceQuotas are not read yet.
+
+    Remedy: Wait; if it stays so, let the registry list and watch `resourcequotas`.
+    """
 
     code = "QuotasUnknown"
 

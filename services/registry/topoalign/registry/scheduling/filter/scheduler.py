@@ -108,7 +108,13 @@ GANGS_KEPT = 256
 
 
 class NotReadYet(Unavailable):
-    """Raised while data that an answer depends on is missing: the scheduler has to call again."""
+    """
+    Raised while data that an answer depends on is missing.
+
+    The scheduler has to call again.
+
+    Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
+    """
 
     code = "NotReadYet"
 

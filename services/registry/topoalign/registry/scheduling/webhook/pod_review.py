@@ -50,7 +50,13 @@ Warn = Callable[[Mapping[str, str], Mapping[ResourceName, str]], tuple[str, ...]
 
 
 class Forbidden(BadRequest):
-    """Raised for a field that no pod may have when it is created; `field` is its path."""
+    """
+    Raised for a field that no pod may have when it is created.
+
+    `field` is its path.
+
+    Remedy: Remove the field from the manifest.
+    """
 
     code = "Forbidden"
 
