@@ -17,11 +17,11 @@ from topoalign.allocator.requests.predictions import Predictions
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.device_lists import gpu_lists, lists_asked
-from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.pod_demand import ContainerDemand, read_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import AllocateRequest, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
@@ -68,6 +68,10 @@ def asking(name: str, *containers: ContainerRequest, init: tuple[ContainerReques
 
 def wants(*resources: ResourceName, name: str = "main") -> ContainerRequest:
     return container(name, others={str(resource): 1 for resource in resources})
+
+
+def demand_of(asked: ContainerRequest) -> ContainerDemand:
+    return read_pod(asking("a", asked), AdmissionRules()).containers[0]
 
 
 def reserve(it: Node, pod: str, **devices: dict[ResourceName, tuple[DeviceID, ...]]) -> None:
@@ -207,9 +211,9 @@ def test_units_of_both_kinds_are_one_list_and_others_are_several() -> None:
     cores, memory = (each for each in units.offers_of if each != GPU)
 
     assert {GPU, cores} == {*gpu_lists(units)}
-    assert () == lists_asked(units, wants(cores, memory))
-    assert (GPU, LARGE) == lists_asked(TWO_MODELS, wants(GPU, LARGE, NIC))
-    assert () == lists_asked(TWO_NICS, wants(GPU, NIC, OTHER_NIC))
+    assert () == lists_asked(units, demand_of(wants(cores, memory)))
+    assert (GPU, LARGE) == lists_asked(TWO_MODELS, demand_of(wants(GPU, LARGE, NIC)))
+    assert () == lists_asked(TWO_NICS, demand_of(wants(GPU, NIC, OTHER_NIC)))
 
 
 async def test_units_of_one_gpu_follow_one_another() -> None:

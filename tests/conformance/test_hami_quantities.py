@@ -2,9 +2,9 @@
 
 import pytest
 
-from topoalign.core.demand.shares import NO_DEFAULTS, UNSET, Defaults, HamiRequest
+from topoalign.core.demand.shares import UNSET, HamiRequest
 from topoalign.core.model.ids import ResourceName
-from topoalign.tools.conformance.hami_quantities import plain_integer, read_request
+from topoalign.tools.conformance.hami_quantities import NO_DEFAULTS, Defaults, plain_integer, read_request
 
 NOTHING = HamiRequest()
 

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.shares import UNSET, Defaults, HamiRequest, read_hami_request
+from topoalign.core.demand.shares import UNSET, HamiRequest, read_hami_request
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.device_offers import Slots
+from topoalign.tools.conformance.hami_quantities import Defaults, read_request
 
 SLOTS = Slots()
 Amounts = dict[ResourceName, int]
@@ -53,7 +54,7 @@ def reference(limits: Amounts, requests: Amounts, default: Defaults, card: int) 
 @settings(max_examples=200, deadline=None)
 @given(amounts, amounts, defaults, st.integers(0, 100_000))
 def test_a_request_is_read_as_the_rule_says(limits: Amounts, requests: Amounts, default: Defaults, card: int) -> None:
-    found = read_hami_request(GPU, SLOTS, limits, requests, default)
+    found = read_request(limits, requests, default)
 
     assert reference(limits, requests, default, card) == (found.count, found.memory_of(card), found.cores)
 

@@ -10,13 +10,13 @@ from unit_support import CORES, KUBELET, MEMORY, asks, holds, in_units
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.node_decisions import Nodes
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
-from topoalign.core.sharing.shared_gpus import ShareRequest
 from topoalign.core.state.fold import NodeState
 from topoalign.tools.conformance.gaia_admission import AdmissionNodeCase, Pod, PromisedAmounts, promise
 
@@ -74,7 +74,7 @@ def test_nodes_are_ranked_as_gpu_admission_tries_them(held: list[Held], names: l
         )
         for name, of in zip(names, held, strict=False)
     ]
-    found = promise(promises, [ShareRequest(cores=1, memory=MEMORY_BLOCK)])
+    found = promise(promises, [Amount(cores=1, memory=MEMORY_BLOCK)])
     by_hand = sorted(
         (
             sum(100 - cores for cores, _ in of),
@@ -119,7 +119,7 @@ def test_pods_that_gpu_admission_lets_go_anywhere_find_all_nodes_equal() -> None
 def test_a_node_without_gpus_in_units_comes_last() -> None:
     """gpu-admission says of it that it has no GPU."""
     bare = msgspec.structs.replace(node(machine()), node=NodeName("a"))
-    need = (ShareRequest(cores=1, memory=1),)
+    need = (Amount(cores=1, memory=1),)
     nodes = (bare, state_of("b", [(0, 0)]))
 
     assert [0, 10] == SCORER.scores([SCORER.key(each.hardware, need, SCORER.left(each, KUBELET)) for each in nodes])

@@ -24,7 +24,7 @@ from unit_support import BEST, DGX, KUBELET, admitted, refused
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.feasibility import machine_key
-from topoalign.core.demand.shares import slots_asked
+from topoalign.core.demand.shares import share_in_slots
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import AllocationGranted
@@ -369,7 +369,7 @@ def test_amounts_of_gpus_are_those_of_hami(gpus: int, memory: int, percentage: i
     """Memory counts before a percentage, and without either it is all of a GPU's."""
     mib = memory or EACH * (percentage or 100) // 100
 
-    asked = slots_asked(in_slots(DGX), {GPU: gpus, MEMORY: memory, PERCENTAGE: percentage, CORES: cores})
+    asked = share_in_slots(in_slots(DGX), {GPU: gpus, MEMORY: memory, PERCENTAGE: percentage, CORES: cores})
 
     assert asked is not None
     assert gpus == asked.gpus

@@ -24,9 +24,10 @@ from unit_support import (
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import has_its_own, reserved_for
-from topoalign.core.demand.shares import Share, gpus_with_room, read_gpu_count
+from topoalign.core.demand.shares import Share, enough, read_gpu_count, share_of_units
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
@@ -34,7 +35,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.sharing.choosers import units_on
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import UnitsLeft
+from topoalign.core.state.share_amounts import NONE_HELD, ShareLeft
 from topoalign.machines import load_machine
 
 BLOCKS = 60
@@ -212,10 +213,17 @@ def test_too_few_gpus_with_enough_left_are_told_of(rules: AdmissionRules) -> Non
 
 def test_whole_gpus_with_too_little_memory_have_no_room() -> None:
     """A container may ask for whole GPUs by the memory of the largest."""
-    left = {DeviceID(f"GPU-{n}"): UnitsLeft(100, blocks, blocks, 0, True) for n, blocks in enumerate((40, 60))}
+    empty = [
+        ShareLeft(offered=Amount(cores=100, memory=blocks * MEMORY_BLOCK), held=NONE_HELD, sharers=0, usable=True)
+        for blocks in (40, 60)
+    ]
 
-    assert (DeviceID("GPU-1"),) == gpus_with_room(left, Share(100, 50))
-    assert 2 == len(gpus_with_room(left, Share(200, 80)))
+    assert [False, True] == [enough(each, units(100, 50)) for each in empty]
+    assert [True, True] == [enough(each, units(200, 80)) for each in empty]
+
+
+def units(cores: int, blocks: int) -> Share:
+    return share_of_units(Amount(cores=cores, memory=blocks * MEMORY_BLOCK))
 
 
 def test_what_is_spread_is_to_be_given_as_it_is_reserved() -> None:

@@ -11,6 +11,7 @@ from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.sharing.reserved_shares import with_reserved_shares
 from topoalign.core.state.node_reservations import NodeReservations, reservation_of
 
@@ -84,5 +85,5 @@ def test_reserved_units_that_are_taken_over_are_held_once() -> None:
     held = with_reserved_shares(state, NodeReservations().apply(said, 1, 0.0), 0.0)
 
     (gpu,) = {state.hardware.card_of(unit) for unit in allocations[0].device_ids}
-    before, left = state.ownership.units_left[gpu], held.ownership.units_left[gpu]
-    assert (40, before.blocks - 10) == (left.cores, left.blocks)
+    before, left = state.ownership.units_left[gpu].left, held.ownership.units_left[gpu].left
+    assert (40, before.memory - 10 * MEMORY_BLOCK) == (left.cores, left.memory)

@@ -15,7 +15,7 @@ from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.device_offers import Offer
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState
 
@@ -127,7 +127,7 @@ def test_units_that_were_taken_over_are_held_once() -> None:
 
     left = state.ownership.units_left[state.hardware.gpus[0].id]
 
-    assert (50, 160 - 30) == (left.cores, left.blocks)
+    assert (50, 160 - 30) == (left.left.cores, left.left.memory // MEMORY_BLOCK)
     assert isinstance(admit(state, pod(asks(50, 130), name="pod-2"), BEST), Admission)
     assert isinstance(admit(state, pod(asks(51, 10), name="pod-2"), BEST), Refusal)
 

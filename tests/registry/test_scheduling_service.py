@@ -103,7 +103,7 @@ async def test_a_node_is_offered_again_when_its_allocations_are_certain_although
         await world.say(*world.says.admit(pod(container("main", gpus=1)), "a"))
         uncertain = scheduling.view.nodes[NODE].refusal
         offered = list[NodeName]()
-        scheduling.view.offered = offered.append
+        scheduling.view._offered = offered.append
         await world.rounds(4)
 
         assert "DuplicateAgent" == uncertain

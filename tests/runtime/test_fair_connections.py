@@ -312,3 +312,16 @@ async def test_what_nobody_waits_for_ends_but_what_has_effects(server: Server, p
         await all_tasks_blocked()
 
     assert (2, 1) == (server.begun, server.ended)
+
+
+@BOTH
+async def test_a_peer_pays_for_the_time_of_its_new_connections(
+    server: Server, protocol: type[FairConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[Peer] = []
+    monkeypatch.setattr(RequestTurns, "charge", lambda self, request, seconds: charged.append(request.peer))
+    async with server.run(protocol):
+        with server.client(HOSTILE, GET % b"/") as client:
+            await server.answer(client)
+
+    assert [(HOSTILE,)] == charged

@@ -122,12 +122,18 @@ class Held(NamedTuple):
 
     peer: Peer
     since: float
+    waited_for: bool
+
+    def is_waited_for(self) -> bool:
+        return self.waited_for
 
 
-@given(st.lists(st.builds(Held, st.sampled_from(PEERS), st.floats(0, 2)), min_size=1, max_size=30))
+@given(st.lists(st.builds(Held, st.sampled_from(PEERS), st.floats(0, 2), st.booleans()), min_size=1, max_size=30))
 def test_the_peer_with_the_most_connections_gives_up_the_slowest(places: list[Held]) -> None:
     closed = first_to_close(places)
     counts = {peer: sum(each.peer == peer for each in places) for peer in PEERS}
 
     assert counts[closed.peer] == max(counts.values())
-    assert not any(each.since < closed.since for each in places if counts[each.peer] == counts[closed.peer])
+    others = [each for each in places if counts[each.peer] == counts[closed.peer]]
+    assert closed.waited_for or not any(each.waited_for for each in others)
+    assert not any(each.since < closed.since for each in others if each.waited_for == closed.waited_for)

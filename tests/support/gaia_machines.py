@@ -3,8 +3,8 @@
 from itertools import combinations
 
 from hypothesis import strategies as st
+from shared_gpu_support import shared_gpu
 
-from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
 BLOCK = 2**28
@@ -53,14 +53,12 @@ def card_lists(draw: st.DrawFn, count: int) -> list[SharedGpu]:
 def cards(draw: st.DrawFn, index: int, minor: int) -> SharedGpu:
     """A card with few different amounts, so that many cards are equal."""
     cores, memory = draw(st.sampled_from([(0, 0), (0, 0), (0, 0), (0, 1), (30, 1), (30, 2), (80, 3), (100, 4)]))
-    return SharedGpu(
-        device=DeviceID(f"GPU-{index}"),
-        index=index,
+    return shared_gpu(
+        index,
+        4 * BLOCK + draw(st.sampled_from([0, 1])),
+        cores,
+        memory * BLOCK,
         minor=minor,
-        memory=4 * BLOCK + draw(st.sampled_from([0, 1])),
-        healthy=draw(st.integers(0, 9)) > 0,
-        cores_held=cores,
-        memory_held=memory * BLOCK,
+        usable=draw(st.integers(0, 9)) > 0 and (cores < 100 or draw(st.booleans())),
         processes=draw(st.integers(0, 1)),
-        exclusive=cores == 100 and draw(st.booleans()),
     )

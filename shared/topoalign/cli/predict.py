@@ -94,7 +94,7 @@ class Described:
         passed_over = explain_unavailable_resources(demand, machine.topology, node.registered)
         decision = with_unserved(explain_decision(node.state, demand), unserved_names(demand, machine.topology))
         starting = unsettled_reason(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
-        lists = list_notes(machine.topology, pod) if plugin.by_variable_alone else ()
+        lists = list_notes(machine.topology, demand) if plugin.by_variable_alone else ()
         notes = [taken, *found, *node.findings, amounts_note(node.state), starting, *passed_over, *lists]
         return node.state.node, with_notes(decision, tuple(filter(None, notes))), machine.topology
 

@@ -23,7 +23,7 @@ from topoalign.cli.formatting import Count
 from topoalign.client.stored_records import read_cluster
 from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits, Taint
-from topoalign.core.demand.pod_demand import read_pod
+from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.shares import asks_for_both_halves
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
 from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, RefusalReason
@@ -33,7 +33,7 @@ from topoalign.core.diagnosis.node_records import LONGEST_LINE, ClusterRecord, d
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
+from topoalign.core.model.requests import Mode, PodRequest
 from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod, offers_of_machines
@@ -43,7 +43,6 @@ from topoalign.runtime.clock import SystemClock
 MOST_ROWS = 20
 """Nodes that are listed for people; --json has all."""
 MOST_PODS = 100_000
-KUBELET = AdmissionRules(mode=Mode.KUBELET)
 FILE = click.Path(path_type=Path)
 SCORINGS = [each.value for each in Scoring]
 
@@ -114,11 +113,11 @@ def ask_cluster(
         record, why_not_applied = with_node_objects(record, whole.from_file)
     if why_not_applied:
         output.note(f"labels, taints and cordons of the nodes were not looked at: {why_not_applied}")
-    check_in_cluster(pod, record, rules)
+    demand = check_in_cluster(pod, record, rules)
     scorer = scorer_by_name(Scoring(whole.scoring or Scoring.QUALITY), NodePacking.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
     answer = diagnose(Nodes(record, constraints), pod, scorer, rules, whole.pods or 1, seams=shown)
-    if answer.fit and is_by_halves(record, pod, rules):
+    if answer.fit and is_by_halves(record, demand, rules):
         output.note(f"note: {HALVES_BY_RESERVATION}")
     if whole.snapshot is not None:
         with whole.snapshot.open("wb") as file:
@@ -127,12 +126,11 @@ def ask_cluster(
     return record, answer
 
 
-def is_by_halves(record: ClusterRecord, pod: PodRequest, rules: Changes) -> bool:
+def is_by_halves(record: ClusterRecord, demand: PodDemand, rules: Changes) -> bool:
     """Whether the kubelets of these nodes make separate calls for the units of one GPU that the pod needs."""
     machines = [each.topology.topology for each in record.nodes if each.topology is not None]
-    asked = [each.limits for each in (*pod.init_containers, *pod.containers)]
     return rules.get("mode") != Mode.BEST and any(
-        asks_for_both_halves(machine, limits) for machine in machines for limits in asked
+        asks_for_both_halves(machine, each.devices) for machine in machines for each in demand.containers
     )
 
 
@@ -152,8 +150,10 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
     return record, "" if record.has_traits else "kubectl shows none of these nodes"
 
 
-def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> None:
+def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> PodDemand:
     """
+    The demand of the pod.
+
     Raises InvalidField and NoFit as the filter does for a pod that no node would take, by the hardware of all nodes, also of
     those that do not answer; and UnservedResource for devices that none of them serves.
     """
@@ -162,13 +162,14 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     offers = offers_of_machines(machine.shape for machine in machines)
     kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
     compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
-    check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
+    demand = check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
     served = served_in_cluster(record)
-    if served is not None and (names := asked_names(read_pod(pod, KUBELET)) - served):
+    if served is not None and (names := asked_names(demand) - served):
         raise UnservedResource(pod, names, served)
     for warning in warnings_of(pod.annotations, paths_of_limits(pod), served or offers.names):
         output.note(f"note: {warning}")
-    check_gpus_known(pod, {gpu.id for machine in machines for gpu in machine.gpus}, offers.slots, offers.otherwise)
+    check_gpus_known(demand, {gpu.id for machine in machines for gpu in machine.gpus}, offers.slots, offers.otherwise)
+    return demand
 
 
 def served_in_cluster(record: ClusterRecord) -> set[ResourceName] | None:

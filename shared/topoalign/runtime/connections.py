@@ -14,7 +14,6 @@ import asyncio
 import resource
 from collections.abc import Collection
 from contextlib import suppress
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -69,12 +68,16 @@ class FairConnection(asyncio.Protocol):
         self.app = self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Accepts the connection; at the limit, one of the peer with the most connections is closed."""
+        """
+        Accepts the connection; at the limit, one of the peer with the most connections is closed. The peer is charged for
+        the time that this takes.
+        """
+        self.since = self.loop.time()
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=1)  # else a little that is unread would be noticed by nobody
         self.peer = peer_of(transport)
-        self.since = self.loop.time()
         make_room(self.connections)
+        self._turns.charge(Working(self.peer, self._turns), self.loop.time() - self.since)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the work on its request."""
@@ -158,12 +161,8 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
 
 def make_room(connections: Collection[Any]) -> None:
     """Closes a connection of a server if there are more than allowed."""
-    if len(connections) <= most():
-        return
-    for each in connections:
-        if not each.is_waited_for():
-            each.since = inf  # until the request is answered
-    first_to_close(connections).end()
+    if len(connections) > most():
+        first_to_close(connections).end()
 
 
 def most() -> int:

@@ -95,7 +95,10 @@ class ServedConnection(Protocol):
 
     @property
     def since(self) -> float:
-        """When the server began to wait for the peer; infinite where it does not wait."""
+        """When the server began to wait for the peer, if it does."""
+
+    def is_waited_for(self) -> bool:
+        """Whether the server waits for the peer."""
 
 
 P = TypeVar("P", bound=ServedConnection)
@@ -105,4 +108,5 @@ def first_to_close(places: Collection[P]) -> P:
     """The connection that makes room for others. At least one is needed."""
     held = Counter(map(attrgetter("peer"), places))
     most = max(held.values())
-    return min((each for each in places if held[each.peer] == most), key=attrgetter("since"))
+    order = sorted((each for each in places if held[each.peer] == most), key=attrgetter("since"))
+    return next((each for each in order if each.is_waited_for()), order[0])

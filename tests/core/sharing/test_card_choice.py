@@ -2,21 +2,23 @@
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seam_reference import naive_rank
+from shared_gpu_support import shared_gpu
 
 from topoalign.core.demand.share_annotations import ANY_GPU, GpuOrder, GpuRules, Selection, Weights
+from topoalign.core.demand.shares import Share
 from topoalign.core.model.errors import NoFit
-from topoalign.core.model.ids import DeviceID
 from topoalign.core.placement.gpus.seam import Scores, gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import by_topology
 from topoalign.core.sharing.choice import choose_gpus
-from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.machines import load_machine
 
 GIB = 2**30
@@ -29,18 +31,9 @@ APART = {"gpu0": (90, 1), "gpu1": (30, 1), "gpu4": (30, 1), "gpu5": (90, 1)}
 """Of the cards in use 1 and 4 have room, which are on two sockets; the two pairs left are whole."""
 
 
-def card(index: int, cores: int = 0, used: int = 0, **more: object) -> SharedGpu:
+def card(index: int, cores: int = 0, used: int = 0, *, memory: int = 8 * GIB, **more: Any) -> SharedGpu:
     """A card of 8 GiB with so many cores and bytes held."""
-    held = SharedGpu(
-        device=DeviceID(f"GPU-{index}"),
-        index=index,
-        minor=index,
-        model="NVIDIA H100 80GB HBM3",
-        memory=8 * GIB,
-        cores_held=cores,
-        memory_held=used,
-    )
-    return msgspec.structs.replace(held, **more)
+    return shared_gpu(index, memory, cores, used, **{"model": "NVIDIA H100 80GB HBM3", **more})
 
 
 @st.composite
@@ -54,11 +47,10 @@ def cards(draw: st.DrawFn, index: int) -> SharedGpu:
         numa_node=draw(st.sampled_from([0, 0, 1, None])),
         memory=(8 * GIB) + draw(st.sampled_from([0, 1, 8 * GIB])),
         model=draw(st.sampled_from(["NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"])),
-        healthy=draw(st.integers(0, 9)) > 0,
-        slots=slots,
-        slots_held=draw(st.integers(0, slots)) if cores else 0,
+        usable=draw(st.integers(0, 9)) > 0 and (cores < 100 or draw(st.booleans())),
+        all_slots=slots,
+        sharers=draw(st.integers(1, max(1, slots))) if cores or memory else 0,
         processes=draw(st.integers(0, 1)),
-        exclusive=cores == 100 and draw(st.booleans()),
     )
 
 
@@ -68,7 +60,6 @@ def all_rules(draw: st.DrawFn) -> GpuRules:
     return GpuRules(
         types=Selection(*draw(st.sampled_from([(None, None), (None, None), (("h100",), None), (None, ("A100",))]))),
         uuids=Selection(draw(st.sampled_from(lists[:3])), draw(st.sampled_from([None, None, ("GPU-0",)]))),
-        cordoned=frozenset(draw(st.sampled_from([(), (), (DeviceID("GPU-1"),)]))),
         mutex=draw(st.integers(0, 4)) == 0,
         numa_bind=draw(st.booleans()),
         order=draw(st.sampled_from(GpuOrder)),
@@ -86,30 +77,27 @@ def machines(draw: st.DrawFn) -> tuple[list[SharedGpu], list[list[int]]]:
 
 
 requests = st.builds(
-    ShareRequest,
+    lambda gpus, cores, memory: Share(gpus, cores, memory),
     cores=st.sampled_from([0, 20, 40, 50, 100, 100]),
     memory=st.sampled_from([1, GIB, 7 * GIB, 12 * GIB]),
-    cards=st.integers(1, 3),
+    gpus=st.integers(1, 3),
 )
 
 
 class Reference:
     """The rule read one sentence after another; all subsets."""
 
-    def __init__(self, held: Sequence[SharedGpu], scores: Scores, request: ShareRequest, rules: GpuRules) -> None:
+    def __init__(self, held: Sequence[SharedGpu], scores: Scores, request: Share, rules: GpuRules) -> None:
         self.held, self.scores, self.request, self.rules = held, scores, request, rules
         self.whole = request.cores == 100
-        self.free = {
-            at for at, each in enumerate(held) if is_unused(each) and each.healthy and each.device not in rules.cordoned
-        }
+        self.free = {at for at, each in enumerate(held) if is_unused(each)}
 
     def accepts(self, each: SharedGpu) -> bool:
         """Whether the lists, the health and the cordon let the card be chosen."""
         types, uuids = self.rules.types, self.rules.uuids
         model = each.model.lower()
         return (
-            each.healthy
-            and each.device not in self.rules.cordoned
+            each.usable
             and (types.wanted is None or any(name.lower() in model for name in types.wanted))
             and not any(name.lower() in model for name in types.unwanted or ())
             and (uuids.wanted is None or each.device in uuids.wanted)
@@ -120,12 +108,11 @@ class Reference:
         if (self.whole or self.rules.mutex) and not is_unused(each):
             return False
         if self.whole:
-            return each.memory >= self.request.memory
+            return each.offered.memory >= self.request.memory
         return (
-            not each.exclusive
-            and each.cores - each.cores_held >= (self.request.cores or 1)
-            and each.memory - each.memory_held >= self.request.memory
-            and (each.slots == 0 or each.slots > each.slots_held)
+            each.offered.cores - each.held.cores >= (self.request.cores or 1)
+            and each.offered.memory - each.held.memory >= self.request.memory
+            and (each.all_slots == 0 or each.all_slots > each.sharers)
         )
 
     def allowed(self, members: Answer) -> bool:
@@ -140,8 +127,8 @@ class Reference:
         """What is compared: for one card or by fullness the cards first, else links first."""
         held, order = [self.held[at] for at in members], self.rules.order
         least = (
-            sum(each.cores - each.cores_held for each in held),
-            sum((each.memory - each.memory_held) // BLOCK for each in held),
+            sum(each.offered.cores - each.held.cores for each in held),
+            sum((each.offered.memory - each.held.memory) // BLOCK for each in held),
             sum(each.processes for each in held),
         )
         links = naive_rank(self.scores, self.scores, members, self.free)[:-1]
@@ -156,26 +143,24 @@ class Reference:
 
     def fullness(self, each: SharedGpu) -> float:
         weights, asked = self.rules.weights, self.request
-        slots = weights.slot * (each.slots_held + 1) / each.slots if each.slots else 0
-        cores = weights.core * (each.cores_held + asked.cores) / each.cores
-        return slots + cores + weights.memory * (each.memory_held + asked.memory) / each.memory
+        slots = weights.slot * (each.sharers + 1) / each.all_slots if each.all_slots else 0
+        cores = weights.core * (each.held.cores + asked.cores) / each.offered.cores
+        return slots + cores + weights.memory * (each.held.memory + asked.memory) / each.offered.memory
 
     def answer(self) -> Answer | None:
         """The best of all sets of this many cards; None if none will do."""
-        sets = [m for m in combinations(range(len(self.held)), self.request.cards) if self.allowed(m)]
+        sets = [m for m in combinations(range(len(self.held)), self.request.gpus) if self.allowed(m)]
         return min(sets, key=self.rank, default=None)
 
 
 def is_unused(each: SharedGpu) -> bool:
-    return not each.exclusive and each.cores_held == each.memory_held == each.slots_held == 0
+    return each.usable and each.held.cores == each.held.memory == each.sharers == 0
 
 
-def answer(
-    held: Sequence[SharedGpu], scores: Scores, request: ShareRequest, rules: GpuRules = ANY_GPU
-) -> Answer | None:
+def answer(held: Sequence[SharedGpu], scores: Scores, request: Share, rules: GpuRules = ANY_GPU) -> Answer | None:
     """The indexes of the cards that are given; None if the request is refused."""
     try:
-        return tuple(each.index for each in choose_gpus(held, request, SetScorer(scores), rules))
+        return tuple(each.index for each in choose_gpus(held, request._replace(rules=rules), SetScorer(scores)))
     except NoFit:
         return None
 
@@ -183,7 +168,7 @@ def answer(
 @settings(max_examples=200, deadline=None)
 @given(machines(), requests, all_rules())
 def test_the_cards_are_those_that_trying_all_subsets_finds(
-    machine: tuple[list[SharedGpu], list[list[int]]], request: ShareRequest, rules: GpuRules
+    machine: tuple[list[SharedGpu], list[list[int]]], request: Share, rules: GpuRules
 ) -> None:
     held, scores = machine
 
@@ -197,8 +182,8 @@ def test_whole_cards_of_equal_nodes_are_those_with_the_lowest_indexes() -> None:
     assert (0, 1) == answer(held, same, share(100, cards=2), GpuRules(numa_bind=True))
 
 
-def share(cores: int = 20, memory: int = GIB, cards: int = 1) -> ShareRequest:
-    return ShareRequest(cores=cores, memory=memory, cards=cards)
+def share(cores: int = 20, memory: int = GIB, cards: int = 1) -> Share:
+    return Share(cards, cores, memory)
 
 
 def held_on(machine: Scores, **used: tuple[int, int]) -> list[SharedGpu]:
@@ -222,7 +207,7 @@ def held_on(machine: Scores, **used: tuple[int, int]) -> list[SharedGpu]:
         pytest.param({"gpu2": (30, 1), "gpu3": (30, 1), "gpu4": (60, 1)}, share(cards=2), (2, 3), id="linked, in use"),
     ],
 )
-def test_on_linked_pairs(used: dict[str, tuple[int, int]], request_: ShareRequest, expected: Answer) -> None:
+def test_on_linked_pairs(used: dict[str, tuple[int, int]], request_: Share, expected: Answer) -> None:
     assert expected == answer(held_on(PAIRS, **used), PAIRS, request_)
 
 
@@ -231,7 +216,6 @@ def test_looks_inside_the_node_for_whole_cards() -> None:
     scores = [[0 if a == b else 50 if a // 2 == b // 2 else 30 for b in range(6)] for a in range(6)]
     held = held_on(scores, gpu1=(1, 0))
 
-    assert (2, 3, 4, 5) == answer(held, scores, share(400, 0))
     assert (2, 3, 4, 5) == answer(held, scores, share(100, 0, cards=4))
     assert (0,) == answer(held, scores, share(100))
 
@@ -241,15 +225,14 @@ def test_whole_cards_are_those_of_policy_topology() -> None:
     free = (0, 1, 2, 3, 5, 6)
 
     assert [by_topology(SetScorer(PAIRS), free, (), size) for size in (1, 2, 3, 4)] == [
-        answer(held, PAIRS, share(100 * size, 0)) for size in (1, 2, 3, 4)
+        answer(held, PAIRS, share(100, 0, cards=size)) for size in (1, 2, 3, 4)
     ]
 
 
 def test_cards_that_nobody_may_get_are_not_spared() -> None:
-    """GPU 5 is cordoned or ill, so nobody can get the pair of GPUs 4 and 5 whole: a share breaks nothing on GPU 4."""
-    ill = [msgspec.structs.replace(each, healthy=each.index != 5) for each in held_on(PAIRS)]
+    """GPU 5 is ill, so nobody can get the pair of GPUs 4 and 5 whole: a share breaks nothing on GPU 4."""
+    ill = [msgspec.structs.replace(each, usable=each.index != 5) for each in held_on(PAIRS)]
 
-    assert (4,) == answer(held_on(PAIRS), PAIRS, share(), GpuRules(cordoned=frozenset([DeviceID("GPU-5")])))
     assert (4,) == answer(ill, PAIRS, share())
     assert (0,) == answer(held_on(PAIRS), PAIRS, share())
 
@@ -265,12 +248,10 @@ def test_of_equally_connected_cards_those_with_the_least_left_are_taken() -> Non
 
 def test_memory_that_differs_by_pages_is_equal() -> None:
     """Of two unused cards the one that breaks no pair is taken, though the other has a page less."""
-    held = [card(0, memory=0), card(1, memory=0), card(2, memory=0)]
-    held[0] = msgspec.structs.replace(held[0], memory=8 * GIB + 4096)
-    held[1] = msgspec.structs.replace(held[1], memory=8 * GIB + 4095)
+    held = [card(index, memory=8 * GIB + spare) for index, spare in enumerate((4096, 4095, 8192))]
     scores = [[0, 250, 10], [250, 0, 10], [10, 10, 0]]
 
-    assert (2,) == answer([held[0], held[1], msgspec.structs.replace(held[2], memory=8 * GIB + 8192)], scores, share())
+    assert (2,) == answer(held, scores, share())
 
 
 @pytest.mark.parametrize(
@@ -295,12 +276,12 @@ def test_many_cards_are_compared_within_bounds() -> None:
     scores = [[0 if a == b else 250 if a // 2 == b // 2 else 10 for b in range(40)] for a in range(40)]
     held = [card(i, 30 if i % 4 < 2 else 0, GIB if i % 4 < 2 else 0) for i in range(40)]
     uneven = [card(i, (0, 0, 40, 30)[i % 4], (0, 0, 1, 1)[i % 4] * GIB) for i in range(40)]
-    fuller = [msgspec.structs.replace(each, cores_held=60) if each.index in (8, 12) else each for each in held]
+    fuller = [card(i, 60, GIB) if i in (8, 12) else each for i, each in enumerate(held)]
 
     assert (0,) == answer(held, scores, share())
     assert (0, 1, 4, 5) == answer(held, scores, share(cards=4))
     assert (2, 3, 6, 7) == answer(uneven, scores, share(cards=4))
     assert (2,) == answer(held, scores, share(80))
-    assert (2, 3) == answer(held, scores, share(200))
+    assert (2, 3) == answer(held, scores, share(100, cards=2))
     assert (2, 3) == answer(held, scores, share(80, cards=2))
     assert (8, 9, 12) == answer(fuller, scores, share(cards=3), GpuRules(order=GpuOrder.BINPACK))

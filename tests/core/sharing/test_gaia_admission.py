@@ -2,11 +2,12 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_gpu_support import shared_gpu
 
-from topoalign.core.model.ids import DeviceID, NodeName
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.gaia import BLOCK
 from topoalign.core.sharing.gaia.admission import MOST_KEPT, AdmissionNode, admission_order_key, place_containers
-from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
 from topoalign.tools.conformance.gaia_admission import (
     AdmissionNodeCase,
     ExpectedPromise,
@@ -115,8 +116,8 @@ def nodes_of(nodes: list[Described]) -> list[AdmissionNodeCase]:
     ]
 
 
-def requests(containers: list[Amounts]) -> list[ShareRequest]:
-    return [ShareRequest(cores=cores, memory=blocks * BLOCK) for cores, blocks in containers]
+def requests(containers: list[Amounts]) -> list[Amount]:
+    return [Amount(cores=cores, memory=blocks * BLOCK) for cores, blocks in containers]
 
 
 @given(described, st.lists(amounts, min_size=1, max_size=3))
@@ -158,8 +159,8 @@ def test_a_pod_of_halves_is_promised_a_node_without_cards() -> None:
 
 
 def test_cards_that_are_unhealthy_are_not_promised() -> None:
-    ill = SharedGpu(device=DeviceID("GPU-0"), index=0, minor=0, memory=BLOCK, healthy=False)
-    well = SharedGpu(device=DeviceID("GPU-1"), index=1, minor=1, memory=BLOCK)
+    ill = shared_gpu(0, BLOCK, usable=False)
+    well = shared_gpu(1, BLOCK)
     found = AdmissionNode(name=NodeName("a"), cards=(ill, well))
 
     assert [{0: (1,)}, {0: (1,)}] == [place_containers(found.cards, requests([asked])) for asked in ((20, 1), (100, 0))]
@@ -172,12 +173,7 @@ def test_cards_that_are_unhealthy_are_not_promised() -> None:
 )
 def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], pods: list[list[Amounts]]) -> None:
     """It remembers who finds room: each pod asks twice, the second time when all others have asked."""
-    shared = tuple(
-        SharedGpu(
-            device=DeviceID(str(i)), index=i, minor=i, memory=3 * BLOCK, cores_held=cores, memory_held=held * BLOCK
-        )
-        for i, (cores, held) in enumerate(held_of)
-    )
+    shared = tuple(shared_gpu(i, 3 * BLOCK, cores, held * BLOCK) for i, (cores, held) in enumerate(held_of))
     node = AdmissionNode(name=NodeName("a"), cards=shared)
 
     def fails(containers: list[Amounts]) -> bool:
@@ -192,7 +188,7 @@ def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], 
 
 
 def test_a_node_remembers_room_for_a_limited_number_of_pods() -> None:
-    card = SharedGpu(device=DeviceID("GPU-0"), index=0, minor=0, memory=64 * BLOCK, cores_held=50)
+    card = shared_gpu(0, 64 * BLOCK, 50)
     node = AdmissionNode(name=NodeName("a"), cards=(card,))
     asked = [(cores, 1) for cores in range(1, 100)]
 

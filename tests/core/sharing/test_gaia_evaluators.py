@@ -4,13 +4,14 @@ import pytest
 from gaia_machines import BLOCK, LEVELS, Levels, card_lists, hierarchies
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_gpu_support import shared_gpu
 
 from topoalign.core.model.errors import TopoalignError
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.holdings import Amount
 from topoalign.core.sharing.gaia import evaluators
 from topoalign.core.sharing.gaia.pcie_tree import GpuTree, build_free_tree, build_pcie_tree
 from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
-from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 Cards = tuple[SharedGpu, ...]
 Answer = tuple[int, ...]
@@ -33,7 +34,7 @@ def nodes_of(levels: Levels) -> list[tuple[int, frozenset[int]]]:
 
 
 def is_free(card: SharedGpu) -> bool:
-    return card.healthy and not card.exclusive and card.cores_held == card.memory_held == 0
+    return card.usable and card.held.cores == card.held.memory == 0
 
 
 def free(cards: Cards, members: frozenset[int]) -> int:
@@ -102,8 +103,8 @@ def test_share_gives_the_first_in_order_that_has_enough(
     machine: tuple[Levels, GpuTree], cores: int, memory: int
 ) -> None:
     _, tree = machine
-    order = sorted(tree.cards, key=lambda c: (c.cores_left, c.memory_left // BLOCK, c.processes, c.minor))
-    enough = [card for card in order if card.healthy and card.cores_left >= cores and card.memory_left >= memory]
+    order = sorted(tree.cards, key=lambda c: (c.left.cores, c.left.memory // BLOCK, c.processes, c.minor))
+    enough = [card for card in order if card.left.cores >= cores and card.left.memory >= memory]
 
     assert tuple(enough[:1]) == evaluators.share(tree, cores, memory)
 
@@ -112,24 +113,19 @@ def test_share_gives_the_first_in_order_that_has_enough(
 def test_link_asked_for_one_card_may_give_one_in_use(machine: tuple[Levels, GpuTree]) -> None:
     """An oddity of the original that `evaluate` never meets: a GPU is not asked whether it is in use."""
     _, tree = machine
-    order = sorted(tree.cards, key=lambda c: (c.memory_left // BLOCK, c.processes, c.minor))
+    order = sorted(tree.cards, key=lambda c: (c.left.memory // BLOCK, c.processes, c.minor))
 
     assert (order[0],) == evaluators.choose_linked_gpus(tree, 1)
 
 
 def two_pairs(*, busy: int | None = None, minors: tuple[int, ...] = (0, 1, 2, 3)) -> GpuTree:
     levels = [[0 if a == b else 10 if a // 2 == b // 2 else 50 for b in range(4)] for a in range(4)]
-    cards = [
-        SharedGpu(
-            device=DeviceID(f"GPU-{i}"), index=i, minor=minor, memory=4 * BLOCK, cores_held=10 if i == busy else 0
-        )
-        for i, minor in enumerate(minors)
-    ]
+    cards = [shared_gpu(i, 4 * BLOCK, 10 if i == busy else 0, minor=minor) for i, minor in enumerate(minors)]
     return build_free_tree(build_pcie_tree(levels, [0] * 4), cards)
 
 
 def chosen(tree: GpuTree, cores: int, memory: int = BLOCK) -> list[int]:
-    return [card.minor for card in evaluators.evaluate(tree, ShareRequest(cores=cores, memory=memory))]
+    return [card.minor for card in evaluators.evaluate(tree, Amount(cores=cores, memory=memory))]
 
 
 def test_equal_nodes_go_by_the_lowest_minor_below_them() -> None:
@@ -142,7 +138,7 @@ def test_a_lower_level_counts_more_than_fewer_free_cards() -> None:
     """GPUs 2 and 3 behind several switches are just two; the three behind one switch are nearer to one another."""
     three, two = {0, 1, 4}, {2, 3}
     levels = [[10 if {a, b} <= three else 20 if {a, b} <= two else 50 for b in range(5)] for a in range(5)]
-    cards = [SharedGpu(device=DeviceID(f"GPU-{i}"), index=i, minor=9 - i, memory=BLOCK) for i in range(5)]
+    cards = [shared_gpu(i, BLOCK, minor=9 - i) for i in range(5)]
 
     assert [9, 8] == chosen(build_free_tree(build_pcie_tree(levels, [0] * 5), cards), 200)
 
@@ -178,9 +174,7 @@ def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[To
 def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
     """An oddity of the original: a larger GPU may be given, and a smaller first GPU is what a refusal names."""
     tree = two_pairs()
-    large = build_free_tree(
-        tree.root, [*tree.cards[:3], SharedGpu(device=DeviceID("GPU-3"), index=3, minor=3, memory=9 * BLOCK)]
-    )
+    large = build_free_tree(tree.root, [*tree.cards[:3], shared_gpu(3, 9 * BLOCK)])
 
     assert [3] == chosen(large, 20, 9 * BLOCK)
     with pytest.raises(MemoryAboveGpu, match="has 1024 MiB"):

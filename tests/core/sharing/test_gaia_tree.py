@@ -6,17 +6,17 @@ from itertools import combinations
 from gaia_machines import BLOCK, LEVELS, Levels, hierarchies, odd_levels
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_gpu_support import shared_gpu
 
-from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.gaia.pcie_tree import (
     GaiaTreeNode,
     GpuTree,
     build_free_tree,
     build_pcie_tree,
     occupy,
-    release_amounts,
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
+from topoalign.tools.conformance.gaia import release_amounts
 
 Cluster = tuple[int, frozenset[int]]
 
@@ -88,8 +88,8 @@ def test_a_card_with_all_cores_is_free_though_memory_is_missing() -> None:
     tree = occupy(build_free_tree(build_pcie_tree([[0]], [0]), [card(0)]), 0, 50, 8 * BLOCK)
     back = release_amounts(tree, 0, 50, BLOCK)
 
-    assert [(0, 50), (1, 100)] == [(each.available(each.root), each.cards[0].cores_left) for each in (tree, back)]
-    assert BLOCK == back.cards[0].memory_left
+    assert [(0, 50), (1, 100)] == [(each.available(each.root), each.cards[0].left.cores) for each in (tree, back)]
+    assert BLOCK == back.cards[0].left.memory
     assert 0 == occupy(back, 0, 0, 1).available(back.root)
 
 
@@ -103,7 +103,7 @@ def test_there_may_be_more_than_32_cards() -> None:
 
 
 def card(index: int, memory: int = 8 * BLOCK) -> SharedGpu:
-    return SharedGpu(device=DeviceID(f"GPU-{index}"), index=index, minor=index + 3, memory=memory)
+    return shared_gpu(index, memory, minor=index + 3)
 
 
 def available(tree: GpuTree) -> dict[frozenset[int], int]:
@@ -141,8 +141,8 @@ def test_marks_are_those_of_sets_kept_for_each_node(levels: Levels, ops: list[tu
             elif at in members and cores[at] == 100:
                 left.add(at)
 
-        assert cores == [each.cores_left for each in tree.cards]
-        assert memory == [each.memory_left for each in tree.cards]
+        assert cores == [each.left.cores for each in tree.cards]
+        assert memory == [each.left.memory for each in tree.cards]
         assert {members: len(left) for members, left in free.items()} == available(tree)
 
 
@@ -150,9 +150,9 @@ def test_what_is_held_already_is_not_free() -> None:
     """The tree of a node with allocations: a card with a share, a whole holder or a fault is not given whole."""
     held = [
         card(0),
-        SharedGpu(device=DeviceID("GPU-1"), index=1, minor=4, memory=8, memory_held=1),
-        SharedGpu(device=DeviceID("GPU-2"), index=2, minor=5, memory=8, exclusive=True),
-        SharedGpu(device=DeviceID("GPU-3"), index=3, minor=6, memory=8, healthy=False),
+        shared_gpu(1, 8, memory_held=1),
+        shared_gpu(2, 8, usable=False),
+        shared_gpu(3, 8, usable=False),
     ]
     tree = build_free_tree(build_pcie_tree([[50] * 4] * 4, [0] * 4), held)
 

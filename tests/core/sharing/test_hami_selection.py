@@ -5,12 +5,11 @@ import pytest
 from hami_support import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_gpu_support import shared_gpu
 
 from topoalign.core.demand.share_annotations import type_selection, uuid_selection
-from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.hami.hami_amounts import MIB, HamiShare, to_hami_usage, with_share
 from topoalign.core.sharing.hami.selection import PodRules, read_cordoned_gpus, read_rules
-from topoalign.core.sharing.shared_gpus import SharedGpu
 
 
 @settings(max_examples=200, deadline=None)
@@ -48,28 +47,17 @@ def test_cordoned_cards_are_listed_on_their_node() -> None:
 
 
 def test_our_cards_in_his_amounts() -> None:
-    """Rounded against whoever asks; a whole holder leaves nothing, and an unknown NUMA node is node 0."""
-    card = SharedGpu(
-        device=DeviceID("a"),
-        index=1,
-        minor=3,
-        memory=10 * MIB - 1,
-        slots=4,
-        memory_held=MIB + 1,
-        slots_held=1,
-        cores_held=30,
-    )
+    """Rounded against whoever asks; an unknown NUMA node is node 0."""
+    card = shared_gpu(1, 10 * MIB - 1, 30, MIB + 1, all_slots=4)
     found = to_hami_usage(card)
-    whole = to_hami_usage(SharedGpu(device=DeviceID("a"), index=1, minor=3, memory=9 * MIB, slots=4, exclusive=True))
 
     assert (1, 0, 9, 2, 4, 1, 30) == (
         found.index, found.numa, found.memory, found.used_memory, found.slots, found.used_slots, found.used_cores,
     )  # fmt: skip
-    assert (9, 4, 100) == (whole.used_memory, whole.used_slots, whole.used_cores)
 
 
 def test_a_share_is_added_to_what_is_used() -> None:
-    card = to_hami_usage(SharedGpu(device=DeviceID("a"), index=0, minor=0, memory=9 * MIB, slots=4))
+    card = to_hami_usage(shared_gpu(0, 9 * MIB, all_slots=4))
 
     held = with_share(card, HamiShare(uuid=card.uuid, memory=3, cores=20))
 

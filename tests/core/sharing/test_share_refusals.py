@@ -2,59 +2,40 @@
 
 import msgspec
 import pytest
+from shared_gpu_support import shared_gpu
 
-from topoalign.core.demand.share_annotations import ANY_GPU, GpuRules, Selection
-from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.demand.share_annotations import GpuRules, Selection
+from topoalign.core.demand.shares import Share
+from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.sharing.choice import choose_gpus
 from topoalign.core.sharing.share_refusals import ShareFields
-from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 GIB = 2**30
 PATHS = ShareFields(cores="limits[x/cores]", memory="limits[x/memory]", cards="annotations[x/cards]")
-EMPTY = SharedGpu(device=DeviceID("GPU-0"), index=0, minor=0, model="NVIDIA L4", memory=8 * GIB)
+EMPTY = shared_gpu(0, 8 * GIB, model="NVIDIA L4")
 
 
-def refused(request: ShareRequest, *cards: SharedGpu, rules: GpuRules = ANY_GPU) -> TopoalignError:
+def refused(request: Share, *cards: SharedGpu) -> TopoalignError:
     scores = [[0] * len(cards) for _ in cards]
     with pytest.raises(TopoalignError) as caught:
-        choose_gpus(cards, request, SetScorer(scores), rules, PATHS)
+        choose_gpus(cards, request, SetScorer(scores), PATHS)
     assert caught.value.remedy
     return caught.value
 
 
 def used(cores: int, gib: int = 0, slots: int = 0, held: int = 0) -> SharedGpu:
-    return msgspec.structs.replace(EMPTY, cores_held=cores, memory_held=gib * GIB, slots=slots, slots_held=held)
+    sharers = held or int(cores > 0 or gib > 0)
+    return shared_gpu(0, 8 * GIB, cores, gib * GIB, model="NVIDIA L4", all_slots=slots, sharers=sharers)
 
 
-@pytest.mark.parametrize(
-    ("cores", "memory", "cards", "finding"),
-    [
-        (-1, 0, 1, "limits[x/cores]: -1 is below 0"),
-        (20, -1, 1, "limits[x/memory]: -1 is below 0"),
-        (20, 1, 0, "annotations[x/cards]: 0 is below 1"),
-        (0, 0, 1, "limits[x/cores]: 0, and so is limits[x/memory]"),
-        (20, 0, 1, "limits[x/memory]: nothing is asked for, although limits[x/cores] is"),
-        (101, 1, 1, "limits[x/cores]: 101 is neither a part of one GPU nor a number of whole GPUs"),
-        (150, 1, 1, "limits[x/cores]: 150 is neither a part of one GPU nor a number of whole GPUs"),
-        (200, 0, 2, "annotations[x/cards]: 2 is given with 200 cores, which are 2 GPUs already"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_with_its_path(cores: int, memory: int, cards: int, finding: str) -> None:
-    """On any node: no GPU is looked at."""
-    error = refused(ShareRequest(cores=cores, memory=memory, cards=cards))
-
-    assert isinstance(error, InvalidField)
-    assert (finding, "InvalidField") == (error.finding, error.code)
-
-
-SHARE = ShareRequest(cores=40, memory=4 * GIB)
-PAIR = ShareRequest(cores=40, memory=4 * GIB, cards=2)
-MEMORY = ShareRequest(cores=0, memory=4 * GIB)
-WHOLE = ShareRequest(cores=100, memory=4 * GIB)
+SHARE = Share(1, cores=40, memory=4 * GIB)
+PAIR = Share(2, cores=40, memory=4 * GIB)
+MEMORY = Share(1, cores=0, memory=4 * GIB)
+WHOLE = Share(1, cores=100, memory=4 * GIB)
 MUTEX = GpuRules(mutex=True)
-SMALL = msgspec.structs.replace(EMPTY, memory=2 * GIB)
+SMALL = shared_gpu(0, 2 * GIB, model="NVIDIA L4")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +57,7 @@ SMALL = msgspec.structs.replace(EMPTY, memory=2 * GIB)
         (SHARE, [used(10, 0, 2, 2)], "NotEnoughShareSlots", "1 slots of one GPU .* is 0 slots"),
         (PAIR, [used(0)], "NotEnoughShareGpus", "2 GPUs are asked for, and 1"),
         (WHOLE, [used(1), used(0, 1), used(0, 0, 2, 1)], "NotEnoughUnusedGpus", "1 unused .* the node has 0"),
-        (ShareRequest(cores=200, memory=0), [used(0), used(1)], "NotEnoughUnusedGpus", "2 unused .* the node has 1"),
+        (Share(2, cores=100, memory=0), [used(0), used(1)], "NotEnoughUnusedGpus", "2 unused .* the node has 1"),
         (WHOLE, [SMALL, used(1)], "NotEnoughShareMemory", "4096 MiB of one GPU .* is 2048 MiB"),
         (WHOLE, [SMALL], "MemoryAboveGpu", "4096 MiB .* of one GPU, and a GPU has 2048 MiB"),
         (SHARE, [SMALL], "MemoryAboveGpu", "a GPU has 2048 MiB"),
@@ -84,7 +65,7 @@ SMALL = msgspec.structs.replace(EMPTY, memory=2 * GIB)
     ],
 )
 def test_cards_that_lack_something_refuse_with_a_code(
-    request_: ShareRequest, cards: list[SharedGpu], code: str, finding: str
+    request_: Share, cards: list[SharedGpu], code: str, finding: str
 ) -> None:
     error = refused(request_, *cards)
 
@@ -95,27 +76,26 @@ def test_cards_that_lack_something_refuse_with_a_code(
 
 
 def test_a_card_in_use_is_refused_where_nobody_else_may_be() -> None:
-    assert "NotEnoughUnusedGpus" == refused(SHARE, used(1), rules=MUTEX).code
+    assert "NotEnoughUnusedGpus" == refused(SHARE._replace(rules=MUTEX), used(1)).code
 
 
 def test_cards_that_may_not_be_chosen_are_counted_by_reason() -> None:
-    ill, other = msgspec.structs.replace(EMPTY, healthy=False), msgspec.structs.replace(EMPTY, model="NVIDIA A2")
-    barred = msgspec.structs.replace(EMPTY, device=DeviceID("GPU-9"))
-    rules = GpuRules(types=Selection(("l4",)), uuids=Selection(("GPU-1",)), cordoned=frozenset([DeviceID("GPU-9")]))
-    error = refused(SHARE, ill, ill, barred, other, EMPTY, rules=rules)
+    ill, other = msgspec.structs.replace(EMPTY, usable=False), msgspec.structs.replace(EMPTY, model="NVIDIA A2")
+    rules = GpuRules(types=Selection(("l4",)), uuids=Selection(("GPU-1",)))
+    error = refused(SHARE._replace(rules=rules), ill, ill, other, EMPTY)
 
     assert "NoGpuAccepted" == error.code
-    assert error.finding.endswith("may be chosen: 2 not healthy, 1 cordoned, 1 of another type, 1 not among the uuids")
+    assert error.finding.endswith("may be chosen: 2 not healthy, 1 of another type, 1 not among the uuids")
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (None, None), (0, None)])
 def test_cards_of_two_numa_nodes_or_of_none_are_split(nodes: tuple[int | None, ...]) -> None:
     """An unknown NUMA node is never taken for another GPU's."""
     cards = [msgspec.structs.replace(EMPTY, numa_node=node) for node in nodes]
-    error = refused(PAIR, *cards, rules=GpuRules(numa_bind=True))
+    error = refused(PAIR._replace(rules=GpuRules(numa_bind=True)), *cards)
 
     assert ("ShareSplit", "annotations[x/cards]") == (error.code, error.finding.partition(":")[0])
 
 
 def test_one_card_is_on_one_numa_node_wherever_that_is() -> None:
-    assert (EMPTY,) == choose_gpus([EMPTY], SHARE, SetScorer([[0]]), GpuRules(numa_bind=True))
+    assert (EMPTY,) == choose_gpus([EMPTY], SHARE._replace(rules=GpuRules(numa_bind=True)), SetScorer([[0]]))

@@ -14,7 +14,6 @@ from typing import TypeVar
 from topoalign.core.admission.by_chance import Run, decide_most_likely
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
-from topoalign.core.demand.shares import slot_resources, unit_resources
 from topoalign.core.hints.preconditions import check_decidable
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import answer_hint_request
@@ -23,13 +22,7 @@ from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.pod_checks import (
-    check_asked,
-    check_joint_memory,
-    check_shares_known,
-    check_slots_asked,
-    check_spread,
-)
+from topoalign.core.sharing.pod_checks import check_shares_known, check_shares_on
 from topoalign.core.state.fold import NodeState
 
 # Drives a decision: forwards its questions and sends it the answers.
@@ -132,15 +125,9 @@ def iterate_decision(run: AdmissionRun) -> Steps[Decision]:
     """
     try:
         if run.profile.refuses_unknown_resources:
-            check_shares_known(run.demand.request, run.state.hardware)
+            check_shares_known(run.demand, run.state.hardware)
         check_decidable(run.state, run.demand)
-        units = unit_resources(run.state.hardware)
-        if units is not None:
-            check_asked(run.demand.request, units)
-            check_joint_memory(run.demand.request, (each.joint for each in run.demand.containers), units)
-        check_spread(run.demand.request, () if units is None else (units,))
-        for slots in slot_resources(run.state.hardware):
-            check_slots_asked(run.demand.request, slots, run.demand.rules.compat)
+        check_shares_on(run.demand, run.state.hardware)
         yield from run.decide()
     except NoFit as misfit:
         return run.refusal(misfit)

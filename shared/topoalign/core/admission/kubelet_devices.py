@@ -201,7 +201,7 @@ def explain_unavailable_resources(
     Raises InvalidShare for amounts that no GPU in slots has, and for units and slots in one container: a kubelet passes over
     what is not offered here.
     """
-    check_shares_known(demand.request, topology)
+    check_shares_known(demand, topology)
     unknown = sorted(demand.device_names - topology.devices.keys() - amount_resources(topology) - demand.together)
     for name in unknown:
         if registered is not None and name in registered:

@@ -20,7 +20,7 @@ from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
-from topoalign.core.demand.shares import asks_for_both_halves, share_from_units, slots_asked
+from topoalign.core.demand.shares import asks_for_both_halves, share_in_slots, share_in_units
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, shared_cpus
@@ -322,8 +322,8 @@ class AdmissionRun:
         containers = self.demand.containers
         asking = [each for each in containers if each.gpu_annotations]
         spread = [each for each in containers if each.cards > 1]
-        return any(slots_asked(hardware, each.devices) is not None for each in asking) or any(
-            share_from_units(hardware, each.devices, each.cards) is not None for each in spread
+        return any(share_in_slots(hardware, each.devices) is not None for each in asking) or any(
+            share_in_units(hardware, each.devices) is not None for each in spread
         )
 
     @property

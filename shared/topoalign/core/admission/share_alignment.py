@@ -31,12 +31,9 @@ from topoalign.core.admission.free_amounts import Amount, Free, count_free, pref
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import (
     Share,
-    SlotShare,
-    fits_left_units,
-    has_slot_for,
+    SharesLeft,
+    enough,
     may_be_on,
-    share_from_units,
-    slots_asked,
     unit_of,
 )
 from topoalign.core.hints.device_hints import real_nodes
@@ -44,18 +41,16 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import CPU, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Scope
 from topoalign.core.model.topology.bitmask import node_mask
-from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import subsets
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft, slots_left, sum_amounts, units_left
+from topoalign.core.state.share_amounts import ShareLeft, slots_left, sum_amounts, units_left
 
 Gpus = Mapping[DeviceID, int]
 """GPU, or MIG instance -> the number of the set of NUMA nodes that it is near."""
-Left = Mapping[DeviceID, SlotsLeft] | Mapping[DeviceID, UnitsLeft]
 """GPU -> what is left of it."""
 
 
@@ -71,7 +66,7 @@ class AlignedContainer(NamedTuple):
     """A container that asks for shares of GPUs, and what its kubelet aligns it by."""
 
     container: ContainerDemand
-    share: SlotShare | Share
+    share: Share
     gpus: Gpus
     """Those that it may be given parts of, as far as the kubelet knows."""
     aligned: Sets
@@ -111,14 +106,13 @@ def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[A
     return tuple(found)
 
 
-def share_in(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, SlotShare | Share] | None:
+def share_in(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, Share] | None:
     """What a container asks for of parts of GPUs, with a resource that these are listed under. None: nothing."""
-    slots = slots_asked(topology, container.devices, container.gpu_annotations, as_hami=container.as_hami)
-    if slots is not None:
-        return slots.resource, slots
-    units = share_from_units(topology, container.devices, container.cards)
-    name = next((name for name, amount in container.devices.items() if amount and unit_of(topology, name)), None)
-    return (name, units) if units is not None and name is not None else None
+    share = container.share(topology)
+    if share is None:
+        return None
+    units = (name for name, amount in container.devices.items() if amount and unit_of(topology, name))
+    return share.resource or next(units), share
 
 
 def sets_for(topology: Topology, pod: PodDemand, aligned: Demand) -> Sets:
@@ -195,13 +189,13 @@ class AlignmentSearch:
     """Checks whether sets of NUMA nodes have GPUs for one container, and whether a kubelet may align to them."""
 
     def __init__(
-        self, state: NodeState, rules: AdmissionRules, part: AlignedContainer, competitors: Sequence[SlotShare | Share]
+        self, state: NodeState, rules: AdmissionRules, part: AlignedContainer, competitors: Sequence[Share]
     ) -> None:
         self._state = state
         self._rules = rules
         self._part = part
         self.competitors = competitors
-        self._in_slots = isinstance(part.share, SlotShare)
+        self._in_slots = part.share.resource is not None
 
     def suffices(self, number: int, *, is_here: bool = False) -> bool:
         """
@@ -210,10 +204,10 @@ class AlignmentSearch:
         """
         return self._suffices(self._left(self._state), number, is_here=is_here)
 
-    def _suffices(self, left: Left, number: int, *, is_here: bool = False) -> bool:
+    def _suffices(self, left: SharesLeft, number: int, *, is_here: bool = False) -> bool:
         share = self._part.share
-        if not isinstance(share, SlotShare):
-            is_free = share.cards == 1 and not (share.whole and share.blocks)
+        if not self._in_slots:
+            is_free = not share.memory if share.whole else share.gpus == 1
             return (is_free or is_here) and self._are_enough(left, number)
         if share.rules.limits and not is_here:
             return False
@@ -222,7 +216,7 @@ class AlignmentSearch:
         nodes = range(len(self._state.hardware.node_ids))
         return any(self._are_enough(left, 1 << node) for node in nodes if number >> node & 1)
 
-    def _are_enough(self, left: Left, number: int) -> bool:
+    def _are_enough(self, left: SharesLeft, number: int) -> bool:
         hardware = self._state.hardware
         share = self._part.share
         fit = [
@@ -235,7 +229,7 @@ class AlignmentSearch:
     def _gpus(self, number: int) -> list[DeviceID]:
         return [gpu for gpu, near in self._part.gpus.items() if near & number]
 
-    def _left(self, state: NodeState) -> Left:
+    def _left(self, state: NodeState) -> SharesLeft:
         return state.ownership.slots_left if self._in_slots else state.ownership.units_left
 
     def can_be_reached(self, sets: Sets, number: int) -> bool:
@@ -254,7 +248,7 @@ class AlignmentSearch:
         idle = [held for held in near if not self._suffices(self._left_after(held, near, number), number)]
         return bool(idle) and self._has_room((*far, *chain.from_iterable(idle)), sets, number)
 
-    def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> Left:
+    def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> SharesLeft:
         """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its GPUs."""
         hardware = self._state.hardware
         handed_out = self._state.ownership.handed_out
@@ -272,27 +266,18 @@ class AlignmentSearch:
 def fits_with_competitors(
     topology: Topology,
     gpu: DeviceID,
-    left: SlotsLeft | UnitsLeft,
-    share: SlotShare | Share,
-    competitors: Sequence[SlotShare | Share] = (),
+    left: ShareLeft,
+    share: Share,
+    competitors: Sequence[Share] = (),
 ) -> bool:
     """Whether a GPU, of which so much is left, has enough for a share and for all of these competing shares."""
-    if isinstance(left, SlotsLeft) and isinstance(share, SlotShare):
-        taken = [each.amount_of(left.offered) for each in competitors if isinstance(each, SlotShare)]
-        if taken and left.profiles:  # which places a rival's MIG instance takes is not known
-            return False
-        less = msgspec.structs.replace(left, slots=left.slots - len(taken), held=sum_amounts((left.held, *taken)))
-        return may_be_on(topology, share, gpu) and has_slot_for(less, share)
-    if isinstance(left, UnitsLeft) and isinstance(share, Share):
-        others = [each for each in competitors if isinstance(each, Share)]
-        rest = msgspec.structs.replace(
-            left,
-            cores=left.cores - sum(min(CORES, each.of_each.cores) for each in others),
-            blocks=left.blocks - sum(each.of_each.blocks for each in others),
-            unused=left.unused and not others,
-        )
-        return fits_left_units(rest, share)
-    return False
+    others = [
+        each.amount_of(left.offered) for each in competitors if (each.resource is None) == (share.resource is None)
+    ]
+    if others and left.profiles:  # which places a rival's MIG instance takes is not known
+        return False
+    rest = msgspec.structs.replace(left, sharers=left.sharers + len(others), held=sum_amounts((left.held, *others)))
+    return may_be_on(topology, share, gpu) and enough(rest, share)
 
 
 def by_pod(allocations: Iterable[Allocation]) -> Iterable[list[Allocation]]:

@@ -6,8 +6,11 @@ own, memory by kind. The demand of the pod has the same for the pod as a whole, 
 are decided: init containers, then app containers.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
+from topoalign.core.demand.field_paths import containers_with_paths
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.resource_quantities import (
     Quantities,
@@ -21,7 +24,7 @@ from topoalign.core.demand.resource_quantities import (
     pod_wide,
 )
 from topoalign.core.demand.share_annotations import Published, read_gpu_annotations
-from topoalign.core.demand.shares import read_gpu_count
+from topoalign.core.demand.shares import Share, read_gpu_count, share_in_slots, share_in_units
 from topoalign.core.deviceshare.demand import (
     RESOURCES,
     JointDemand,
@@ -46,6 +49,7 @@ from topoalign.core.model.ids import (
 )
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, PodRequest
 from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.policy import POLICIES
 from topoalign.core.profile import Profile, profile_of
 
@@ -60,9 +64,11 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     namespace: Namespace
     pod: PodName
     container: ContainerName
+    path: str
+    """Its path in the pod's manifest: `spec.containers[0]`."""
     role: Role
     asked: Quantities
-    """All that it requests, limits filled in: resources that the node must have."""
+    """All that it requests, limits filled in: resources that the node must have. Of devices, these are the limits."""
     devices: Quantities
     """Devices by resource, in the order of the names, which is the order in which the kubelet asks for hints."""
     together: frozenset[ResourceName] = NO_RESOURCES
@@ -84,6 +90,14 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     def containers(self) -> "tuple[ContainerDemand, ...]":
         """The container itself, so that a container and a pod have the same attribute."""
         return (self,)
+
+    def share(self, topology: Topology) -> Share | None:
+        """
+        What it asks for of GPUs in units or slots on this machine; None: nothing is. Raises InvalidShare for invalid
+        annotations of slots.
+        """
+        in_slots = share_in_slots(topology, self.devices, self.gpu_annotations, as_hami=self.as_hami)
+        return in_slots or share_in_units(topology, self.devices, self.cards)
 
 
 class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +134,11 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     def container(self) -> None:
         """None: the demand is that of the pod as a whole."""
         return None
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """All of the pod, for the checks of those that have no effect on what is asked for."""
+        return self.request.annotations
 
     @property
     def device_names(self) -> frozenset[ResourceName]:
@@ -165,8 +184,8 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
         annotated = annotated or names_koordinators(pod)
     manages_memory = rules.memory_manager == "Static" and may_be_exclusive(pod, profile)
     containers = tuple(
-        read_container(pod, each, rules, profile, annotated, manages_memory)
-        for each in (*pod.init_containers, *pod.containers)
+        read_container(pod, where, each, rules, profile, annotated, manages_memory)
+        for where, each in containers_with_paths(pod)
     )
     return PodDemand(
         request=pod,
@@ -188,6 +207,7 @@ def names_koordinators(pod: PodRequest) -> bool:
 
 def read_container(
     pod: PodRequest,
+    where: str,
     container: ContainerRequest,
     rules: AdmissionRules,
     profile: Profile,
@@ -195,8 +215,8 @@ def read_container(
     manages_memory: bool,
 ) -> ContainerDemand:
     """
-    The demand of a container of this pod. Raises InvalidField for annotations that do not go with what the container
-    asks for.
+    The demand of the container of this pod at the path `where`. Raises InvalidField for annotations that do not go with
+    what the container asks for.
     """
     devices = wanted_devices(device_limits(container), profile)
     together = RESOURCES.intersection(devices) if jointly and profile.aligns_jointly else NO_RESOURCES
@@ -210,13 +230,14 @@ def read_container(
     except InvalidField as error:
         if not error.field.startswith(FIELD):  # an annotation
             raise
-        raise of_container(error, pod, container) from error
-    init = container in pod.init_containers
+        field = f"pod.{where.removeprefix('spec.')}.limits{error.field.removeprefix(FIELD)}"
+        raise type(error)(field, error.finding.removeprefix(f"{error.field}: "), error.remedy) from error
     return ContainerDemand(
         namespace=pod.namespace,
         pod=pod.name,
         container=container.name,
-        role="sidecar" if container.sidecar else "init" if init else "app",
+        path=where,
+        role="sidecar" if container.sidecar else "init" if where.startswith("spec.initContainers") else "app",
         asked=effective_requests(container),
         devices=devices,
         together=together,
@@ -227,14 +248,6 @@ def read_container(
         as_hami=rules.compat == "hami",
         cards=read_gpu_count(pod.annotations) or 1,
     )
-
-
-def of_container(error: InvalidField, pod: PodRequest, container: ContainerRequest) -> InvalidField:
-    """The same error about what is asked for, with the path of the limits of this container."""
-    init = container in pod.init_containers
-    group, containers = ("initContainers", pod.init_containers) if init else ("containers", pod.containers)
-    field = f"pod.{group}[{containers.index(container)}].limits{error.field.removeprefix(FIELD)}"
-    return type(error)(field, error.finding.removeprefix(f"{error.field}: "), error.remedy)
 
 
 def wanted_devices(limits: Quantities, profile: Profile) -> dict[ResourceName, int]:

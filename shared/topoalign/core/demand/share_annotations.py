@@ -132,8 +132,6 @@ class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
     types: Selection = Selection()
     """Parts of the names of models."""
     uuids: Selection = Selection()
-    cordoned: frozenset[DeviceID] = frozenset()
-    """GPUs that nobody is to get."""
     mode: str | None = None
     """Modes that are accepted, of which a GPU's must be a part; None: all."""
     mutex: bool = False

@@ -21,7 +21,6 @@ Source: HAMi 4707fb02, GenerateResourceRequests.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -44,9 +43,9 @@ from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS
 from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
 from topoalign.core.model.topology.derived_tables import computed_once
-from topoalign.core.model.topology.device_offers import CORES, Offer, Slots
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK, Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, divide_amount, offered_in_slots
+from topoalign.core.state.share_amounts import MIB, ShareLeft, divide_amount, offered_in_slots, sum_amounts
 
 # Reads what a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.
 #
@@ -67,34 +66,61 @@ from topoalign.core.state.share_amounts import MIB, SlotsLeft, UnitsLeft, divide
 
 USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory"))
 """The names of units where the configuration sets none."""
-Left = Mapping[DeviceID, UnitsLeft]
-"""GPU -> what is left of it."""
+SharesLeft = Mapping[DeviceID, ShareLeft]
+"""GPU or MIG instance -> what is left of it."""
 
 
 class Share(NamedTuple):
-    """What one container asks for in units."""
+    """What one container asks for of shared GPUs, in units or in slots: as much of each of some GPUs."""
 
+    gpus: int
+    """Of how many GPUs."""
     cores: int
-    """Hundredths of computing time, of all GPUs together."""
-    blocks: int
-    """Of memory, of all GPUs together."""
-    cards: int = 1
-    """Over how many GPUs it is spread in equal parts. Whole GPUs follow from computing time alone."""
-
-    @property
-    def gpus(self) -> int:
-        """How many GPUs it is of."""
-        return max(self.cards, self.cores // CORES)
-
-    @property
-    def of_each(self) -> "Share":
-        """What it is of each GPU: of 60 and 40 over two 30 and 20. A remainder of blocks is rounded up."""
-        return Share(self.cores // self.gpus, -(-self.blocks // self.gpus))
+    """Hundredths of the computing time of each. 100: all that is offered of it, and nobody else has anything of the GPU."""
+    memory: int
+    """Bytes of each; 0: by `percentage`."""
+    resource: ResourceName | None = None
+    """Of which it asks for a slot of each GPU. None: it asks for units."""
+    percentage: int = 0
+    """Memory as hundredths of what is offered of each. 0, or `UNSET`: none."""
+    parts: int = 0
+    """Above 0 the amounts are not known, and each is one of so many equal parts."""
+    rules: GpuRules = ANY_GPU
+    """The pod's annotations about the GPUs; units have none."""
 
     @property
     def whole(self) -> bool:
         """Whether nobody else has anything of these GPUs."""
         return self.cores >= CORES
+
+    def amount_of(self, offered: Amount) -> Amount:
+        """What it is of a GPU of which so much is offered: of 81559 MiB 50 per cent are 40779."""
+        if self.parts:
+            return divide_amount(offered, self.parts)
+        memory = self.memory or offered.memory // MIB * self.percentage // ALL_MEMORY * MIB
+        return Amount(cores=offered.cores if self.whole else self.cores, memory=memory)
+
+
+def enough(left: ShareLeft, share: Share, own: Amount | None = None) -> bool:
+    """
+    Whether a GPU has enough left for a share of it. Where all cores are held, memory alone would take some of them. `own`:
+    what the pod holds of it by a slot that its init container leaves, which it needs no second one for.
+    """
+    if not left.usable or (own is None and left.all_slots and left.slots < 1):
+        return False
+    if left.sharers - (own is not None) and (share.whole or share.rules.mutex):
+        return False
+    if left.profiles:
+        memory = instance_memory(left, share)
+        return own.memory >= memory if own is not None else left.instance_for(memory) is not None
+    asked = share.amount_of(left.offered)
+    free = left.left if own is None else sum_amounts((left.left, own))
+    return free.cores >= max(1, asked.cores) and free.memory >= asked.memory
+
+
+def gpus_with_enough(topology: Topology, left: SharesLeft, share: Share) -> tuple[DeviceID, ...]:
+    """Those of which a container could get its part, in the hardware's order."""
+    return tuple(gpu for gpu, each in left.items() if may_be_on(topology, share, gpu) and enough(each, share))
 
 
 @computed_once
@@ -108,20 +134,41 @@ def unit_of(topology: Topology, resource: ResourceName) -> UnitKind | None:
     return resources_in_units(topology).get(resource)
 
 
-def share_from_units(topology: Topology, devices: Quantities, gpus: int) -> Share | None:
-    """What is asked for in units on this machine, spread over so many GPUs; None: nothing is."""
+def units_asked(topology: Topology, devices: Quantities) -> Amount | None:
+    """The units that are asked for on this machine, of all GPUs together; None: none are."""
     in_units = resources_in_units(topology)
-    amounts: dict[UnitKind, int] = {}
-    for resource, amount in devices.items() if in_units else ():
-        if amount and (unit := in_units.get(resource)) is not None:
-            amounts[unit] = amounts.get(unit, 0) + amount
-    return Share(amounts.get("cores", 0), amounts.get("memory", 0), gpus) if amounts else None
+    found = (
+        [unit_amount(in_units[name], n) for name, n in devices.items() if n and name in in_units] if in_units else []
+    )
+    return sum_amounts(found) if found else None
+
+
+def unit_amount(kind: UnitKind, number: int) -> Amount:
+    """So many units of a kind: hundredths of computing time, or blocks of memory."""
+    is_cores = kind == "cores"
+    return Amount(cores=number if is_cores else 0, memory=0 if is_cores else number * MEMORY_BLOCK)
+
+
+def share_in_units(topology: Topology, devices: Quantities, gpus: int = 1) -> Share | None:
+    """What is asked for in units on this machine, spread over so many GPUs; None: nothing is."""
+    asked = units_asked(topology, devices)
+    return None if asked is None else share_of_units(asked, gpus)
+
+
+def share_of_units(units: Amount, gpus: int = 1) -> Share:
+    """
+    The share that these units are in equal parts of so many GPUs: of 60 and 40 blocks over two, 30 and 20. From 100 on
+    computing time is that of whole GPUs. A remainder of blocks is rounded up.
+    """
+    gpus = max(gpus, units.cores // CORES)
+    blocks = units.memory // MEMORY_BLOCK
+    return Share(gpus=gpus, cores=units.cores // gpus, memory=-(-blocks // gpus) * MEMORY_BLOCK)
 
 
 def asks_for_both_halves(topology: Topology, devices: Quantities) -> bool:
     """Whether computing time and memory are asked for in units on this machine: a kubelet asks for them one by one."""
-    share = share_from_units(topology, devices, 1)
-    return share is not None and share.cores > 0 and share.blocks > 0
+    asked = units_asked(topology, devices)
+    return asked is not None and asked.cores > 0 and asked.memory > 0
 
 
 class UnitFields(NamedTuple):
@@ -172,39 +219,24 @@ def unit_resource_names(offered: Iterable[UnitResources]) -> set[ResourceName]:
     return {*USUAL_NAMES, *(name for each in offered for name, _ in each.units)}
 
 
-def check_share(share: Share, fields: UnitFields) -> None:
+def check_units_asked(units: Amount, fields: UnitFields) -> None:
     """Raises InvalidShare for invalid amounts."""
-    if share.cores > CORES and share.cores % CORES:
+    cores = units.cores
+    if cores > CORES and cores % CORES:
         raise InvalidShare(
-            f"{fields.cores}: {share.cores} units of computing time, of which a GPU has {CORES}",
+            f"{fields.cores}: {cores} units of computing time, of which a GPU has {CORES}",
             f"ask for at most {CORES}, or for a multiple of {CORES} to get whole GPUs",
         )
-    if share.whole and 0 < share.blocks < share.gpus:
+    if 0 < units.memory // MEMORY_BLOCK < cores // CORES:
         raise InvalidShare(
-            f"{fields.memory}: {share.blocks} blocks of memory of {share.gpus} whole GPUs",
+            f"{fields.memory}: {units.memory // MEMORY_BLOCK} blocks of memory of {cores // CORES} whole GPUs",
             "ask for none, as all memory of whole GPUs comes with them, or for a block of each at least",
         )
-    if 0 < share.cores < CORES and not share.blocks:
+    if 0 < cores < CORES and not units.memory:
         raise InvalidShare(
-            f"{fields.memory}: no memory of the GPU is asked for with {share.cores} units of its computing time",
+            f"{fields.memory}: no memory of the GPU is asked for with {cores} units of its computing time",
             "write how many blocks of memory are needed, or ask for the whole GPU",
         )
-
-
-def fits_left_units(left: UnitsLeft, share: Share) -> bool:
-    """
-    Whether a GPU has enough left for a share, or for its part of one that is of several GPUs. Where all computing time is
-    held, memory alone would take some of it.
-    """
-    if share.whole:
-        return left.unused and left.all_blocks >= share.of_each.blocks
-    part = share.of_each
-    return left.cores >= max(1, part.cores) and left.blocks >= part.blocks
-
-
-def gpus_with_room(left: Left, share: Share) -> tuple[DeviceID, ...]:
-    """Those of which a container could get a share, in the hardware's order."""
-    return tuple(gpu for gpu, units in left.items() if fits_left_units(units, share))
 
 
 # Reads the annotation that sets over how many GPUs the units of a container are spread.
@@ -236,28 +268,28 @@ def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def check_equal_parts(share: Share, fields: UnitFields) -> None:
+def check_equal_parts(units: Amount, gpus: int, fields: UnitFields) -> None:
     """
-    Raises InvalidShare for a share that cannot be spread over the number of GPUs that the pod asks for: it is of whole
-    ones, or does not divide evenly.
+    Raises InvalidShare for units that cannot be spread over the number of GPUs that the pod asks for: they are of whole
+    ones, or do not divide evenly.
     """
-    if share.whole:
+    if units.cores >= CORES:
         raise InvalidShare(
-            f"{annotation_path(CARDS)} is given with {fields.cores}: {share.cores}, which already means whole GPUs",
+            f"{annotation_path(CARDS)} is given with {fields.cores}: {units.cores}, which already means whole GPUs",
             "leave it out, or ask for less than 100 of computing time, which is spread",
         )
-    for field, amount in ((fields.cores, share.cores), (fields.memory, share.blocks)):
-        if amount % share.cards:
+    for field, amount in ((fields.cores, units.cores), (fields.memory, units.memory // MEMORY_BLOCK)):
+        if amount % gpus:
             raise InvalidShare(
-                f"{field}: {amount} units do not divide into {share.cards} equal parts, as {annotation_path(CARDS)} asks",
-                f"ask for a multiple of {share.cards}, or for another number of GPUs",
+                f"{field}: {amount} units do not divide into {gpus} equal parts, as {annotation_path(CARDS)} asks",
+                f"ask for a multiple of {gpus}, or for another number of GPUs",
             )
 
 
 # Reads what a container asks for of GPUs in slots, as HAMi does: how many GPUs, and memory and cores of each of them.
 #
-# A limit counts before a request. Memory in MiB wins over a percentage, of which 100 are all; with neither, it is the
-# default amount of memory, or else all of the GPU's. Cores that are not asked for are the default, which is none.
+# Memory in MiB wins over a percentage, of which 100 are all; with neither, it is all of the GPU's. Cores that are not asked
+# for are none.
 #
 #     nvidia.com/gpu: 2, gpumem: 4000                            4000 MiB of each of two GPUs
 #     nvidia.com/gpu: 1, gpumem: 4000, gpumem-percentage: 50     4000 MiB
@@ -273,7 +305,6 @@ ALL_MEMORY = 100
 """Hundredths of a GPU's."""
 UNSET = 101
 """The percentage of a request that has none."""
-NOTHING: Mapping[ResourceName, int] = MappingProxyType({})
 
 
 class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -295,79 +326,19 @@ class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return total * self.percent // ALL_MEMORY
 
 
-class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container gets that asks for no amounts."""
-
-    memory: int = 0
-    """MiB. 0: all of the GPU's."""
-    cores: int = 0
-    memory_factor: int = 1
-    """MiB of one unit in which memory is asked for. Below 1 it is 1."""
-
-
-NO_DEFAULTS = Defaults()
-
-
-def read_hami_request(
-    resource: ResourceName,
-    slots: Slots,
-    limits: Quantities,
-    requests: Quantities = NOTHING,
-    defaults: Defaults = NO_DEFAULTS,
-) -> HamiRequest:
+def read_hami_request(resource: ResourceName, slots: Slots, amounts: Quantities) -> HamiRequest:
     """What a container asks for of GPUs of which `resource` is a slot; without any nothing, whatever amounts it names."""
-    asked = {**requests, **limits} if requests else limits
-    if resource not in asked:
+    if resource not in amounts:
         return HamiRequest()
-    memory = asked.get(slots.memory, 0)
-    percent = asked.get(slots.percentage, 0)
-    if memory and defaults.memory_factor > 1:
-        memory *= defaults.memory_factor
-    if percent > 0:
-        percent = min(percent, ALL_MEMORY)
-    elif memory or defaults.memory:
-        memory = memory or defaults.memory
-        percent = UNSET
-    else:
-        percent = ALL_MEMORY
-    cores = asked.get(slots.cores, defaults.cores)
-    return HamiRequest(count=asked[resource], vendor=VENDOR, memory=memory, percent=percent, cores=cores)
+    memory = amounts.get(slots.memory, 0)
+    percent = min(max(0, amounts.get(slots.percentage, 0)), ALL_MEMORY)
+    percent = percent or (UNSET if memory else ALL_MEMORY)  # 0 counts as absent
+    return HamiRequest(
+        count=amounts[resource], vendor=VENDOR, memory=memory, percent=percent, cores=amounts.get(slots.cores, 0)
+    )
 
 
 LOWEST_PRIORITY = 1
-SlotsOfGpus = Mapping[DeviceID, SlotsLeft]
-"""GPU -> what is left of it."""
-
-
-class SlotShare(NamedTuple):
-    """What one container asks for in slots: an amount of each of some GPUs."""
-
-    resource: ResourceName
-    """Of which it asks for slots."""
-    gpus: int
-    """How many GPUs, of each of which it has one slot."""
-    cores: int
-    """Hundredths of the computing time of each. 100: all that is offered of it, and nobody else has anything of the GPU."""
-    memory: int
-    """MiB of each; 0: by `percentage`."""
-    percentage: int
-    """Memory as hundredths of what is offered of each. 0, or `UNSET`: none."""
-    parts: int = 0
-    """Above 0 the amounts are not known, and each is one of so many equal parts."""
-    rules: GpuRules = ANY_GPU
-    """The pod's annotations about the GPUs."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether nobody else has anything of these GPUs."""
-        return self.cores >= CORES
-
-    def amount_of(self, offered: Amount) -> Amount:
-        """What it is of a GPU of which so much is offered: of 81559 MiB 50 per cent are 40779."""
-        if self.parts:
-            return divide_amount(offered, self.parts)
-        memory = self.memory or offered.memory // MIB * self.percentage // ALL_MEMORY
-        return Amount(cores=offered.cores if self.whole else self.cores, memory=memory * MIB)
 
 
 @computed_once
@@ -393,9 +364,9 @@ def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]
     return found
 
 
-def slots_asked(
+def share_in_slots(
     topology: Topology, devices: Quantities, published: Published = (), *, as_hami: bool = False
-) -> SlotShare | None:
+) -> Share | None:
     """
     What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose the GPUs. Raises
     InvalidShare for invalid annotations.
@@ -404,19 +375,14 @@ def slots_asked(
         if devices.get(resource):
             asked = read_hami_request(resource, slots, devices)
             rules = read_gpu_rules(published, as_hami=as_hami)
-            return SlotShare(resource, asked.count, asked.cores, asked.memory, asked.percent, rules=rules)
+            return Share(asked.count, asked.cores, asked.memory * MIB, resource, asked.percent, rules=rules)
     return None
 
 
-def unknown_share(topology: Topology, resource: ResourceName, gpus: int) -> SlotShare:
+def unknown_share(topology: Topology, resource: ResourceName, gpus: int, rules: GpuRules = ANY_GPU) -> Share:
     """What counts for a container of which it is known only of how many GPUs it asks for slots: an equal part of each."""
     slots = [offer.replicas for offer in offers_in_slots(topology).values() if offer.resource == resource]
-    return SlotShare(resource, gpus, cores=0, memory=0, percentage=0, parts=min(slots))
-
-
-def share_of_amount(share: SlotShare, amount: Amount) -> SlotShare:
-    """Slots of as many GPUs as of a share, with so much of each."""
-    return share._replace(cores=amount.cores, memory=amount.memory // MIB, percentage=0, parts=0)
+    return Share(gpus, cores=0, memory=0, resource=resource, parts=min(slots), rules=rules)
 
 
 class SlotResources(NamedTuple):
@@ -480,29 +446,7 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
             raise InvalidShare(f"{field}: {limits[name]} is above {limit}, which is {meaning}", remedy)
 
 
-def has_slot_for(left: SlotsLeft, share: SlotShare, own: Amount | None = None) -> bool:
-    """
-    Whether a GPU has enough left for a share of it. Where all cores are held, memory alone would take some of them. `own`:
-    what the pod holds of it by a slot that its init container leaves, which it needs no second one for.
-    """
-    if not left.usable or (own is None and left.slots < 1):
-        return False
-    asked = share.amount_of(left.offered)
-    free = left.left
-    others = left.sharers - (own is not None)
-    if others and (share.whole or share.rules.mutex):
-        return False
-    if left.profiles:
-        memory = instance_memory(left, share)
-        return own.memory >= memory if own is not None else left.instance_for(memory) is not None
-    if own is not None:
-        free = Amount(cores=free.cores + own.cores, memory=free.memory + own.memory)
-    if share.whole:
-        return asked.memory <= left.offered.memory
-    return free.cores >= max(1, asked.cores) and free.memory >= asked.memory
-
-
-def instance_memory(left: SlotsLeft, share: SlotShare) -> int:
+def instance_memory(left: ShareLeft, share: Share) -> int:
     """
     The bytes that a MIG instance for a share of this GPU needs at least: all, for 100 cores; none, where it is not known how
     much is asked for.
@@ -512,17 +456,14 @@ def instance_memory(left: SlotsLeft, share: SlotShare) -> int:
     return left.offered.memory if share.whole else share.amount_of(left.offered).memory
 
 
-def gpus_with_slots(left: SlotsOfGpus, share: SlotShare, topology: Topology) -> tuple[DeviceID, ...]:
-    """Those of which a container could get its part, in the hardware's order."""
-    return tuple(gpu for gpu, each in left.items() if may_be_on(topology, share, gpu) and has_slot_for(each, share))
-
-
-def may_be_on(topology: Topology, share: SlotShare, gpu: DeviceID) -> bool:
+def may_be_on(topology: Topology, share: Share, gpu: DeviceID) -> bool:
     """
-    Whether this GPU in slots is offered under the share's resource, and the pod accepts it; of a MIG instance the GPU that
-    it is a part of.
+    Whether this GPU is offered in the way of the share, in units or under the resource of its slots, and the pod accepts it;
+    of a MIG instance the GPU that it is a part of.
     """
-    offer = offers_in_slots(topology)[gpu]
+    offer = offers_in_slots(topology).get(gpu)
+    if offer is None or share.resource is None:
+        return offer is None and share.resource is None
     card = gpu_of(topology, gpu)
     rules = share.rules
     return offer.resource == share.resource and rules.takes_mode(mode_of(offer)) and rules.accepts(card.id, card.name)
@@ -536,7 +477,7 @@ def mode_of(offer: Offer) -> str:
 
 
 def on_one_node(
-    topology: Topology, share: SlotShare, gpus: Collection[DeviceID], own: Collection[DeviceID] = ()
+    topology: Topology, share: Share, gpus: Collection[DeviceID], own: Collection[DeviceID] = ()
 ) -> tuple[DeviceID, ...]:
     """
     Those of the GPUs that can be on one NUMA node with as many others of them as a share needs in addition to its `own`;

@@ -128,12 +128,12 @@ class PassedOverByKubelet(NoFit):
         )
 
 
-def check_not_passed_over(pod: PodRequest) -> None:
+def check_not_passed_over(demand: PodDemand) -> None:
     """Raises PassedOverByKubelet for the first of Koordinator's names for GPUs by which a pod with its annotations asks."""
-    for where, container in containers_with_paths(pod) if is_joint(pod.annotations) else ():
+    for container in demand.containers if is_joint(demand.annotations) else ():
         for name in map(ResourceName, GPU_RESOURCES):
-            if container.limits.get(name) or container.requests.get(name):
-                raise PassedOverByKubelet(f"{where}.resources.limits[{name}]")
+            if container.asked.get(name):
+                raise PassedOverByKubelet(f"{container.path}.resources.limits[{name}]")
 
 
 # Names by which pods written for other GPU schedulers ask for GPUs, and names that were probably meant.

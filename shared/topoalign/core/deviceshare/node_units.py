@@ -25,7 +25,7 @@ from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import units_offered
+from topoalign.core.state.share_amounts import offered_in_units
 
 UNITS: tuple[UnitKind, ...] = ("cores", "memory")
 
@@ -118,7 +118,7 @@ def units_to_give(state: NodeState, left: Collection[DeviceID]) -> Mapping[Devic
             names=names,
             cores=cores,
             blocks=blocks,
-            all_blocks=units_offered(topology)[gpu]["memory"],
+            all_blocks=offered_in_units(topology)[gpu].memory // MEMORY_BLOCK,
             left=frozenset(unit for name, units in of_gpu.items() for unit in units & again[name]),
         )
     return found

@@ -12,11 +12,9 @@ from functools import lru_cache
 
 from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.demand.shares import (
-    gpus_with_room,
-    gpus_with_slots,
+    gpus_with_enough,
     on_one_node,
-    share_from_units,
-    slots_asked,
+    share_in_units,
     unit_of,
 )
 from topoalign.core.hints.hint_rules import Supply, hints_from
@@ -159,10 +157,11 @@ def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
 
 def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[DeviceID]:
     """The GPUs with room for the share that a container asks for, and those of which earlier containers left it units."""
-    share = share_from_units(state.hardware, container.devices, container.cards)
+    share = share_in_units(state.hardware, container.devices, container.cards)
     if share is None:
         return frozenset()
-    return frozenset((*gpus_with_room(state.ownership.units_left, share), *taken_over(state, container)))
+    able = gpus_with_enough(state.hardware, state.ownership.units_left, share)
+    return frozenset((*able, *taken_over(state, container)))
 
 
 def spread_part(state: NodeState, container: ContainerDemand, resource: ResourceName, free: DeviceSet) -> DeviceSet:
@@ -206,11 +205,11 @@ def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceNa
     free = state.ownership.free(resource)
     found = free.devices.nothing
     left = reusable_devices(held_by_pod(state, container), resource)
-    share = slots_asked(hardware, container.devices, container.gpu_annotations, as_hami=container.as_hami)
-    if share is None:
+    share = container.share(hardware)
+    if share is None or share.resource is None:
         return found
     taken = {*map(base_of, left)}
-    others = [gpu for gpu in gpus_with_slots(state.ownership.slots_left, share, hardware) if gpu not in taken]
+    others = [gpu for gpu in gpus_with_enough(hardware, state.ownership.slots_left, share) if gpu not in taken]
     for gpu in on_one_node(hardware, share, others, taken):
         found |= (free & free.devices.by_base[gpu]).first(1)
     return found

@@ -130,7 +130,7 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
     topology = state.hardware
     rules = demand.rules
     if not profile_of(rules.mode).asks_by_koordinators_names:
-        check_not_passed_over(demand.request)
+        check_not_passed_over(demand)
     check_cpu_manager_starts(topology, rules)
     check_memory_manager_starts(topology, rules)
     if POLICIES[rules.policy].asks:

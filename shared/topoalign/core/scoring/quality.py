@@ -30,7 +30,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.shares import Share, SlotShare, share_from_units, slots_asked
+from topoalign.core.demand.shares import Share, share_in_slots, share_in_units
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import node_mask, nodes_of
 from topoalign.core.model.topology.derived_tables import computed_once
@@ -43,8 +43,7 @@ from topoalign.core.scoring.taken_gpus import (
     GpuLeft,
     SharedGpus,
     WholeGpus,
-    left_in_slots,
-    left_in_units,
+    gpu_left,
     position_by_gpu,
 )
 from topoalign.core.sharing.choosers import link_scorer, shareable_devices
@@ -68,7 +67,7 @@ class DeviceNeed(NamedTuple):
 
     gpus: tuple[tuple[ResourceName, int], ...]
     """How many whole GPUs each container asks for."""
-    shares: tuple[SlotShare | Share, ...]
+    shares: tuple[Share, ...]
     """What each container asks for of GPUs in slots or in units."""
     nics: tuple[tuple[ResourceName, int], ...]
     """How many NICs the pod asks for."""
@@ -117,12 +116,14 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
     for name in (name for name, kind in kinds.items() if kind == "gpu"):
         sizes = [each.devices[name] for each in lasting if each.devices.get(name)]
         gpus += [(name, size) for size in sizes or [demand.devices[name]] if size]
-    shares: list[SlotShare | Share] = []
+    shares: list[Share] = []
     if not {"unit", "slot"}.isdisjoint(kinds.values()):
-        for each in lasting:
-            in_slots = slots_asked(topology, each.devices)
-            in_units = share_from_units(topology, each.devices, each.cards)
-            shares += [share for share in (in_slots, in_units) if share is not None]
+        # without the annotations, which the node's decision has looked at and which other nodes may not be able to read
+        asked = (
+            share_in_slots(topology, each.devices) or share_in_units(topology, each.devices, each.cards)
+            for each in lasting
+        )
+        shares = [share for share in asked if share is not None]
     return DeviceNeed(
         gpus=tuple(gpus),
         shares=tuple(shares),
@@ -149,7 +150,7 @@ def free_devices(state: NodeState) -> FreeDevices:
         map(owned.slots_left.get, (base for base, _ in shareable_devices(topology))) if "slot" in kinds.values() else ()
     )
     units = map(owned.units_left.get, topology.gpu_by_id) if "unit" in kinds.values() else ()
-    return FreeDevices(masks, tuple(map(left_in_slots, slots)), tuple(map(left_in_units, units)))
+    return FreeDevices(masks, tuple(map(gpu_left, slots)), tuple(map(gpu_left, units)))
 
 
 def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
@@ -188,7 +189,7 @@ def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: N
     whole = WholeGpus(shape, gpus, need.placement, aligned=need.aligned, by_gpus=need.by_gpus)
     in_slots = SharedGpus(link_scorer(shape), free.slots)
     in_units = SharedGpus(set_scorer(shape), free.units)
-    shares = [(in_slots if isinstance(share, SlotShare) else in_units, share) for share in need.shares]
+    shares = [(in_slots if share.resource else in_units, share) for share in need.shares]
     if not all(whole.take(name, size) for name, size in need.gpus) or not all(
         gpus.take(share) for gpus, share in shares
     ):

@@ -21,19 +21,19 @@ import msgspec
 
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.share_annotations import NODE_POLICY
-from topoalign.core.demand.shares import share_from_units
+from topoalign.core.demand.shares import units_asked
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring import numa, quality
 from topoalign.core.scoring.numa import NumaNeed, NumaScore
 from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, NodePacking
 from topoalign.core.scoring.zones import Zone, zones_of
-from topoalign.core.sharing.choosers import slot_candidates, unit_candidates
+from topoalign.core.sharing.choosers import shared_gpus
 from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, admission_order_key, asks_for_gpu
 from topoalign.core.sharing.hami.gpu_scores import hami_gpus_score
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
-from topoalign.core.sharing.shared_gpus import ShareRequest
 from topoalign.core.sharing.slots_as_hami import usage_of_gpus
 from topoalign.core.state.fold import NodeState
 
@@ -48,7 +48,7 @@ from topoalign.core.state.fold import NodeState
 # are not taken over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
 
 
-Containers = tuple[ShareRequest, ...]
+Containers = tuple[Amount, ...]
 """What each container of a pod asks for; (): gpu-admission lets the pod go anywhere."""
 
 
@@ -57,10 +57,8 @@ def unit_containers(topology: Topology, demand: PodDemand) -> Containers:
     The containers that gpu-admission looks at, which are the app containers with units: all others are unknown to it, and so
     is that a share is spread over several GPUs.
     """
-    shares = (share_from_units(topology, each.devices, each.cards) for each in demand.containers if each.role == "app")
-    containers = tuple(
-        ShareRequest(cores=each.cores, memory=each.blocks * MEMORY_BLOCK) for each in shares if each is not None
-    )
+    asked = (units_asked(topology, each.devices) for each in demand.containers if each.role == "app")
+    containers = tuple(each for each in asked if each is not None)
     return containers if asks_for_gpu(containers) else ()
 
 
@@ -74,8 +72,8 @@ def admission_node(state: NodeState) -> AdmissionNode | None:
         return None
     whole = {gpu for each in state.allocations.values() for gpu, held in each.amounts.items() if held.cores >= CORES}
     gpus = [
-        msgspec.structs.replace(card, exclusive=card.device in whole)
-        for card in unit_candidates(state.hardware, units)
+        msgspec.structs.replace(card, usable=card.usable and card.device not in whole)
+        for card in shared_gpus(state.hardware, units)
         if card.device in units
     ]
     return AdmissionNode(name=state.node, cards=tuple(gpus))
@@ -251,7 +249,7 @@ def by_place(keys: Sequence[Key]) -> list[int]:
 def policy_of(topology: Topology, demand: PodDemand) -> str | None:
     """By which policy nodes are ranked for a pod; None: HAMi does not look at it."""
     asks = any(amount and topology.kind_of(name) in ("gpu", "slot") for name, amount in demand.devices.items())
-    return node_policy(demand.request.annotations) if asks else None
+    return node_policy(demand.annotations) if asks else None
 
 
 def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
@@ -262,7 +260,7 @@ def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
 def hami_node_score(state: NodeState) -> float:
     """HAMi's score of a node."""
     left = state.ownership.slots_left
-    return hami_gpus_score(usage_of_gpus(slot_candidates(state.hardware, left), left)) if left else 0.0
+    return hami_gpus_score(usage_of_gpus(shared_gpus(state.hardware, left), left)) if left else 0.0
 
 
 def hami_order(policy: str | None, score: float) -> tuple[float, ...]:

@@ -14,19 +14,18 @@ from itertools import accumulate, combinations
 from math import comb
 from typing import NamedTuple
 
-from topoalign.core.demand.shares import Share, SlotShare
+from topoalign.core.demand.shares import Share
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.derived_tables import computed_once
-from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.seam import Members
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
 from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, set_scorer
-from topoalign.core.state.share_amounts import SlotsLeft, UnitsLeft
+from topoalign.core.state.share_amounts import ShareLeft
 
 MOST_SETS = 1_000
 """Sets of NUMA nodes that are searched for the lowest; if there are more, the nodes with the most GPUs are taken."""
@@ -88,7 +87,7 @@ class WholeGpus:
 
 
 class GpuLeft(NamedTuple):
-    """What is left of a GPU that is shared. Memory is in bytes of a GPU in slots, in blocks of one in units."""
+    """What is left of a GPU that is shared. Memory is in bytes."""
 
     cores: int
     memory: int
@@ -105,32 +104,29 @@ class GpuLeft(NamedTuple):
         cores = self.cores / self.all_cores if self.all_cores else 0.0
         return min(cores, self.memory / self.all_memory) if self.all_memory else cores
 
-    def has(self, cores: int, memory: int, *, alone: bool) -> bool:
-        """Whether it has so much for one more container, which is to be `alone` on it."""
-        return self.slots > 0 and self.cores >= max(1, cores) and self.memory >= memory and (self.unused or not alone)
+    def has(self, asked: Amount, *, whole: bool) -> bool:
+        """Whether it has so much for one more container, which is to have the `whole` GPU."""
+        some = self.slots > 0 and self.cores >= max(1, asked.cores) and self.memory >= asked.memory
+        return some and (self.unused or not whole)
 
-    def less(self, cores: int, memory: int) -> "GpuLeft":
+    def less(self, asked: Amount) -> "GpuLeft":
         """The same after a container has got so much."""
-        return self._replace(cores=self.cores - cores, memory=self.memory - memory, slots=self.slots - 1, unused=False)
+        return self._replace(
+            cores=self.cores - asked.cores, memory=self.memory - asked.memory, slots=self.slots - 1, unused=False
+        )
 
 
 NOTHING_LEFT = GpuLeft(0, 0, 0, 0, 0, False)
 
 
-def left_in_slots(gpu: SlotsLeft | None) -> GpuLeft:
-    """What is left of a GPU in slots."""
+def gpu_left(gpu: ShareLeft | None) -> GpuLeft:
+    """What is left of a GPU in units or slots."""
     if gpu is None or not gpu.usable:
         return NOTHING_LEFT
     left = gpu.left
     offered = gpu.offered
-    return GpuLeft(left.cores, left.memory, offered.cores, offered.memory, gpu.slots, not gpu.sharers)
-
-
-def left_in_units(gpu: UnitsLeft | None) -> GpuLeft:
-    """What is left of a GPU in units."""
-    if gpu is None:
-        return NOTHING_LEFT
-    return GpuLeft(gpu.cores, gpu.blocks, CORES, gpu.all_blocks, gpu.cores, gpu.unused)
+    places = gpu.slots if gpu.all_slots else left.cores
+    return GpuLeft(left.cores, left.memory, offered.cores, offered.memory, places, gpu.unused)
 
 
 class SharedGpus:
@@ -142,12 +138,11 @@ class SharedGpus:
         self.order = SetOrder(scorer, [at for at, gpu in enumerate(gpus) if gpu.unused])
         self.taken: list[Members] = []
 
-    def take(self, share: SlotShare | Share) -> bool:
+    def take(self, share: Share) -> bool:
         """Takes a share for a container. False: too few GPUs have enough."""
         amounts = [amount_of_share(share, gpu) for gpu in self.gpus]
-        alone = share.whole or (isinstance(share, SlotShare) and share.rules.mutex)
         pairs = zip(self.gpus, amounts, strict=True)
-        enough = [at for at, (gpu, amount) in enumerate(pairs) if gpu.has(*amount, alone=alone)]
+        enough = [at for at, (gpu, amount) in enumerate(pairs) if gpu.has(amount, whole=share.whole)]
         if len(enough) < share.gpus:
             return False
         if share.gpus == 1:  # the GPU with the least left
@@ -156,7 +151,7 @@ class SharedGpus:
         unused = [at for at, gpu in enumerate(self.gpus) if gpu.unused]
         members = by_topology(self.scorer, enough, (), share.gpus, unused)
         for at in members:
-            self.gpus[at] = self.gpus[at].less(*amounts[at])
+            self.gpus[at] = self.gpus[at].less(amounts[at])
         self.taken.append(members)
         return True
 
@@ -181,13 +176,10 @@ class SharedGpus:
         return sum(gpu.part for gpu in self.gpus)
 
 
-def amount_of_share(share: SlotShare | Share, gpu: GpuLeft) -> tuple[int, int]:
-    """Cores and memory of a share of this GPU."""
-    if isinstance(share, SlotShare):
-        amount = share.amount_of(Amount(cores=gpu.all_cores, memory=gpu.all_memory))
-        return amount.cores, 0 if share.whole and not gpu.all_memory else amount.memory
-    part = share.of_each
-    return part.cores, gpu.all_memory if share.whole else part.blocks
+def amount_of_share(share: Share, gpu: GpuLeft) -> Amount:
+    """What a share is of this GPU. Of a GPU of unknown size cores alone count for whole ones."""
+    amount = share.amount_of(Amount(cores=gpu.all_cores, memory=gpu.all_memory))
+    return Amount(cores=amount.cores, memory=0) if share.whole and not gpu.all_memory else amount
 
 
 def seam_bandwidth(scorer: SetScorer, members: Members) -> float:

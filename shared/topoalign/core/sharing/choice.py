@@ -23,15 +23,14 @@ policy `topology` compares, the same among GPUs in use, and the first in order.
 from collections import Counter
 from collections.abc import Sequence
 
-from topoalign.core.demand.share_annotations import ANY_GPU, GpuOrder, GpuRules, Weights
-from topoalign.core.model.errors import InvalidField
+from topoalign.core.demand.share_annotations import GpuOrder, GpuRules, Weights
+from topoalign.core.demand.shares import Share, enough
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
 from topoalign.core.sharing.share_refusals import (
     OTHER_MODE,
     OTHER_TYPE,
     OTHER_UUID,
-    AmountMissing,
     MemoryAboveGpu,
     NoGpuAccepted,
     NotEnoughShareCores,
@@ -39,23 +38,19 @@ from topoalign.core.sharing.share_refusals import (
     NotEnoughShareMemory,
     NotEnoughShareSlots,
     NotEnoughUnusedGpus,
-    NothingAsked,
-    NotWholeGpus,
     ShareDoesNotFit,
     ShareFields,
     ShareSplit,
     describe_scattered_amounts,
     format_mib,
 )
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 # Finds the GPUs that have enough for a container, or why there are too few.
 #
 # The rule, in this order:
 #
-# - The request is valid: cores below 100, or a multiple of 100; with cores of a share goes memory; memory
-#   alone is a share, too. Whole GPUs are requested by `cores` (300) or by `cards` (100 of each of 3).
-# - A GPU may be chosen if it is healthy, not cordoned, and in the lists of models, modes and uuids.
+# - A GPU may be chosen if it is healthy, and in the lists of models, modes and uuids.
 # - A whole GPU is one of which nobody holds anything, and its memory is at least what is asked for.
 # - Of a GPU in use the cores, the memory and, if it is offered in slots, a slot have to be left. Memory alone needs a
 #   core that nobody holds: nothing limits the computing of such a share, and where all cores are held it would take
@@ -68,55 +63,27 @@ from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, Share
 SharedGpuList = Sequence[SharedGpu]
 
 
-def requested_gpu_count(request: ShareRequest, fields: ShareFields) -> int:
-    """The number of GPUs that are asked for. Raises InvalidField for what is invalid."""
-    cores = request.cores
-    memory = request.memory
-    gpus = request.cards
-    for field, amount, least in ((fields.cores, cores, 0), (fields.memory, memory, 0), (fields.cards, gpus, 1)):
-        if amount < least:
-            raise InvalidField(field, f"{amount} is below {least}", f"ask for {least} or more")
-    if not cores and not memory:
-        raise NothingAsked(fields)
-    if cores < WHOLE_GPU_CORES:
-        if cores and not memory:
-            raise AmountMissing(fields.memory, fields.cores)
-        return gpus
-    if cores % WHOLE_GPU_CORES:
-        raise NotWholeGpus(fields, cores)
-    if cores > WHOLE_GPU_CORES and gpus > 1:
-        raise InvalidField(
-            fields.cards,
-            f"{gpus} is given with {cores} cores, which are {cores // WHOLE_GPU_CORES} GPUs already",
-            f"ask for {WHOLE_GPU_CORES} cores of each of {gpus} GPUs, or for one number of cores alone",
-        )
-    return gpus * cores // WHOLE_GPU_CORES
-
-
-def positions_with_enough(
-    gpus: SharedGpuList, request: ShareRequest, size: int, rules: GpuRules, fields: ShareFields
-) -> list[int]:
-    """The positions of the GPUs that have enough, at least `size`. Raises ShareDoesNotFit if they are fewer."""
+def positions_with_enough(gpus: SharedGpuList, request: Share, fields: ShareFields) -> list[int]:
+    """The positions of the GPUs that have enough, as many as are asked for. Raises ShareDoesNotFit if they are fewer."""
+    size = request.gpus
+    rules = request.rules
     accepted = accepted_gpus(gpus, rules, fields)
     if len(accepted) < size:
         raise NotEnoughShareGpus(fields, size, len(accepted))
-    largest = max(gpus[at].memory for at in accepted)
+    largest = max(gpus[at].offered.memory for at in accepted)
     if request.memory > largest:
         raise MemoryAboveGpu(fields, request.memory, largest)
-    if request.cores >= WHOLE_GPU_CORES or rules.mutex:
+    if request.whole or rules.mutex:
         unused = [at for at in accepted if gpus[at].unused]
         if len(unused) < size:
             raise NotEnoughUnusedGpus(fields, size, len(unused))
         accepted = unused
-    if request.cores >= WHOLE_GPU_CORES:
-        whole = [at for at in accepted if gpus[at].memory >= request.memory]
-        if len(whole) < size:
-            raise NotEnoughShareMemory(fields, request.memory, size, [gpus[at].memory for at in accepted])
-        return whole
-    enough = [at for at in accepted if has_share_left(gpus[at], request)]
-    if len(enough) < size:
-        raise explain_misfit([gpus[at] for at in accepted], request, size, fields)
-    return enough
+    able = [at for at in accepted if enough(gpus[at], request)]
+    if len(able) < size:
+        if request.whole:
+            raise NotEnoughShareMemory(fields, request.memory, size, [gpus[at].offered.memory for at in accepted])
+        raise explain_misfit([gpus[at] for at in accepted], request, fields)
+    return able
 
 
 def accepted_gpus(gpus: SharedGpuList, rules: GpuRules, fields: ShareFields) -> list[int]:
@@ -130,10 +97,8 @@ def accepted_gpus(gpus: SharedGpuList, rules: GpuRules, fields: ShareFields) -> 
 
 def explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
     """Why a GPU may not be chosen, whatever is left of it; None if it may."""
-    if not gpu.healthy:
+    if not gpu.usable:
         return "not healthy"
-    if gpu.device in rules.cordoned:
-        return "cordoned"
     if not rules.types.takes_type(gpu.model):
         return OTHER_TYPE
     if not rules.takes_mode(gpu.mode):
@@ -141,23 +106,14 @@ def explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
     return None if rules.uuids.takes_uuid(gpu.device) else OTHER_UUID
 
 
-def has_share_left(gpu: SharedGpu, request: ShareRequest) -> bool:
-    """Whether a share is left of a GPU."""
-    return gpu.has_left(cores_needed(request), request.memory) and (not gpu.slots or gpu.slots_left > 0)
-
-
-def cores_needed(request: ShareRequest) -> int:
-    """The cores that a GPU needs to have left for a share; one for memory alone."""
-    return max(1, request.cores)
-
-
-def explain_misfit(gpus: SharedGpuList, request: ShareRequest, size: int, fields: ShareFields) -> ShareDoesNotFit:
+def explain_misfit(gpus: SharedGpuList, request: Share, fields: ShareFields) -> ShareDoesNotFit:
     """Why a share does not fit on so many of these GPUs, although they may be chosen."""
-    cores = cores_needed(request)
+    size = request.gpus
+    cores = max(1, request.cores)  # memory alone needs one as well
     memory = request.memory
-    cores_left = [gpu.cores_left for gpu in gpus]
-    memory_left = [gpu.memory_left for gpu in gpus]
-    slots_left = [gpu.slots_left if gpu.slots else 1 for gpu in gpus]
+    cores_left = [gpu.left.cores for gpu in gpus]
+    memory_left = [gpu.left.memory for gpu in gpus]
+    slots_left = [max(0, gpu.slots) if gpu.all_slots else 1 for gpu in gpus]
     if too_few(cores_left, cores, size):
         if sum(cores_left) < cores * size:
             return NotEnoughShareCores(fields, cores, size, cores_left)
@@ -172,7 +128,7 @@ def explain_misfit(gpus: SharedGpuList, request: ShareRequest, size: int, fields
         return NotEnoughShareSlots(fields, size, slots_left)
     amounts = f"a slot, {cores} cores and {format_mib(memory)} together"
     return ShareSplit(
-        fields.cores, describe_scattered_amounts(amounts, size, sum(has_share_left(gpu, request) for gpu in gpus))
+        fields.cores, describe_scattered_amounts(amounts, size, sum(enough(gpu, request) for gpu in gpus))
     )
 
 
@@ -198,35 +154,34 @@ FIELDS = ShareFields()
 
 def choose_gpus(
     gpus: Sequence[SharedGpu],
-    request: ShareRequest,
+    request: Share,
     scorer: SetScorer,
-    rules: GpuRules = ANY_GPU,
     fields: ShareFields = FIELDS,
 ) -> tuple[SharedGpu, ...]:
     """
     Chooses the GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by their positions there.
 
-    Raises InvalidField for an invalid request, and ShareDoesNotFit where the GPUs do not have it.
+    Raises ShareDoesNotFit where the GPUs do not have it.
     """
-    size = requested_gpu_count(request, fields)
-    enough = positions_with_enough(gpus, request, size, rules, fields)
-    choice = SetComparison(gpus, enough, request, scorer, rules)
-    sets = (choice.best(group, size) for group in groups_by_numa_node(gpus, enough, size, rules, fields))
+    able = positions_with_enough(gpus, request, fields)
+    choice = SetComparison(gpus, able, request, scorer)
+    sets = (choice.best(group, request.gpus) for group in groups_by_numa_node(gpus, able, request, fields))
     return tuple(gpus[at] for at in min(sets, key=choice.rank))
 
 
 def groups_by_numa_node(
-    gpus: Sequence[SharedGpu], enough: list[int], size: int, rules: GpuRules, fields: ShareFields
+    gpus: Sequence[SharedGpu], able: list[int], request: Share, fields: ShareFields
 ) -> list[list[int]]:
     """
     The GPUs among which a set has to be, the whole of it in one group: those of one NUMA node, or all.
 
     A GPU of an unknown NUMA node is in no group. Raises ShareSplit where no group has enough GPUs.
     """
-    if not rules.numa_bind or size == 1:
-        return [enough]
+    size = request.gpus
+    if not request.rules.numa_bind or size == 1:
+        return [able]
     by_node: dict[int, list[int]] = {}
-    for at in enough:
+    for at in able:
         node = gpus[at].numa_node
         if node is not None:
             by_node.setdefault(node, []).append(at)
@@ -241,19 +196,16 @@ def groups_by_numa_node(
 class SetComparison:
     """The data by which sets of GPUs are compared."""
 
-    def __init__(
-        self, gpus: Sequence[SharedGpu], enough: list[int], asked: ShareRequest, scorer: SetScorer, rules: GpuRules
-    ) -> None:
+    def __init__(self, gpus: Sequence[SharedGpu], able: list[int], asked: Share, scorer: SetScorer) -> None:
+        rules = asked.rules
         self.scorer = scorer
-        self.whole = asked.cores >= WHOLE_GPU_CORES
-        self.unused = frozenset(
-            at for at, gpu in enumerate(gpus) if gpu.unused and gpu.healthy and gpu.device not in rules.cordoned
-        )
+        self.whole = asked.whole
+        self.unused = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused)
         """GPUs that others can still take whole."""
         self.order = SetOrder(scorer, self.unused)
         by = GpuOrder.BEST_FIT if self.whole else rules.order
-        self.keys = {at: gpu_order_key(gpus[at], asked, by, rules.weights) for at in enough}
-        self.by_links = self.whole or by is GpuOrder.TOPOLOGY_AWARE or (asked.cards > 1 and by is GpuOrder.BEST_FIT)
+        self.keys = {at: gpu_order_key(gpus[at], asked, by, rules.weights) for at in able}
+        self.by_links = self.whole or by is GpuOrder.TOPOLOGY_AWARE or (asked.gpus > 1 and by is GpuOrder.BEST_FIT)
         """Whether links come first, before what the GPUs have left."""
 
     def best(self, group: list[int], size: int) -> Members:
@@ -284,28 +236,31 @@ class SetComparison:
         )
 
 
-def gpu_order_key(gpu: SharedGpu, asked: ShareRequest, order: GpuOrder, weights: Weights) -> Key:
+def gpu_order_key(gpu: SharedGpu, asked: Share, order: GpuOrder, weights: Weights) -> Key:
     """The key that sorts GPUs, the best first, without regard to links."""
     if order in (GpuOrder.BEST_FIT, GpuOrder.TOPOLOGY_AWARE):
+        left = gpu.left
         return (
-            gpu.cores_left,  # the one with the fewest cores left,
-            gpu.memory_left // MEMORY_BLOCK,  # then the least memory,
+            left.cores,  # the one with the fewest cores left,
+            left.memory // MEMORY_BLOCK,  # then the least memory,
             gpu.processes,  # then the fewest processes
         )
     full = gpu_fullness(gpu, asked, weights)
     return (-full if order is GpuOrder.BINPACK else full,)
 
 
-def gpu_fullness(gpu: SharedGpu, asked: ShareRequest, weights: Weights) -> float:
+def gpu_fullness(gpu: SharedGpu, asked: Share, weights: Weights) -> float:
     """
     How full a GPU would be with the share on it: the weighted sum of its parts that are held, rounded to 9 digits.
 
     With equal weights a GPU without slots that has 30 of 100 cores and 2 of 8 GiB held is at 0.3 + 0.25; 20 cores and 1 GiB
     more make it 0.875.
     """
+    offered = gpu.offered
+    held = gpu.held
     parts = (
-        (weights.slot, gpu.slots_held + 1, gpu.slots),
-        (weights.core, gpu.cores_held + asked.cores, gpu.cores),
-        (weights.memory, gpu.memory_held + max(asked.memory, gpu.memory * asked.percentage // 100), gpu.memory),
+        (weights.slot, gpu.sharers + 1, gpu.all_slots),
+        (weights.core, held.cores + asked.cores, offered.cores),
+        (weights.memory, held.memory + max(asked.memory, offered.memory * asked.percentage // 100), offered.memory),
     )
     return round(sum(weight * held / offered for weight, held, offered in parts if offered), 9)

@@ -25,28 +25,24 @@ from topoalign.core.demand.share_annotations import (
     USE_TYPE,
     USE_UUID,
     VGPU_MODE,
-    GpuRules,
     Published,
     Selection,
     list_annotation_paths,
 )
 from topoalign.core.demand.shares import (
-    Left,
     Share,
-    SlotShare,
-    SlotsOfGpus,
+    SharesLeft,
     are_on_one_node,
+    enough,
     gpus_of_numa_nodes,
-    gpus_with_slots,
-    has_slot_for,
+    gpus_with_enough,
     instance_memory,
     may_be_on,
     mode_of,
     numa_node_of,
     on_one_node,
     resources_in_slots,
-    share_from_units,
-    slots_asked,
+    share_in_units,
     unit_of,
 )
 from topoalign.core.hints.device_hints import gpus_for_units, slots_for, taken_over, units_on_gpus
@@ -66,7 +62,7 @@ from topoalign.core.placement.device_choice import DeviceChoice
 from topoalign.core.placement.gpus.seam import gpu_scores
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.choice import accepted_gpus, choose_gpus
+from topoalign.core.sharing.choice import FIELDS, accepted_gpus, choose_gpus
 from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
 from topoalign.core.sharing.share_refusals import (
     UNALIGNED,
@@ -79,12 +75,13 @@ from topoalign.core.sharing.share_refusals import (
     SlotsBeyondNumaNode,
     WholeGpuInUse,
 )
-from topoalign.core.sharing.shared_gpus import SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import (
     NONE_HELD,
     NOTHING,
+    ShareLeft,
     held_by_slot,
     held_of_gpus,
     larger_amount,
@@ -110,50 +107,22 @@ SHARE = "share"
 """The name in refusals of a container's units of both kinds."""
 
 
-def unit_candidates(topology: Topology, left: Left) -> tuple[SharedGpu, ...]:
-    """All GPUs of the machine, in its order; those that are not in units have nothing left."""
-    found = []
-    for gpu in topology.gpus:
-        units = left.get(gpu.id)
-        found.append(
-            SharedGpu(
-                device=gpu.id,
-                index=gpu.index,
-                minor=gpu.index if gpu.minor is None else gpu.minor,
-                model=gpu.name,
-                memory=units.all_blocks * MEMORY_BLOCK if units else 0,
-                cores_held=CORES - units.cores if units else CORES,
-                memory_held=(units.all_blocks - units.blocks) * MEMORY_BLOCK if units else 0,
-                processes=units.sharers if units else 0,
-                exclusive=units is None,
-            )
-        )
-    return tuple(found)
-
-
 def choose_gpus_for_units(
-    topology: Topology, left: Left, share: Share, among: Iterable[DeviceID], compat: str
+    topology: Topology, left: SharesLeft, share: Share, among: Iterable[DeviceID], compat: str
 ) -> tuple[DeviceID, ...]:
     """
     The GPUs, of these, that a container gets its units of; () where none have enough left. `compat`: as in the rules of the
     node; gpu-manager has no shares of several GPUs.
     """
-    part = share.of_each
-    request = ShareRequest(
-        cores=share.cores if share.whole else part.cores,
-        memory=part.blocks * MEMORY_BLOCK,
-        cards=1 if share.whole else share.gpus,
-    )
-    gpus = unit_candidates(topology, left)
-    some = tuple(among)
+    some = frozenset(among)
     try:
-        if compat == "gaia" and request.cards == 1:
-            chosen = choose_gpus_as_gaia(topology, gpus, request, frozenset(some))
-        else:
-            chosen = choose_gpus(gpus, request, set_scorer(topology), GpuRules(uuids=Selection(wanted=some)))
+        if compat == "gaia" and (share.whole or share.gpus == 1):
+            asked = Amount(cores=share.cores * share.gpus, memory=share.memory)
+            every = tuple(shared_gpu(topology, gpu.id, gpu, left) for gpu in topology.gpus)
+            return tuple(gpu.device for gpu in choose_gpus_as_gaia(topology, every, asked, some))
+        return choose_gpus_for_share(topology, left, share, some)
     except (InvalidField, ShareDoesNotFit):
         return ()
-    return tuple(gpu.device for gpu in chosen)
 
 
 class UnitChooser:
@@ -176,7 +145,7 @@ class UnitChooser:
         """
         healthy = self._state.ownership.usable(self._resource)
         gpus = gpus_for_units(self._state, self._container)
-        cards = self._share.cards
+        cards = 1 if self._share.whole else self._share.gpus  # whole ones are counted where they are chosen
         found = healthy & units_on_gpus(self._state, gpus, self._resource)
         if healthy and (not found or len(gpus) < cards):
             lacking = "no GPU has" if cards == 1 else f"{len(gpus)} GPUs, and not {cards}, have"
@@ -217,7 +186,7 @@ class UnitChooser:
 
 def with_missing(
     topology: Topology,
-    left: Left,
+    left: SharesLeft,
     share: Share,
     gpus: Sequence[DeviceID],
     among: Iterable[DeviceID],
@@ -227,11 +196,7 @@ def with_missing(
     missing = share.gpus - len(gpus)
     if missing <= 0:
         return tuple(gpus)
-    rest = share._replace(
-        cores=share.cores * missing // share.gpus,
-        blocks=share.blocks * missing // share.gpus,
-        cards=1 if share.whole else missing,
-    )
+    rest = share._replace(gpus=missing)
     others = choose_gpus_for_units(topology, left, rest, (gpu for gpu in among if gpu not in gpus), compat)
     return (*gpus, *others) if others else ()
 
@@ -272,14 +237,14 @@ def check_units(
     by then. `devices`: resource -> what it would get.
     """
     amounts = amounts_of(device for ids in devices.values() for device in ids)
-    check_gpus(amounts, gpus=share.cards)
+    check_gpus(amounts, gpus=1 if share.whole else share.gpus)
     own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
     live = [each for each in state.allocations.values() if each.id not in own]
     for each in preventing_allocations(live, amounts):
         raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), allocation_title(each), SHARE)
     if not any(each.cores for each in amounts.values()):
         held = held_of_gpus(each for each in live if not amounts.keys().isdisjoint(each.amounts))
-        if spent := [gpu for gpu in amounts if held.get(gpu, NOTHING).cores >= CORES]:
+        if spent := [gpu for gpu in amounts if held.get(gpu, NOTHING).amount.cores >= CORES]:
             raise ShareSplit(
                 SHARE, f"all computing time of {quoted(spent)} is held, and memory alone would take some", WAIT
             )
@@ -316,6 +281,9 @@ def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int
 # slots.
 
 
+NOTHING_LEFT = ShareLeft(offered=NONE_HELD, usable=False)
+
+
 @computed_once
 def shareable_devices(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
     """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
@@ -339,35 +307,28 @@ def link_scorer(topology: Topology) -> SetScorer:
     return SetScorer([[0 if a is None or b is None else scores[a][b] for b in rows] for a in rows])
 
 
-def slot_candidates(topology: Topology, left: SlotsOfGpus) -> tuple[SharedGpu, ...]:
-    """All GPUs and instances of `shareable_devices`; those that are not in slots have nothing left."""
-    in_slots = offers_in_slots(topology)
-    found = []
-    for base, gpu in shareable_devices(topology):
-        here = left.get(base)
-        offered, held = (here.offered, here.held) if here else (NONE_HELD, NONE_HELD)
-        if here and here.profiles:  # whether an instance fits is known already: what is left decides the order alone
-            held = Amount(cores=0, memory=offered.memory - here.left.memory)
-        found.append(
-            SharedGpu(
-                device=base,
-                index=gpu.index,
-                minor=gpu.index if gpu.minor is None else gpu.minor,
-                numa_node=numa_node_of(topology, gpu.id),
-                model=gpu.name,
-                mode=mode_of(in_slots[base]) if base in in_slots else "",
-                healthy=here is not None and here.usable,
-                cores=offered.cores,
-                memory=offered.memory,
-                slots=here.all_slots if here else 0,
-                cores_held=held.cores,
-                memory_held=held.memory,
-                slots_held=here.sharers if here else 0,
-                processes=here.sharers if here else 0,
-                exclusive=here is None,
-            )
-        )
-    return tuple(found)
+def shared_gpus(topology: Topology, left: SharesLeft) -> tuple[SharedGpu, ...]:
+    """All GPUs and instances of `shareable_devices`, of which so much is left."""
+    return tuple(shared_gpu(topology, base, gpu, left) for base, gpu in shareable_devices(topology))
+
+
+def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -> SharedGpu:
+    """One of them; nothing is left of one that `left` does not have. `gpu`: itself, or of which it is an instance."""
+    here = left.get(base, NOTHING_LEFT)
+    offer = offers_in_slots(topology).get(base)
+    if here.profiles:  # whether an instance fits is known already: what is left decides the order alone
+        held = Amount(cores=0, memory=here.offered.memory - here.left.memory)
+        here = msgspec.structs.replace(here, held=held, profiles=())
+    return SharedGpu(
+        device=base,
+        index=gpu.index,
+        minor=gpu.index if gpu.minor is None else gpu.minor,
+        numa_node=numa_node_of(topology, gpu.id),
+        model=gpu.name,
+        mode=mode_of(offer) if offer else "",
+        processes=here.sharers,
+        **msgspec.structs.asdict(here),
+    )
 
 
 def share_fields(topology: Topology, resource: ResourceName, published: Published) -> ShareFields:
@@ -386,32 +347,30 @@ def share_fields(topology: Topology, resource: ResourceName, published: Publishe
     )
 
 
-def choose_gpus_for_slots(
-    topology: Topology, left: SlotsOfGpus, share: SlotShare, among: Iterable[DeviceID], fields: ShareFields
+def choose_gpus_for_share(
+    topology: Topology, left: SharesLeft, share: Share, among: Collection[DeviceID], fields: ShareFields = FIELDS
 ) -> tuple[DeviceID, ...]:
-    """The GPUs, of these, of each of which a container gets a slot. Raises ShareDoesNotFit where too few would do."""
-    gpus = {gpu for gpu in among if gpu in left}
-    every = slot_candidates(topology, left)
-    cards = [card for card in every if card.device in gpus]
+    """The GPUs, of these, of each of which a container gets its part. Raises ShareDoesNotFit where too few would do."""
+    every = shared_gpus(topology, left)
+    cards = [card for card in every if card.device in among and card.device in left]
     whole = [msgspec.structs.replace(card, device=topology.card_of(card.device)) for card in cards]
     accepted = [cards[at].device for at in accepted_gpus(whole, share.rules, fields)]
-    enough = [gpu for gpu in accepted if has_slot_for(left[gpu], share)]
-    if share.rules.hami and len(on_one_node(topology, share, enough)) >= share.gpus:
-        return choose_as_hami(topology, cards, left, share, enough, fields)
-    wanted = enough if len(enough) >= share.gpus else accepted
-    # the least of them, where GPUs of different sizes are asked for by a percentage: each of `enough` has its own; and a
-    # byte of GPUs so small that it is none
+    able = [gpu for gpu in accepted if enough(left[gpu], share)]
+    if share.rules.hami and len(on_one_node(topology, share, able)) >= share.gpus:
+        return choose_as_hami(topology, cards, left, share, able, fields)
+    wanted = able if len(able) >= share.gpus else accepted
+    # the least of them, where GPUs of different sizes are asked for by a percentage: each of `able` has its own
     asked = [share.amount_of(left[gpu].offered) for gpu in wanted]
-    request = ShareRequest(
+    least = share._replace(
         cores=CORES if share.whole else min(CORES - 1, *(each.cores for each in asked)),
-        memory=max(1, min(each.memory for each in asked)),
+        memory=min(each.memory for each in asked),
         percentage=0 if share.memory else share.percentage,
-        cards=share.gpus,
+        parts=0,
+        rules=msgspec.structs.replace(share.rules, uuids=Selection(wanted=tuple(wanted))),
     )
-    rules = msgspec.structs.replace(share.rules, uuids=Selection(wanted=tuple(wanted)))
-    chosen = choose_gpus(every, request, link_scorer(topology), rules, fields)
-    if len(enough) < share.gpus:
-        raise NotEnoughShareGpus(fields, share.gpus, len(enough))
+    chosen = choose_gpus(every, least, link_scorer(topology), fields)
+    if len(able) < share.gpus:
+        raise NotEnoughShareGpus(fields, share.gpus, len(able))
     return tuple(card.device for card in chosen)
 
 
@@ -419,18 +378,23 @@ class SlotChooser:
     """Chooses the slots of one container."""
 
     def __init__(
-        self, state: NodeState, container: ContainerDemand, share: SlotShare, affinity: Mask | None = None
+        self,
+        state: NodeState,
+        container: ContainerDemand,
+        share: Share,
+        resource: ResourceName,
+        affinity: Mask | None = None,
     ) -> None:
         """`affinity`: the NUMA nodes to which the container is aligned; None: to none."""
         self._state = state
         self._container = container
         self._share = share
-        self.resource = share.resource
+        self.resource = resource
         self._affinity = affinity
         self._left = state.ownership.slots_left
-        self._fields = share_fields(state.hardware, share.resource, container.gpu_annotations)
+        self._fields = share_fields(state.hardware, resource, container.gpu_annotations)
         held = held_by_pod(state, container)
-        self._own = own_amounts(state.hardware, held, reusable_devices(held, share.resource))
+        self._own = own_amounts(state.hardware, held, reusable_devices(held, resource))
 
     def room(self) -> DeviceSet:
         """
@@ -438,7 +402,7 @@ class SlotChooser:
         too few.
         """
         self.check_room()
-        found = slots_for(self._state, self._container, self._share.resource)
+        found = slots_for(self._state, self._container, self.resource)
         near = found.devices.some(slot for slot in found if self._is_near(base_of(slot)))
         return near if len(near) >= self._share.gpus - len(self._own) else found
 
@@ -535,13 +499,11 @@ class SlotChooser:
         share = self._share
         left = self._left
         if len({*gpus}) < len(gpus):
-            able = {*gpus_with_slots(left, share, hardware), *self._own}
+            able = {*gpus_with_enough(hardware, left, share), *self._own}
             return f"some are of one GPU: {several_of_one_gpu(hardware, self.resource, gpus, able)[0]}"
         if unwanted := [gpu for gpu in gpus if gpu in left and not may_be_on(hardware, share, gpu)]:
             return f"{quoted(sorted(unwanted))} is not what the pod's annotations accept"
-        if lacking := [
-            gpu for gpu in gpus if gpu not in left or not has_slot_for(left[gpu], share, self._own.get(gpu))
-        ]:
+        if lacking := [gpu for gpu in gpus if gpu not in left or not enough(left[gpu], share, self._own.get(gpu))]:
             return f"of {quoted(sorted(lacking))} not enough is left"
         if share.rules.numa_bind and not are_on_one_node(hardware, gpus):
             return f"{quoted(sorted(gpus))} are not on one NUMA node"
@@ -553,7 +515,7 @@ class SlotChooser:
         rest = self._share._replace(gpus=missing)
         others = [gpu for gpu in among if gpu not in own]
         near = on_one_node(topology, self._share, others, own) if own else others
-        return choose_gpus_for_slots(topology, self._left, rest, near, self._fields)
+        return choose_gpus_for_share(topology, self._left, rest, near, self._fields)
 
     def amounts(self, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
         """What the container asks for by each of these slots, also by those that it takes over (`with_peaks`)."""
@@ -613,8 +575,10 @@ def own_amounts(
 
 def slot_chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask | None = None) -> SlotChooser | None:
     """Chooses the container's slots, near this affinity if it can; None: it asks for none."""
-    share = slots_asked(state.hardware, container.devices, container.gpu_annotations, as_hami=container.as_hami)
-    return None if share is None else SlotChooser(state, container, share, affinity)
+    share = container.share(state.hardware)
+    if share is None or share.resource is None:
+        return None
+    return SlotChooser(state, container, share, share.resource, affinity)
 
 
 def slots_given(
@@ -669,7 +633,7 @@ def chooser_of(
     """
     hardware = state.hardware
     share = (
-        share_from_units(hardware, container.devices, container.cards)
+        share_in_units(hardware, container.devices, container.cards)
         if unit_of(hardware, resource) is not None
         else None
     )
@@ -686,7 +650,7 @@ def check_shares(
     devices: Mapping[ResourceName, Sequence[DeviceID]],
 ) -> None:
     """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together; accepts all others."""
-    share = share_from_units(state.hardware, container.devices, container.cards)
+    share = share_in_units(state.hardware, container.devices, container.cards)
     if share is not None:
         check_units(state, demand, devices, share)
     chooser = slot_chooser_of(state, container) if offers_in_slots(state.hardware) else None

@@ -25,9 +25,9 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from topoalign.core.demand import share_annotations as names
-from topoalign.core.demand.field_paths import containers_with_paths, in_manifest
+from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.gangs import annotation_path, gang_of
-from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.share_annotations import (
     InvalidShare,
@@ -40,20 +40,21 @@ from topoalign.core.demand.share_annotations import (
 from topoalign.core.demand.shares import (
     USUAL_NAMES,
     USUAL_SLOTS,
-    Share,
     SlotResources,
     UnitResources,
     check_amounts,
     check_equal_parts,
-    check_share,
+    check_units_asked,
     read_gpu_count,
+    share_of_units,
     slot_resources,
+    unit_amount,
     unit_resource_names,
     unit_resources,
 )
 from topoalign.core.demand.unserved import check_not_passed_over
 from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
-from topoalign.core.deviceshare.demand import JointDemand, check_keys, is_joint
+from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
@@ -62,6 +63,7 @@ from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
+from topoalign.core.state.share_amounts import sum_amounts
 
 # Which of Koordinator's annotations about devices are invalid together with shares of GPUs.
 #
@@ -70,21 +72,20 @@ from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShare
 # node with slots has none of.
 
 
-def joint_key(pod: PodRequest) -> str | None:
+def joint_key(demand: PodDemand) -> str | None:
     """The first of these annotations that the pod has; None: it has none."""
-    return next((key for key in ANNOTATIONS if key in pod.annotations), None)
+    return next((key for key in ANNOTATIONS if key in demand.annotations), None)
 
 
-def check_not_joint(pod: PodRequest) -> None:
+def check_not_joint(demand: PodDemand) -> None:
     """
     Raises InvalidShare for an annotation of Koordinator where no container asks for what these are about: whole GPUs and
-    NICs, and GPUs by its own names. `pod`: valid, and asks for units.
+    NICs, and GPUs by its own names. `demand`: asks for units.
     """
-    key = joint_key(pod)
+    key = joint_key(demand)
     if key is None:
         return
-    asked = (amounts for _, each in containers_with_paths(pod) for amounts in (each.limits, each.requests))
-    if any(amounts.get(name) for amounts in asked for name in JOINT_RESOURCES):
+    if any(each.asked.get(name) for each in demand.containers for name in JOINT_RESOURCES):
         return  # what that container asks for is decided by them, and their content is checked
     raise InvalidShare(
         f"{annotation_path(key)}: {without_effect('units')}",
@@ -92,24 +93,25 @@ def check_not_joint(pod: PodRequest) -> None:
     )
 
 
-def check_joint_memory(pod: PodRequest, asked: Iterable[JointDemand | None], offered: UnitResources) -> None:
+def check_joint_memory(demand: PodDemand, offered: UnitResources) -> None:
     """
     Raises MemoryAboveGpu for a container that asks by Koordinator's name for more bytes of each GPU than the largest one in
-    units has. `asked`: what each container asks for together, in the order of `containers_with_paths`.
+    units has.
     """
     largest = offered.most * MEMORY_BLOCK
-    for (where, _), demand in zip(containers_with_paths(pod), asked, strict=True):
-        memory = 0 if demand is None or demand.gpu is None else demand.gpu.each.get(GPU_BYTES, 0)
+    for container in demand.containers:
+        gpu = container.joint.gpu if container.joint is not None else None
+        memory = 0 if gpu is None else gpu.each.get(GPU_BYTES, 0)
         if memory > largest:
-            raise MemoryAboveGpu(ShareFields(memory=f"{where}.resources.limits[{GPU_BYTES}]"), memory, largest)
+            raise MemoryAboveGpu(ShareFields(memory=f"{container.path}.resources.limits[{GPU_BYTES}]"), memory, largest)
 
 
-def check_slots_not_joint(pod: PodRequest, offered: SlotResources) -> None:
+def check_slots_not_joint(demand: PodDemand, offered: SlotResources) -> None:
     """
-    Raises InvalidShare for such an annotation of a pod with slots, where whole GPUs have their name. `pod`: valid, and asks
+    Raises InvalidShare for such an annotation of a pod with slots, where whole GPUs have their name. `demand`: asks
     for these slots or for amounts of them.
     """
-    key = joint_key(pod)
+    key = joint_key(demand)
     if key is not None and offered.resource in JOINT_RESOURCES:
         raise InvalidShare(
             f"{annotation_path(key)}: {without_effect('slots')}",
@@ -130,8 +132,10 @@ def check_pod(
     otherwise: Collection[ResourceName] = (),
     *,
     by_kubelet: bool = False,
-) -> None:
+) -> PodDemand:
     """
+    The demand of a pod by the rules of any kubelet.
+
     Raises InvalidField for what no node would take, and InvalidShare, MemoryAboveGpu and NotEnoughShareGpus where none of
     the ways in which units are `offered`, or `slots`, could serve what is asked for in them. `otherwise`: what nodes offer
     in another way than in slots. Where kubelets decide on all nodes (`by_kubelet`) also PassedOverByKubelet.
@@ -140,27 +144,28 @@ def check_pod(
         gang_of(pod)
         read_gpu_count(pod.annotations)
         valid = validate_pod(pod)
+        demand = pod_demand(valid, AdmissionRules(mode=Mode.KUBELET, compat=compat))
         if is_joint(pod.annotations):
-            for mode in Mode:
-                pod_demand(valid, AdmissionRules(mode=mode, compat=compat))
+            pod_demand(valid, AdmissionRules(mode=Mode.BEST, compat=compat))
         else:  # then no mode refuses anything else of a valid pod
             check_keys(pod.annotations)
     except InvalidField as error:
         raise in_manifest(error) from error
     if by_kubelet:
-        check_not_passed_over(pod)
+        check_not_passed_over(demand)
     units = sorted(offered, key=lambda each: (-each.most, each))
     is_known = offered or slots or otherwise  # by which names shares are asked for
     if is_known:
-        check_ways(pod, units, slots)
-        check_unlisted_amounts(pod, {*otherwise, *(name for each in slots for name in each.slots.resources)})
-    check_one(partial(check_asked, pod, each) for each in units if asks_for(pod, each))
+        check_ways(demand, units, slots)
+        check_unlisted_amounts(demand, {*otherwise, *(name for each in slots for name in each.slots.resources)})
+    check_one(partial(check_asked, demand, each) for each in units if asks_for(demand, each))
     if is_known:
-        check_spread(pod, units)
-    by_amounts = sorted(slots, key=lambda each: (not asks_for_slots(pod, each), -each.most, each.resource))
+        check_spread(demand, units)
+    by_amounts = sorted(slots, key=lambda each: (not asks_for_slots(demand, each), -each.most, each.resource))
     check_one(
-        partial(check_slots_asked, pod, each, compat) for each in by_amounts if is_for_slots(pod, each, otherwise)
+        partial(check_slots_asked, demand, each, compat) for each in by_amounts if is_for_slots(demand, each, otherwise)
     )
+    return demand
 
 
 class Offers(NamedTuple):
@@ -190,14 +195,25 @@ def offers_of_machines(machines: Iterable[Topology]) -> Offers:
     return Offers(tuple(units), tuple(slots), frozenset(otherwise))
 
 
-def check_shares_known(pod: PodRequest, machine: Topology) -> None:
+def check_shares_known(demand: PodDemand, machine: Topology) -> None:
     """
     Raises InvalidShare for what `check_pod` refuses of amounts that this machine does not offer, and of units and slots in
-    one container; a decision looks at what the machine offers. `pod`: valid.
+    one container; a decision looks at what the machine offers.
     """
     offers = offers_of_machines((machine,))
-    check_ways(pod, offers.units, offers.slots)
-    check_unlisted_amounts(pod, offers.names.union(each.resource for each in machine.others))
+    check_ways(demand, offers.units, offers.slots)
+    check_unlisted_amounts(demand, offers.names.union(each.resource for each in machine.others))
+
+
+def check_shares_on(demand: PodDemand, machine: Topology) -> None:
+    """Raises InvalidShare, MemoryAboveGpu and NotEnoughShareGpus for what a node with this hardware takes from no pod."""
+    units = unit_resources(machine)
+    if units is not None:
+        check_asked(demand, units)
+        check_joint_memory(demand, units)
+    check_spread(demand, () if units is None else (units,))
+    for slots in slot_resources(machine):
+        check_slots_asked(demand, slots, demand.rules.compat)
 
 
 def check_one(checks: Iterable[Callable[[], None]]) -> None:
@@ -214,28 +230,29 @@ def check_one(checks: Iterable[Callable[[], None]]) -> None:
         raise refusal
 
 
-def check_asked(pod: PodRequest, offered: UnitResources) -> None:
+def check_asked(demand: PodDemand, offered: UnitResources) -> None:
     """
     Raises InvalidShare, MemoryAboveGpu and NotEnoughShareGpus for what is asked for in units that are offered so. `pod`:
     valid.
     """
-    if not asks_for(pod, offered):
+    if not asks_for(demand, offered):
         return
-    for where, container in containers_with_paths(pod):
-        check_container(where, container.limits, offered, read_gpu_count(pod.annotations))
-    check_no_choice(pod.annotations)
-    check_not_joint(pod)
+    gpus = read_gpu_count(demand.annotations)
+    for container in demand.containers:
+        check_container(container, offered, gpus)
+    check_no_choice(demand.annotations)
+    check_not_joint(demand)
 
 
-def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
+def check_spread(demand: PodDemand, offered: Iterable[UnitResources]) -> None:
     """
     Raises InvalidShare where a pod asks to spread its units over a number of GPUs, and asks for no units of those that are
-    `offered`, nor for any under their usual names. `pod`: valid.
+    `offered`, nor for any under their usual names.
     """
-    if CARDS not in pod.annotations:
+    if CARDS not in demand.annotations:
         return
     units = unit_resource_names(offered)
-    if all(units.isdisjoint(container.limits) for _, container in containers_with_paths(pod)):
+    if all(units.isdisjoint(container.asked) for container in demand.containers):
         raise InvalidShare(
             f"{annotation_path(CARDS)}: spreads units of GPUs, and no container asks for any",
             f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; the number of whole GPUs or of slots "
@@ -243,49 +260,46 @@ def check_spread(pod: PodRequest, offered: Iterable[UnitResources]) -> None:
         )
 
 
-def check_ways(pod: PodRequest, units: Iterable[UnitResources], slots: Collection[SlotResources]) -> None:
+def check_ways(demand: PodDemand, units: Iterable[UnitResources], slots: Collection[SlotResources]) -> None:
     """
     Raises InvalidShare for a container that asks for units of GPUs and for slots, or an amount of them, whichever nodes
     offer the one and the other; what nobody offers, under the usual names.
     """
     in_units = unit_resource_names(units)
     ways = [USUAL_SLOTS, *sorted(slots, key=lambda each: each.resource)]
-    for where, container in containers_with_paths(pod):
-        limits = {name: amount for name, amount in container.limits.items() if name not in in_units}
+    for container in demand.containers:
+        limits = {name: amount for name, amount in container.asked.items() if name not in in_units}
         others = [name for each in ways for name in names_in_slots(limits, each)]
-        check_one_way(where, sorted(name for name in in_units if container.limits.get(name)), others)
+        check_one_way(container.path, sorted(name for name in in_units if container.asked.get(name)), others)
 
 
-def asks_for(pod: PodRequest, offered: UnitResources) -> bool:
+def asks_for(demand: PodDemand, offered: UnitResources) -> bool:
     """Whether a container names one of these units, if only with 0."""
     units = dict(offered.units)
-    return any(not units.keys().isdisjoint(each.limits) for _, each in containers_with_paths(pod))
+    return any(not units.keys().isdisjoint(each.asked) for each in demand.containers)
 
 
-def check_container(
-    where: str, limits: Mapping[ResourceName, int], offered: UnitResources, gpus: int | None = None
-) -> None:
-    """The same for one container, at the path `where`. `gpus`: over how many GPUs its units are spread; None: not given."""
-    amounts = {"cores": 0, "memory": 0}
+def check_container(container: ContainerDemand, offered: UnitResources, gpus: int | None) -> None:
+    """The same for one container. `gpus`: over how many GPUs its units are spread; None: not given."""
+    where = container.path
+    limits = container.asked
     units = {name: unit for name, unit in offered.units if name in limits}
     if not units:
         return
-    for name, unit in units.items():
+    for name in units:
         if not limits[name]:
             raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
-        amounts[unit] += limits[name]
     others = {name: amount for name, amount in limits.items() if name not in units}
     whole = [name for name in (*offered.others, *map(ResourceName, GPU_RESOURCES)) if others.get(name)]
     check_one_way(where, units, [*whole, *names_in_slots(others, USUAL_SLOTS)])
-    share = Share(amounts["cores"], amounts["memory"])
+    asked = sum_amounts(unit_amount(unit, limits[name]) for name, unit in units.items())
     fields = offered.fields(where)
-    check_share(share, fields)
+    check_units_asked(asked, fields)
     if gpus is not None:
-        share = share._replace(cards=gpus)
-        check_equal_parts(share, fields)
+        check_equal_parts(asked, gpus, fields)
         if gpus > offered.gpus:
             raise NotEnoughShareGpus(ShareFields(cards=annotation_path(CARDS)), gpus, offered.gpus)
-    of_each = -(-share.blocks // share.gpus)
+    of_each = share_of_units(asked, gpus or 1).memory // MEMORY_BLOCK
     if of_each > offered.most:
         raise MemoryAboveGpu(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
 
@@ -297,40 +311,40 @@ NOT_OF_UNITS = tuple(key for key in names.OF_PODS if key != names.NODE_POLICY)
 """Annotations that choose GPUs, which have no effect on units."""
 
 
-def check_unlisted_amounts(pod: PodRequest, known: Collection[ResourceName]) -> None:
+def check_unlisted_amounts(demand: PodDemand, known: Collection[ResourceName]) -> None:
     """
     Raises InvalidShare for what no node with slots takes, where a pod names amounts as HAMi does, by names that are not
-    `known`. It may come without a number of GPUs: by which name it asks for slots is not known either. `pod`: valid.
+    `known`. It may come without a number of GPUs: by which name it asks for slots is not known either.
     """
     unlisted = {*USUAL_SLOTS.slots.resources}.difference(known)
-    for where, container in containers_with_paths(pod):
-        amounts = {name: amount for name, amount in container.limits.items() if name in unlisted}
+    for container in demand.containers:
+        amounts = {name: amount for name, amount in container.asked.items() if name in unlisted}
         if amounts:
-            number = container.limits.get(USUAL_SLOTS.resource, 1)
-            check_amounts(where, {USUAL_SLOTS.resource: number, **amounts}, USUAL_SLOTS)
+            number = container.asked.get(USUAL_SLOTS.resource, 1)
+            check_amounts(container.path, {USUAL_SLOTS.resource: number, **amounts}, USUAL_SLOTS)
             read_gpu_rules(
-                read_gpu_annotations(pod.annotations), as_hami=True
+                read_gpu_annotations(demand.annotations), as_hami=True
             )  # takes all that topoalign's own reading takes
 
 
-def check_slots_asked(pod: PodRequest, offered: SlotResources, compat: Compat = "") -> None:
-    """Raises InvalidShare for what is asked for of GPUs that are offered in slots so. `pod`: valid."""
-    for where, container in containers_with_paths(pod):
-        units = [name for name in USUAL_NAMES if container.limits.get(name)]
-        check_one_way(where, units, names_in_slots(container.limits, offered))
-    if names_amounts(pod, offered):
-        for where, container in containers_with_paths(pod):
-            check_amounts(where, container.limits, offered)
-        read_gpu_rules(read_gpu_annotations(pod.annotations), as_hami=compat == "hami")
-    elif asks_for_slots(pod, offered):
-        check_says_nothing(pod.annotations, offered)
+def check_slots_asked(demand: PodDemand, offered: SlotResources, compat: Compat = "") -> None:
+    """Raises InvalidShare for what is asked for of GPUs that are offered in slots so."""
+    for container in demand.containers:
+        units = [name for name in USUAL_NAMES if container.asked.get(name)]
+        check_one_way(container.path, units, names_in_slots(container.asked, offered))
+    if names_amounts(demand, offered):
+        for container in demand.containers:
+            check_amounts(container.path, container.asked, offered)
+        read_gpu_rules(read_gpu_annotations(demand.annotations), as_hami=compat == "hami")
+    elif asks_for_slots(demand, offered):
+        check_says_nothing(demand.annotations, offered)
     else:
         return
-    check_weights_meant(pod.annotations)
+    check_weights_meant(demand.annotations)
     if compat == "hami":
-        check_node_policy(pod.annotations)
-    check_slots_not_joint(pod, offered)
-    check_gpu_count_of_slots(pod.annotations, offered)
+        check_node_policy(demand.annotations)
+    check_slots_not_joint(demand, offered)
+    check_gpu_count_of_slots(demand.annotations, offered)
 
 
 def check_gpu_count_of_slots(annotations: Mapping[str, str], offered: SlotResources) -> None:
@@ -351,19 +365,19 @@ def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -
         )
 
 
-def is_for_slots(pod: PodRequest, offered: SlotResources, otherwise: Collection[ResourceName]) -> bool:
+def is_for_slots(demand: PodDemand, offered: SlotResources, otherwise: Collection[ResourceName]) -> bool:
     """Whether only nodes with such slots can run the pod. `otherwise`: as of `check_pod`."""
-    return names_amounts(pod, offered) or (asks_for_slots(pod, offered) and offered.resource not in otherwise)
+    return names_amounts(demand, offered) or (asks_for_slots(demand, offered) and offered.resource not in otherwise)
 
 
-def asks_for_slots(pod: PodRequest, offered: SlotResources) -> bool:
+def asks_for_slots(demand: PodDemand, offered: SlotResources) -> bool:
     """Whether a container asks for slots of this resource."""
-    return any(each.limits.get(offered.resource) for _, each in containers_with_paths(pod))
+    return any(each.asked.get(offered.resource) for each in demand.containers)
 
 
-def names_amounts(pod: PodRequest, offered: SlotResources) -> bool:
+def names_amounts(demand: PodDemand, offered: SlotResources) -> bool:
     """Whether a container names one of the resources of amounts, if only with 0."""
-    return any(not each.limits.keys().isdisjoint(offered.slots.resources) for _, each in containers_with_paths(pod))
+    return any(not each.asked.keys().isdisjoint(offered.slots.resources) for each in demand.containers)
 
 
 def names_in_slots(limits: Mapping[ResourceName, int], offered: SlotResources) -> list[ResourceName]:
@@ -410,11 +424,11 @@ def check_node_policy(annotations: Mapping[str, str]) -> None:
 
 
 def check_gpus_known(
-    pod: PodRequest, known: Set[DeviceID], slots: Iterable[SlotResources], otherwise: Collection[ResourceName]
+    demand: PodDemand, known: Set[DeviceID], slots: Iterable[SlotResources], otherwise: Collection[ResourceName]
 ) -> None:
     """Raises InvalidShare for a pod with slots that accepts only GPUs that no node has. `otherwise`: as of `check_pod`."""
-    wanted = uuid_selection(pod.annotations).wanted
-    if wanted and known.isdisjoint(wanted) and any(is_for_slots(pod, each, otherwise) for each in slots):
+    wanted = uuid_selection(demand.annotations).wanted
+    if wanted and known.isdisjoint(wanted) and any(is_for_slots(demand, each, otherwise) for each in slots):
         finding = "no node has such a GPU"
         remedy = "write uuids of GPUs as `topoalign gpu list` shows them"
         raise annotation_error(

@@ -1,20 +1,19 @@
 """
-Types for decisions about shares: what is known of a GPU, and what is asked for.
+What is known of a GPU that is shared.
 
 Cores are hundredths of a GPU, memory is in bytes. If somebody holds a GPU whole, nothing of it is left, whatever else
 is counted as held. Where more is held than is offered, as after a change of the configuration, nothing is left.
 """
 
-import msgspec
-
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.state.share_amounts import ShareLeft
 
 WHOLE_GPU_CORES = 100
 """Cores of one whole GPU."""
 
 
-class SharedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU that is offered in shares: what it has, and what of it is held."""
+class SharedGpu(ShareLeft, frozen=True, kw_only=True):
+    """One GPU that is offered in shares: what it is, what it has, and what of it is held."""
 
     device: DeviceID
     """Its uuid."""
@@ -28,55 +27,5 @@ class SharedGpu(msgspec.Struct, frozen=True, kw_only=True):
     """As NVIDIA names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
     mode: str = ""
     """HAMi's name for what keeps its containers apart: `hami-core`, `mig` or `mps`. Empty: there is none."""
-    healthy: bool = True
-    cores: int = WHOLE_GPU_CORES
-    """Cores offered: 100, or more where they are scaled."""
-    memory: int
-    """Bytes offered, scaled where that is configured."""
-    slots: int = 0
-    """Slots offered. 0: the GPU is not offered in slots."""
-    cores_held: int = 0
-    memory_held: int = 0
-    """Bytes."""
-    slots_held: int = 0
     processes: int = 0
     """Compute processes that NVML shows on the GPU."""
-    exclusive: bool = False
-    """Whether somebody holds the GPU whole."""
-
-    @property
-    def cores_left(self) -> int:
-        """Cores that nobody holds."""
-        return 0 if self.exclusive else max(0, self.cores - self.cores_held)
-
-    @property
-    def memory_left(self) -> int:
-        """Bytes that nobody holds."""
-        return 0 if self.exclusive else max(0, self.memory - self.memory_held)
-
-    @property
-    def slots_left(self) -> int:
-        """Slots that nobody holds."""
-        return 0 if self.exclusive else max(0, self.slots - self.slots_held)
-
-    def has_left(self, cores: int, memory: int) -> bool:
-        """Whether it is healthy, and so many cores and bytes of it are held by nobody."""
-        return self.healthy and self.cores_left >= cores and self.memory_left >= memory
-
-    @property
-    def unused(self) -> bool:
-        """Whether nobody holds anything of the GPU."""
-        return not (self.exclusive or self.cores_held or self.memory_held or self.slots_held)
-
-
-class ShareRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container asks for: a share of each of some GPUs, or whole GPUs."""
-
-    cores: int
-    """Cores of each GPU. From 100 on they are whole GPUs: 300 are three of them."""
-    memory: int
-    """Bytes of each GPU."""
-    percentage: int = 0
-    """Above 0: of each GPU it is so many hundredths of its memory, and `memory` is the least of these."""
-    cards: int = 1
-    """Over how many GPUs. Whole GPUs are requested by this or by `cores`, not by both."""

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, Selection
-from topoalign.core.demand.shares import UNSET, HamiRequest, SlotShare, SlotsOfGpus
+from topoalign.core.demand.shares import UNSET, HamiRequest, Share, SharesLeft
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES
@@ -39,14 +39,14 @@ from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.hami.selection import pod_rules
 from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import NONE_HELD, SlotsLeft
+from topoalign.core.state.share_amounts import NONE_HELD, ShareLeft
 
 
 def choose_as_hami(
     topology: Topology,
     gpus: Sequence[SharedGpu],
-    left: SlotsOfGpus,
-    share: SlotShare,
+    left: SharesLeft,
+    share: Share,
     able: Collection[DeviceID],
     fields: ShareFields,
 ) -> tuple[DeviceID, ...]:
@@ -69,18 +69,18 @@ def choose_as_hami(
     return tuple(DeviceID(each.uuid) for each in found)
 
 
-def usage_of_gpus(gpus: Iterable[SharedGpu], left: SlotsOfGpus) -> tuple[HamiGpuUsage, ...]:
+def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[HamiGpuUsage, ...]:
     """The same in HAMi's amounts; of GPUs whose slots become MIG instances with what these hold."""
     found = []
     for gpu in gpus:
         here = left.get(gpu.device)
         if here is not None and here.profiles:
-            gpu = msgspec.structs.replace(gpu, cores_held=here.held.cores, memory_held=here.held.memory)
+            gpu = msgspec.structs.replace(gpu, held=here.held)
         found.append(to_hami_usage(gpu))
     return tuple(found)
 
 
-def hami_request(share: SlotShare, able: Sequence[SlotsLeft]) -> HamiRequest:
+def hami_request(share: Share, able: Sequence[ShareLeft]) -> HamiRequest:
     """
     What is asked for as HAMi has it. Equal parts are the least of those of these GPUs; where a slot becomes a MIG instance,
     any that fits.
@@ -97,7 +97,7 @@ def hami_request(share: SlotShare, able: Sequence[SlotsLeft]) -> HamiRequest:
     return HamiRequest(
         count=share.gpus,
         vendor=VENDOR,
-        memory=share.memory,
+        memory=share.memory // MIB,
         percent=share.percentage,
         cores=CORES if share.whole else share.cores,
     )

@@ -21,7 +21,7 @@ from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, LimitedBy, Offer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import equal_part, is_spent, larger_amount, lost_instances, offered_in_slots
+from topoalign.core.state.share_amounts import equal_part, larger_amount, lost_instances, offered_in_slots
 
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 
@@ -256,14 +256,12 @@ def remaining_parts(
     ownership = state.ownership
     hardware = state.hardware
     if (units := ownership.units_left.get(gpu)) is not None:
-        some = units.cores > 0 and units.blocks > 0
-        return Parts(cores=units.cores, memory=units.blocks * MEMORY_BLOCK) if some else Parts()
+        return Parts() if units.spent else Parts(cores=units.left.cores, memory=units.left.memory)
     found: list[Parts] = []
     for offer, base in offers:
         devices = hardware.devices[offer.resource].by_base.get(base)
         if (slots := ownership.slots_left.get(base)) is not None:
-            spent = slots.left.memory == 0 if slots.profiles else is_spent(slots.offered, slots.held)
-            if slots.usable and slots.slots > 0 and not spent:
+            if not slots.spent:
                 found.append(Parts(slots=slots.slots, cores=slots.left.cores, memory=slots.left.memory))
         elif devices is not None:
             free = ownership.free(offer.resource) & devices

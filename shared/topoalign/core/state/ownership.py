@@ -33,8 +33,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.holders import FormerOffers, HeldDevices, Holders, parent_devices
 from topoalign.core.state.holding_health import HandedOut
 from topoalign.core.state.share_amounts import (
-    SlotsLeft,
-    UnitsLeft,
+    ShareLeft,
     slots_left,
     spent_slots,
     spent_unit_gpus,
@@ -255,7 +254,7 @@ class Ownership:
     @cached_property
     def spent_gpus(self) -> frozenset[DeviceID]:
         """
-        The GPUs in units or slots of which nothing is left (`unit_amounts.spent`, `slot_amounts.spent_slots`). Containers
+        The GPUs in units or slots of which nothing is left (`spent_unit_gpus`, `spent_slots`). Containers
         that have ended have nothing of them any more: the kubelet counts it as free.
         """
         live = self._allocations.values()
@@ -285,12 +284,12 @@ class Ownership:
         return frozenset(holding.device for holding in self._index.unshared if isinstance(holding.part, Whole))
 
     @cached_property
-    def units_left(self) -> Mapping[DeviceID, UnitsLeft]:
+    def units_left(self) -> Mapping[DeviceID, ShareLeft]:
         """GPU -> what is left of it, for those that are offered in units (`units_left`)."""
         return units_left(self._hardware, self._allocations.values(), self.handed_out)
 
     @cached_property
-    def slots_left(self) -> Mapping[DeviceID, SlotsLeft]:
+    def slots_left(self) -> Mapping[DeviceID, ShareLeft]:
         """GPU -> what is left of it, for those that are offered in slots (`slots_left`)."""
         return slots_left(self._hardware, self._allocations.values(), self.handed_out)
 

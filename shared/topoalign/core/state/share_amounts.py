@@ -1,8 +1,9 @@
 """
-Computes how much of each GPU is left, where GPUs are offered in slots. A MIG instance in slots counts as a GPU of its
-memory, and cores are hundredths of its computing time.
+Computes how much of each GPU is left (`ShareLeft`), where GPUs are offered in units or in slots. Cores are hundredths of a
+GPU's computing time, memory is in bytes.
 
-Slots bound how many containers are on a GPU; what each of them holds of it is an amount of cores and of memory, which is in
+In slots, a MIG instance counts as a GPU of its memory. Slots bound how many containers are on a GPU; what each of them
+holds of it is an amount of cores and of memory, which is in
 the record of its grant. Of a slot of which the record has no amount it is an equal part of what is offered. Example: a GPU
 of 80 GiB in ten slots
 
@@ -31,6 +32,65 @@ from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_pla
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.holding_health import HandedOut
 
+MIB = 1024 * 1024
+"""Bytes."""
+NONE_HELD = Amount(cores=0, memory=0)
+
+
+class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
+    """What is offered of one GPU in shares, by units or in slots, and what of it is held."""
+
+    offered: Amount
+    """What there is to hold of it, scaled."""
+    held: Amount = NONE_HELD
+    """It may be more than is offered: after a change of the configuration, or where a kubelet has insisted."""
+    sharers: int = 0
+    """How many hold some of it: of a GPU in units allocations, of one in slots the slots that are held."""
+    usable: bool = True
+    """Whether it is healthy, and nobody holds it in another way."""
+    all_slots: int = 0
+    """How many containers may hold some of it. 0: it is in units, and only amounts limit them."""
+    profiles: tuple[MigProfile, ...] = ()
+    """What a slot can become, where slots become MIG instances; empty: they do not."""
+    taken: frozenset[MigPlacement] | None = None
+    """Of such a GPU the places that are taken. None: that is not known, and nothing is to be had."""
+
+    @property
+    def slots(self) -> int:
+        """Slots that nobody has."""
+        return self.all_slots - self.sharers
+
+    @property
+    def unused(self) -> bool:
+        """Whether somebody may still get all of it."""
+        return self.usable and not self.sharers and not self.held.cores
+
+    @property
+    def spent(self) -> bool:
+        """Whether no other container can get any of it."""
+        is_full = self.left.memory == 0 if self.profiles else is_spent(self.offered, self.held)
+        return not self.usable or is_full or (self.all_slots > 0 and self.slots < 1)
+
+    def instance_for(self, memory: int) -> Amount | None:
+        """What an instance with so many bytes has, where one can be created; None: none can."""
+        place = None if self.taken is None else find_place(self.profiles, self.taken, memory)
+        return None if place is None else amount_of_profile(place[0])
+
+    @property
+    def left(self) -> Amount:
+        """What nobody holds; of a GPU whose slots become instances the largest that can be created."""
+        if not self.usable:
+            return NONE_HELD
+        if self.profiles:
+            free = (each for each in self.profiles if self.instance_for(each.memory) is not None)
+            largest = max(free, key=lambda each: (each.memory, each.slices), default=None)
+            return NONE_HELD if largest is None else amount_of_profile(largest)
+        return Amount(
+            cores=max(0, self.offered.cores - self.held.cores),
+            memory=max(0, self.offered.memory - self.held.memory),
+        )
+
+
 # How much of each GPU is left, where GPUs are offered in units.
 #
 # Of a GPU of which all computing time or all memory is held nothing is left: a share needs both. Example: one container
@@ -41,28 +101,12 @@ from topoalign.core.state.holding_health import HandedOut
 # it.
 
 
-class UnitsLeft(msgspec.Struct, frozen=True):
-    """What is left of one GPU, in units."""
-
-    cores: int
-    """Hundredths of its computing time."""
-    blocks: int
-    """Of its memory."""
-    all_blocks: int
-    """That it has."""
-    sharers: int
-    """Allocations that hold some of it. Granted to a kubelet, computing time is one and memory another."""
-    unused: bool
-    """Whether nobody holds anything of it."""
-
-
 class HeldOfGpu(msgspec.Struct, frozen=True):
     """What is held of one GPU in units."""
 
-    cores: int = 0
-    blocks: int = 0
+    amount: Amount = NONE_HELD
     sharers: int = 0
-    """Allocations."""
+    """Allocations. Granted to a kubelet, computing time is one and memory another."""
     settled: bool = True
     """
     Whether a checkpoint of the kubelet has the containers of all of them: it is written when a container has all that it
@@ -82,8 +126,7 @@ def held_of_gpus(allocations: Iterable[Allocation]) -> Mapping[DeviceID, HeldOfG
         for gpu, amount in left.get(allocation.id, allocation.amounts).items():
             former = found.get(gpu, NOTHING)
             found[gpu] = HeldOfGpu(
-                former.cores + amount.cores,
-                former.blocks + amount.memory // MEMORY_BLOCK,
+                sum_amounts((former.amount, amount)),
                 former.sharers + 1,
                 former.settled and bool(allocation.pod_uid),
             )
@@ -168,13 +211,18 @@ def preventing_allocations(allocations: Iterable[Allocation], asked: Mapping[Dev
 
 
 @computed_once
-def units_offered(topology: Topology) -> Mapping[DeviceID, Mapping[str, int]]:
-    """GPU in units -> kind -> how many units it has."""
-    offered: dict[DeviceID, dict[str, int]] = {}
+def offered_in_units(topology: Topology) -> Mapping[DeviceID, Amount]:
+    """GPU in units -> what there is to hold of it, in the hardware's order."""
+    found: dict[DeviceID, Amount] = {}
     for offer in topology.offered:
         for gpu in offer.devices if offer.unit is not None else ():
-            offered.setdefault(gpu, {})[str(offer.unit)] = offer.replicas
-    return offered
+            known = found.get(gpu, NONE_HELD)
+            found[gpu] = (
+                Amount(cores=offer.replicas, memory=known.memory)
+                if offer.unit == "cores"
+                else Amount(cores=known.cores, memory=offer.replicas * MEMORY_BLOCK)
+            )
+    return {gpu: found[gpu] for gpu in topology.gpu_by_id if gpu in found}
 
 
 def spent_unit_gpus(topology: Topology, allocations: Iterable[Allocation]) -> frozenset[DeviceID]:
@@ -182,41 +230,33 @@ def spent_unit_gpus(topology: Topology, allocations: Iterable[Allocation]) -> fr
     The GPUs of which all computing time or all memory is held, by containers that a checkpoint of the kubelet has. It shapes
     what is listed and preferred, and is no reason to refuse what a kubelet asks for.
     """
-    offered = units_offered(topology)
+    offered = offered_in_units(topology)
     if not offered:
         return frozenset()
     return frozenset(
         gpu
         for gpu, held in held_of_gpus(allocations).items()
-        if gpu in offered
-        and held.settled
-        and (held.cores >= offered[gpu].get("cores", 0) or held.blocks >= offered[gpu].get("memory", 0))
+        if gpu in offered and held.settled and is_spent(offered[gpu], held.amount)
     )
 
 
 def units_left(
     topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut
-) -> Mapping[DeviceID, UnitsLeft]:
+) -> Mapping[DeviceID, ShareLeft]:
     """
     GPU -> what is left of it, in the hardware's order, for those that are offered in units. Nothing is left of one that is
     not healthy, or that somebody holds in another way.
     """
-    offered = units_offered(topology)
-    if not offered:
+    units = offered_in_units(topology)
+    if not units:
         return {}
     held = held_of_gpus(allocations)
     found = {}
-    for gpu in topology.gpu_by_id:
-        if (units := offered.get(gpu)) is None:
-            continue
+    for gpu, offered in units.items():
         taken = held.get(gpu, NOTHING)
-        some = handed_out.health_of(gpu).usable
-        found[gpu] = UnitsLeft(
-            max(0, units.get("cores", 0) - taken.cores) if some else 0,
-            max(0, units.get("memory", 0) - taken.blocks) if some else 0,
-            units.get("memory", 0),
-            taken.sharers,
-            some and not taken.sharers,
+        usable = handed_out.health_of(gpu).usable
+        found[gpu] = ShareLeft(
+            offered=offered, held=taken.amount if usable else offered, sharers=taken.sharers, usable=usable
         )
     return found
 
@@ -250,13 +290,13 @@ def amount_of_profile(profile: MigProfile) -> Amount:
 def largest_of(gpu: Gpu) -> Amount:
     """What there is to hold of a GPU: its largest profile."""
     found = max(gpu.mig_profiles, key=lambda each: (each.memory, each.slices), default=None)
-    return Amount(cores=0, memory=0) if found is None else amount_of_profile(found)
+    return NONE_HELD if found is None else amount_of_profile(found)
 
 
 def smallest_of(gpu: Gpu) -> Amount:
     """What a slot holds of which it is not known how much: the smallest profile."""
     found = min(gpu.mig_profiles, key=lambda each: (each.memory, each.slices), default=None)
-    return Amount(cores=0, memory=0) if found is None else amount_of_profile(found)
+    return NONE_HELD if found is None else amount_of_profile(found)
 
 
 def taken_mig_placements(
@@ -298,53 +338,6 @@ def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[Device
         for slot, uuid in allocation.instances.items()
         if base_of(slot) in gpus and all(uuid != each.uuid for each in gpus[base_of(slot)].mig or ())
     }
-
-
-MIB = 1024 * 1024
-"""Bytes."""
-NONE_HELD = Amount(cores=0, memory=0)
-
-
-class SlotsLeft(msgspec.Struct, frozen=True):
-    """What is offered of one GPU in slots, and what of it is left."""
-
-    slots: int
-    """That nobody has."""
-    all_slots: int
-    offered: Amount
-    """What there is to hold of it, scaled."""
-    held: Amount
-    """It may be more than is offered: after a change of the configuration, or where a kubelet has insisted."""
-    usable: bool
-    """Whether it is healthy, and nobody holds it in another way."""
-    profiles: tuple[MigProfile, ...] = ()
-    """What a slot can become, where slots become MIG instances; empty: they do not."""
-    taken: frozenset[MigPlacement] | None = None
-    """Of such a GPU the places that are taken. None: that is not known, and nothing is to be had."""
-
-    @property
-    def sharers(self) -> int:
-        """The slots that are held: so many containers hold some of the GPU."""
-        return self.all_slots - self.slots
-
-    def instance_for(self, memory: int) -> Amount | None:
-        """What an instance with so many bytes has, where one can be created; None: none can."""
-        place = None if self.taken is None else find_place(self.profiles, self.taken, memory)
-        return None if place is None else amount_of_profile(place[0])
-
-    @property
-    def left(self) -> Amount:
-        """What nobody holds; of a GPU whose slots become instances the largest that can be created."""
-        if not self.usable:
-            return NONE_HELD
-        if self.profiles:
-            free = (each for each in self.profiles if self.instance_for(each.memory) is not None)
-            largest = max(free, key=lambda each: (each.memory, each.slices), default=None)
-            return NONE_HELD if largest is None else amount_of_profile(largest)
-        return Amount(
-            cores=max(0, self.offered.cores - self.held.cores),
-            memory=max(0, self.offered.memory - self.held.memory),
-        )
 
 
 @computed_once
@@ -458,7 +451,7 @@ def taken_by(
 
 def slots_left(
     topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut
-) -> Mapping[DeviceID, SlotsLeft]:
+) -> Mapping[DeviceID, ShareLeft]:
     """GPU -> what is left of it, in the hardware's order, for those that are offered in slots."""
     if not offers_in_slots(topology):
         return {}
@@ -467,8 +460,8 @@ def slots_left(
     held = held_by_slot(topology, live)
     made = instances_of(live) if by_instances else {}
     return {
-        gpu: SlotsLeft(
-            slots=offer.replicas - len(held.get(gpu, ())),
+        gpu: ShareLeft(
+            sharers=len(held.get(gpu, ())),
             all_slots=offer.replicas,
             offered=offered_in_slots(topology)[gpu],
             held=sum_amounts(held.get(gpu, {}).values()),

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from topoalign.core.model.events import HealthState
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.gaia.evaluators import tree_root
@@ -94,8 +93,8 @@ def graph_of(state: NodeState, shares: NodeShares) -> str:
     tree = build_free_tree(tree_root(state.hardware), cards)
     divided = partitioning_by_gpu(state)
     texts = [
-        gpu_text(gpu, remaining_amount(gpu, card, divided[gpu.id]), rows.get(gpu.id, ()))
-        for gpu, card in zip(gpus, cards, strict=True)
+        gpu_text(gpu, remaining_amount(gpu, card, divided[gpu.id], healthy=healthy), rows.get(gpu.id, ()))
+        for gpu, card, healthy in zip(gpus, cards, (state.health_of(gpu.id).usable for gpu in gpus), strict=True)
     ]
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
     lines += (render_line(tree, node, depth, texts) for node, depth in walk_with_depth(tree, tree.root))
@@ -138,12 +137,12 @@ def gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
     )
 
 
-def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning) -> Amount:
+def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning, *, healthy: bool) -> Amount:
     """What of a GPU may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
-    if gpu.mig is not None or not card.healthy:
+    if gpu.mig is not None or not healthy:
         return Amount(cores=0, memory=0)
     if division.left.whole or division.offered.slices:
-        return Amount(cores=card.cores_left, memory=card.memory_left)
+        return card.left
     return Amount(cores=division.left.cores, memory=division.left.memory)
 
 
@@ -156,18 +155,18 @@ def sum_uses(row: DeviceShares) -> Iterator[Use]:
 def to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
     """A GPU with what is held of it."""
     holders = [holder for row in rows for holder in row.holders]
-    health = state.health_of(gpu.id)
+    is_whole = bool(gpu.mig) or any(holder.cores == WHOLE_GPU_CORES for holder in holders)
     return SharedGpu(
         device=gpu.id,
         index=gpu.index,
         minor=gpu.index if gpu.minor is None else gpu.minor,
         model=gpu.name,
-        healthy=health.state is HealthState.HEALTHY and not health.cordoned,
-        memory=gpu.memory or 0,
-        cores_held=sum(holder.cores or 0 for holder in holders),
-        memory_held=sum(holder.memory or 0 for holder in holders),
-        slots_held=len(holders),
-        exclusive=bool(gpu.mig) or any(holder.cores == WHOLE_GPU_CORES for holder in holders),
+        offered=Amount(cores=WHOLE_GPU_CORES, memory=gpu.memory or 0),
+        held=Amount(
+            cores=sum(holder.cores or 0 for holder in holders), memory=sum(holder.memory or 0 for holder in holders)
+        ),
+        sharers=len(holders),
+        usable=state.health_of(gpu.id).usable and not is_whole,
     )
 
 

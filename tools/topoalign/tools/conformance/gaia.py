@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.model.errors import TopoalignError
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.gaia import BLOCK, evaluators
 from topoalign.core.sharing.gaia.pcie_tree import (
@@ -15,10 +16,10 @@ from topoalign.core.sharing.gaia.pcie_tree import (
     build_free_tree,
     build_pcie_tree,
     occupy,
-    release_amounts,
+    with_amount_left,
 )
 from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 from topoalign.tools.conformance import gaia_admission
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.gaia_admission import Amounts, request_of
@@ -146,7 +147,7 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
     return expected, expected if minors in (expected.any_of or []) else ExpectedCards(devices=minors)
 
 
-def answer(case: EvaluatorCase, tree: GpuTree, request: ShareRequest) -> evaluators.Chosen:
+def answer(case: EvaluatorCase, tree: GpuTree, request: Amount) -> evaluators.Chosen:
     """The cards by the evaluator that the request asks for, or by the one that the case names. Raises NoFreeGpu."""
     count = request.cores // WHOLE_GPU_CORES
     if case.via == "dispatch":
@@ -184,6 +185,23 @@ def tree_ops(path: Path) -> Iterator[CaseResult]:
     return results(path, OperationsCase, operations)
 
 
+def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
+    """
+    The tree after cores and bytes of the GPU at this position are given back; from 100 cores on the whole GPU.
+
+    A GPU that has all its cores again is free, even if not all its memory is back. The original resets such a GPU first,
+    which is no part of the decision. topoalign gives nothing back in a tree: each decision makes its own of what is held by
+    then, and there a GPU of which memory alone is held is not free.
+    """
+    offered = tree.cards[at].offered
+    left = tree.cards[at].left
+    if cores >= WHOLE_GPU_CORES:
+        left = offered
+    else:
+        left = Amount(cores=min(offered.cores, left.cores + cores), memory=min(offered.memory, left.memory + memory))
+    return with_amount_left(tree, at, left, tree.free | {at} if left.cores == offered.cores else tree.free)
+
+
 def operations(case: OperationsCase) -> Outcome:
     """What the tree has left after each operation. One on a minor that no card has changes nothing."""
     tree = empty_tree(case.topology)
@@ -200,8 +218,8 @@ def operations(case: OperationsCase) -> Outcome:
 def state_of(tree: GpuTree) -> TreeState:
     """What the cards have left."""
     return TreeState(
-        cores=[card.cores_left for card in tree.cards],
-        memory_bytes=[card.memory_left for card in tree.cards],
+        cores=[card.left.cores for card in tree.cards],
+        memory_bytes=[card.left.memory for card in tree.cards],
         available=tree.available(tree.root),
         available_minors=[card.minor for card in tree.leaves(tree.root)],
     )
@@ -210,7 +228,12 @@ def state_of(tree: GpuTree) -> TreeState:
 def empty_tree(machine: Machine) -> GpuTree:
     """The tree of a machine of which nothing is held."""
     cards = [
-        SharedGpu(device=DeviceID(f"GPU-{minor}"), index=index, minor=minor, memory=memory)
+        SharedGpu(
+            device=DeviceID(f"GPU-{minor}"),
+            index=index,
+            minor=minor,
+            offered=Amount(cores=WHOLE_GPU_CORES, memory=memory),
+        )
         for index, (minor, memory) in enumerate(zip(machine.minors, machine.total_memory_bytes, strict=True))
     ]
     return build_free_tree(build_pcie_tree(machine.levels, machine.multi_gpu_board), cards)

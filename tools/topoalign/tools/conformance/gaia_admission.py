@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.sharing.gaia import BLOCK
 from topoalign.core.sharing.gaia.admission import (
@@ -20,7 +21,7 @@ from topoalign.core.sharing.gaia.admission import (
     hold_container_amounts,
     place_containers,
 )
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -88,7 +89,7 @@ def promise_of(case: AdmissionCase) -> Outcome:
     return case.expect, promise(case.nodes, [request_of(container) for container in case.pod.containers])
 
 
-def promise(nodes: Sequence[AdmissionNodeCase], containers: Sequence[ShareRequest]) -> ExpectedPromise:
+def promise(nodes: Sequence[AdmissionNodeCase], containers: Sequence[Amount]) -> ExpectedPromise:
     """The answer for a pod of these containers."""
     if not asks_for_gpu(containers):
         return ExpectedPromise(gpu_pod=False)
@@ -122,7 +123,8 @@ def node_of(node: AdmissionNodeCase) -> AdmissionNode | None:
     if count <= 0:
         return None
     each = node.capacity_memory_blocks // count * BLOCK
-    cards = [SharedGpu(device=DeviceID(str(i)), index=i, minor=i, memory=each) for i in range(count)]
+    offered = Amount(cores=WHOLE_GPU_CORES, memory=each)
+    cards = [SharedGpu(device=DeviceID(str(i)), index=i, minor=i, offered=offered) for i in range(count)]
     for container in (container for pod in node.pods for container in pod.containers):
         for index in indexes(container.predicate_idx or ""):
             if 0 <= index < count:
@@ -137,9 +139,9 @@ def indexes(annotation: str) -> tuple[int, ...]:
     return numbers if all(-(2**63) <= number < 2**63 for number in numbers) else ()
 
 
-def request_of(amounts: Amounts) -> ShareRequest:
+def request_of(amounts: Amounts) -> Amount:
     """What a container asks for."""
-    return ShareRequest(cores=amounts.cores, memory=amounts.memory_blocks * BLOCK)
+    return Amount(cores=amounts.cores, memory=amounts.memory_blocks * BLOCK)
 
 
 SUITES: dict[str, Suite] = {"gaia/admission": admission}

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
@@ -89,13 +90,11 @@ class Card(msgspec.Struct, frozen=True):
             minor=self.index,
             numa_node=self.numa,
             model=self.type,
-            healthy=self.healthy,
-            cores=self.total_cores,
-            memory=self.total_mem * MIB,
-            slots=self.slots,
-            cores_held=self.used_cores,
-            memory_held=self.used_mem * MIB,
-            slots_held=self.used_slots,
+            usable=self.healthy,
+            offered=Amount(cores=self.total_cores, memory=self.total_mem * MIB),
+            held=Amount(cores=self.used_cores, memory=self.used_mem * MIB),
+            all_slots=self.slots,
+            sharers=self.used_slots,
         )
         return to_hami_usage(card, self.mode, tuple(each.read for each in self.mig_profiles))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topoalign.core.demand.shares import NO_DEFAULTS, Defaults, HamiRequest, read_hami_request
+from topoalign.core.demand.shares import HamiRequest, read_hami_request
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.device_offers import Slots
 
@@ -35,6 +35,19 @@ BINARY_DIGITS = 14
 """How many digits a plain integer has at most, those after the point included; `Gi` counts as 9, three for each 2^10."""
 
 
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container gets that asks for no amounts, by HAMi's configuration; topoalign has no such defaults."""
+
+    memory: int = 0
+    """MiB. 0: all of the GPU's."""
+    cores: int = 0
+    memory_factor: int = 1
+    """MiB of one unit in which memory is asked for. Below 1 it is 1."""
+
+
+NO_DEFAULTS = Defaults()
+
+
 def read_request(limits: Amounts, requests: Amounts, defaults: Defaults = NO_DEFAULTS) -> HamiRequest:
     """What HAMi takes a container to ask for. Other amounts that are no plain integers count as not said."""
     read = [{name: plain_integer(said) for name, said in each.items()} for each in (limits, requests)]
@@ -47,7 +60,11 @@ def read_request(limits: Amounts, requests: Amounts, defaults: Defaults = NO_DEF
     said, asked = (
         {name: value for name, value in each.items() if value is not None and first[name] is not None} for each in read
     )
-    found = read_hami_request(GPU, NAMES, said, asked, defaults)
+    amounts = {NAMES.cores: defaults.cores, **asked, **said}
+    amounts[NAMES.memory] = amounts.get(NAMES.memory, 0) * max(defaults.memory_factor, 1)
+    if not amounts[NAMES.memory] and amounts.get(NAMES.percentage, 0) <= 0:
+        amounts[NAMES.memory] = defaults.memory
+    found = read_hami_request(GPU, NAMES, amounts)
     return msgspec.structs.replace(found, count=as_int32(found.count), cores=as_int32(found.cores))
 
 

@@ -5,11 +5,10 @@ from datetime import datetime
 import msgspec
 
 from topoalign.core.demand.share_annotations import type_selection, uuid_selection
-from topoalign.core.demand.shares import Defaults
 from topoalign.core.sharing.hami.node_annotations import PodGpu, check_handshake, decode_pod, encode_pod
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, decode_old_register
 from topoalign.tools.conformance.hami_cases import Case, Request, suite
-from topoalign.tools.conformance.hami_quantities import Amounts, read_request
+from topoalign.tools.conformance.hami_quantities import Amounts, Defaults, read_request
 from topoalign.tools.conformance.suite import Suite
 
 

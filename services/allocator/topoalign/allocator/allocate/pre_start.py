@@ -26,7 +26,7 @@ from topoalign.allocator.allocate.slots import SlotClaim
 from topoalign.allocator.allocate.units import units_held
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
-from topoalign.core.demand.shares import Share, UnitFields, check_share
+from topoalign.core.demand.shares import UnitFields, check_units_asked
 from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.decisions import Explanation, Refusal
@@ -36,12 +36,11 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Name
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.by_amounts import offers_in_slots
-from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.sharing.choosers import check_gpus
 from topoalign.core.sharing.reserved_shares import bounds_for, is_within
 from topoalign.core.sharing.share_refusals import WholeGpuInUse
 from topoalign.core.state.node_reservations import NodeReservations
-from topoalign.core.state.share_amounts import Holder, equal_part, exclusive_conflicts, larger_amount
+from topoalign.core.state.share_amounts import Holder, equal_part, exclusive_conflicts, larger_amount, sum_amounts
 
 STARTED_AGAIN = "the kubelet starts the container again; see whether its device plugin directory can be read"
 """The remedy while the kubelet does not report yet what must be known of the container."""
@@ -349,9 +348,7 @@ class ShareStarts:
         """Raises ShareSplit, InvalidShare and WholeGpuInUse for a container with the devices of these entries."""
         fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
         own = amounts_of(unit for part in entries_of_holder(mine, parts) for unit in part.devices)
-        cores = sum(each.cores for each in own.values())
-        memory = sum(each.memory for each in own.values())
-        check_share(Share(cores, memory // MEMORY_BLOCK), fields)
+        check_units_asked(sum_amounts(own.values()), fields)
         check_gpus(own, fields.memory, gpus=None)
         for name, theirs in self._others(mine, parts, poll):
             if gpus := exclusive_conflicts(own, theirs):

@@ -25,9 +25,8 @@ from topoalign.allocator.reconciliation.displacement import displaced_pod_name, 
 from topoalign.core.demand.share_annotations import InvalidShare, read_gpu_rules
 from topoalign.core.demand.shares import (
     gpus_of_numa_nodes,
-    gpus_with_slots,
+    gpus_with_enough,
     resources_in_slots,
-    share_of_amount,
     unknown_share,
 )
 from topoalign.core.model.allocations import Allocation
@@ -35,7 +34,7 @@ from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping_devices
-from topoalign.core.sharing.choosers import choose_gpus_for_slots, several_of_one_gpu, slot_of
+from topoalign.core.sharing.choosers import choose_gpus_for_share, several_of_one_gpu, slot_of
 from topoalign.core.sharing.reserved_shares import (
     OpenPart,
     PartName,
@@ -118,13 +117,14 @@ class SlotClaim(Claim):
         offered -= overlapping_devices(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
         amount = parts[0].amount if parts else None
-        unknown = unknown_share(live.hardware, resource, size - len(must))
-        share = (unknown if amount is None else share_of_amount(unknown, amount))._replace(rules=self._rules)
+        share = unknown_share(live.hardware, resource, size - len(must), self._rules)
+        if amount is not None:
+            share = share._replace(cores=amount.cores, memory=amount.memory, parts=0)
         for state in states:
             spare = offered - held_among(state.ownership, resource, devices)
             among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
             try:
-                gpus = choose_gpus_for_slots(live.hardware, state.ownership.slots_left, share, among, FIELDS)
+                gpus = choose_gpus_for_share(live.hardware, state.ownership.slots_left, share, among, FIELDS)
             except (InvalidField, ShareDoesNotFit):
                 continue
             chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
@@ -164,7 +164,7 @@ class SlotClaim(Claim):
         if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
             live = self._live()
             share = unknown_share(live.hardware, resource, len(devices))
-            able = gpus_with_slots(live.ownership.slots_left, share, live.hardware)
+            able = gpus_with_enough(live.hardware, live.ownership.slots_left, share)
             cause, remedy = several_of_one_gpu(live.hardware, resource, gpus, able)
             raise InvalidShare(
                 f"{FIELD}: several slots of {quoted(twice)}, of which a container has one: {cause}", remedy

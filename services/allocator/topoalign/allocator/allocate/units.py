@@ -31,12 +31,23 @@ import msgspec
 from topoalign.allocator.allocate.claims import AskedContainer, Claim, NodeView
 from topoalign.allocator.ports import KubeletListing, Poll
 from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places, still_displaced
-from topoalign.core.demand.shares import Left, Share, UnitFields, check_share, fits_left_units, gpus_with_room, unit_of
+from topoalign.core.demand.shares import (
+    Share,
+    SharesLeft,
+    UnitFields,
+    check_units_asked,
+    enough,
+    gpus_with_enough,
+    share_of_units,
+    unit_amount,
+    unit_of,
+)
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.errors import quoted
-from topoalign.core.model.holdings import UnitKind, unit_kind
+from topoalign.core.model.holdings import Amount, UnitKind, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.device_offers import CORES
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.reserved_choice import open_reservations
 from topoalign.core.placement.sparing import held_among, overlapping_devices
 from topoalign.core.sharing.choosers import check_gpus, choose_gpus_for_units, units_on, with_missing
@@ -60,10 +71,11 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import (
     Holder,
-    UnitsLeft,
+    ShareLeft,
     container_holder,
     exclusive_conflicts,
     preventing_allocations,
+    sum_amounts,
 )
 
 # Preferences without a matching reservation.
@@ -86,7 +98,8 @@ from topoalign.core.state.share_amounts import (
 
 def share_asked(kind: UnitKind, size: int) -> Share:
     """Returns the smallest share with this number of units: a share of computing time has at least one memory block."""
-    return Share(size, 0 if size >= CORES else 1) if kind == "cores" else Share(0, size)
+    least = Amount(cores=0, memory=MEMORY_BLOCK if kind == "cores" and size < CORES else 0)
+    return share_of_units(sum_amounts((unit_amount(kind, size), least)))
 
 
 def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
@@ -99,13 +112,13 @@ def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservat
             held = [unit for ids in container.devices.values() for unit in ids]
             cores, blocks = (sum(unit_kind(unit) == each for unit in held) for each in ("cores", "memory"))
             if 0 < cores < CORES and blocks:
-                return Share(cores, blocks), share_asked(kind, question.size)
+                return Share(1, cores, blocks * MEMORY_BLOCK), share_asked(kind, question.size)
     return (share_asked(kind, question.size),)
 
 
 def count_units(share: Share, kind: UnitKind) -> int:
     """Returns the number of units of this kind."""
-    return share.cores if kind == "cores" else share.blocks
+    return share.gpus * (share.cores if kind == "cores" else share.memory // MEMORY_BLOCK)
 
 
 def gpu_of_other_half(
@@ -149,40 +162,47 @@ def gpus_for(
     taken = Counter(map(state.hardware.card_of, must_include))
     if not taken:
         is_known = share != share_asked(kind, count_units(share, kind))
-        among = fitting if is_known or share.whole else with_other_half(left, share, kind, was_split=was_split)
+        among = (
+            fitting
+            if is_known or share.whole
+            else with_other_half(state.hardware, left, share, kind, was_split=was_split)
+        )
         return choose_gpus_for_units(state.hardware, left, share, among, compat)
     gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
     return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
 
 
-def with_other_half(left: Left, share: Share, kind: UnitKind, *, was_split: bool) -> list[DeviceID]:
+def with_other_half(
+    topology: Topology, left: SharesLeft, share: Share, kind: UnitKind, *, was_split: bool
+) -> list[DeviceID]:
     """
     Returns, among the GPUs with enough left, those with most left of the other kind. GPUs in use with an equal part of both
     left take precedence. `was_split` as for `gpus_for`.
     """
-    room = gpus_with_room(left, share)
+    room = gpus_with_enough(topology, left, share)
     in_use = [
-        gpu for gpu in room if not left[gpu].unused and fits_left_units(left[gpu], with_equal_part(share, left[gpu]))
+        gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
     ]
     among = room if was_split else in_use or room
-    others = {gpu: left[gpu].blocks if kind == "cores" else left[gpu].cores for gpu in among}
+    others = {gpu: left[gpu].left.memory if kind == "cores" else left[gpu].left.cores for gpu in among}
     return [gpu for gpu, other in others.items() if other == max(others.values())]
 
 
-def with_equal_part(share: Share, left: UnitsLeft) -> Share:
+def with_equal_part(share: Share, offered: Amount) -> Share:
     """Completes a half of a share: the other half is as large a part of the GPU, rounded up."""
+    blocks = -(-share.cores * (offered.memory // MEMORY_BLOCK) // CORES)
     return share._replace(
-        cores=share.cores or -(-share.blocks * CORES // left.all_blocks),
-        blocks=-(-share.cores * left.all_blocks // CORES) if share.cores else share.blocks,
+        cores=share.cores or -(-share.memory * CORES // offered.memory),
+        memory=blocks * MEMORY_BLOCK if share.cores else share.memory,
     )
 
 
-def limit_units_left(left: UnitsLeft, kind: UnitKind, spare: int) -> UnitsLeft:
-    """Limits what is left of a GPU to the units of this kind that the kubelet offers."""
-    if kind == "cores":
-        unused = left.unused and spare >= CORES
-        return msgspec.structs.replace(left, cores=min(left.cores, spare), unused=unused)
-    return msgspec.structs.replace(left, blocks=min(left.blocks, spare))
+def limit_units_left(left: ShareLeft, kind: UnitKind, spare: int) -> ShareLeft:
+    """Limits what is left of a GPU to the units of this kind that the kubelet offers: the rest counts as held."""
+    offered = unit_amount(kind, spare)
+    cores = max(left.held.cores, left.offered.cores - offered.cores) if kind == "cores" else left.held.cores
+    memory = max(left.held.memory, left.offered.memory - offered.memory) if kind == "memory" else left.held.memory
+    return msgspec.structs.replace(left, held=Amount(cores=cores, memory=memory))
 
 
 OPEN_SECONDS = 5.0
@@ -364,7 +384,8 @@ class UnitClaim(Claim):
         if not amounts:
             return
         cores = sum(each.cores for each in amounts.values())
-        check_share(Share(cores, len(devices)), UnitFields(cores=FIELD, memory=FIELD))
+        asked = Amount(cores=cores, memory=len(devices) * MEMORY_BLOCK)
+        check_units_asked(asked, UnitFields(cores=FIELD, memory=FIELD))
         reserved = reservations_of(self.view.reserved, self.view.now, resource, devices)
         if not any(is_spread(devices) or (not cores and has_whole(container)) for _, container in reserved):
             check_gpus(amounts, FIELD)

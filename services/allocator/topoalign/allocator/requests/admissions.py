@@ -26,7 +26,7 @@ from topoalign.core.admission.prediction import describe_unconfirmed_record
 from topoalign.core.admission.resolvability import explain_decision, with_resolvability
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
-from topoalign.core.demand.shares import share_from_units
+from topoalign.core.demand.shares import share_in_units
 from topoalign.core.hints.answer_checks import check_answer
 from topoalign.core.hints.joint_hints import decided_together, is_held
 from topoalign.core.hints.preconditions import check_resources_known
@@ -87,7 +87,7 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
         together = decided_together(state, container) if demand.together else frozenset()
         if together and not is_held(state, container, allocation):
             return False
-        share = share_from_units(state.hardware, container.devices, container.cards)
+        share = share_in_units(state.hardware, container.devices, container.cards)
         if share is not None and len(allocation.amounts) != share.gpus:
             return False
         devices = {name: n for name, n in container.devices.items() if n and name not in together}

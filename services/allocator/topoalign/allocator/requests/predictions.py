@@ -16,7 +16,7 @@ from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.prediction import describe_unconfirmed_record, predict
 from topoalign.core.admission.resolvability import explain_decision
 from topoalign.core.demand.device_lists import list_notes
-from topoalign.core.demand.pod_demand import pod_demand
+from topoalign.core.demand.pod_demand import pod_demand, read_pod
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.model.decisions import Decision, with_notes, with_unserved
@@ -67,7 +67,7 @@ class Predictions:
         decision = self._predict(request.pod, request.rules, explain=True)
         if not self._by_variable_alone():
             return decision
-        return with_notes(decision, list_notes(self._ledger.state.hardware, request.pod))
+        return with_notes(decision, list_notes(self._ledger.state.hardware, read_pod(request.pod, self._rules)))
 
     async def confirm(self, request: ConfirmRequest) -> Decision:
         """Predicts the decision after others were given what is reserved for them. Nothing is recorded."""

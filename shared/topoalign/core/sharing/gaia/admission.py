@@ -25,8 +25,10 @@ from functools import cached_property
 
 import msgspec
 
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.state.share_amounts import sum_amounts
 
 Load = tuple[int, int, NodeName]
 """Cores and bytes that a node has left, and its name."""
@@ -48,17 +50,17 @@ class AdmissionNode:
     def load(self) -> Load:
         """The key that sorts nodes in the order in which they are tried."""
         return (
-            sum([gpu.cores_left for gpu in self.cards]),  # the fewest cores left,
-            sum([gpu.memory_left for gpu in self.cards]) + self.rest,  # then the least memory,
+            sum([gpu.left.cores for gpu in self.cards]),  # the fewest cores left,
+            sum([gpu.left.memory for gpu in self.cards]) + self.rest,  # then the least memory,
             self.name,
         )
 
     @cached_property
-    def rooms(self) -> dict[tuple[ShareRequest, ...], bool]:
+    def rooms(self) -> dict[tuple[Amount, ...], bool]:
         """Containers of a pod -> whether they find room, for those that were asked about."""
         return {}
 
-    def has_room(self, containers: tuple[ShareRequest, ...]) -> bool:
+    def has_room(self, containers: tuple[Amount, ...]) -> bool:
         """
         Whether each container of a pod finds room (`place_containers`). 10 to 50 µs with eight GPUs the first time,
         then below 1 µs: a scheduler asks for each pod about all nodes, of which few have changed, and most pods ask for
@@ -72,7 +74,7 @@ class AdmissionNode:
         return known
 
 
-def asks_for_gpu(containers: Sequence[ShareRequest]) -> bool:
+def asks_for_gpu(containers: Sequence[Amount]) -> bool:
     """
     Whether a pod of these containers asks for GPUs: by their sums, so one may do whose containers each lack an amount. A
     share needs memory in addition to its cores, whole GPUs do not.
@@ -82,7 +84,7 @@ def asks_for_gpu(containers: Sequence[ShareRequest]) -> bool:
     return cores >= WHOLE_GPU_CORES or (cores > 0 and memory > 0)
 
 
-def admission_order_key(node: AdmissionNode, containers: Sequence[ShareRequest]) -> tuple[bool, Load]:
+def admission_order_key(node: AdmissionNode, containers: Sequence[Amount]) -> tuple[bool, Load]:
     """
     The key that sorts nodes with GPUs for a pod. The lowest is that of the node which gpu-admission chooses: those without
     room come last, in the order in which they are tried as well.
@@ -90,9 +92,7 @@ def admission_order_key(node: AdmissionNode, containers: Sequence[ShareRequest])
     return not node.has_room(tuple(containers)), node.load
 
 
-def place_containers(
-    gpus: Sequence[SharedGpu], containers: Sequence[ShareRequest]
-) -> dict[int, tuple[int, ...]] | None:
+def place_containers(gpus: Sequence[SharedGpu], containers: Sequence[Amount]) -> dict[int, tuple[int, ...]] | None:
     """Position of each container with a GPU -> indexes of its GPUs; None if one of them finds no room."""
     left = list(gpus)
     placed: dict[int, tuple[int, ...]] = {}
@@ -111,21 +111,23 @@ def place_containers(
     return placed
 
 
-def choose_container_gpus(gpus: Sequence[SharedGpu], asked: ShareRequest) -> tuple[int, ...]:
+def choose_container_gpus(gpus: Sequence[SharedGpu], asked: Amount) -> tuple[int, ...]:
     """The indexes of the GPUs of one container; () if there are not enough."""
     whole = asked.cores >= WHOLE_GPU_CORES
     cores, memory, count = (
         (WHOLE_GPU_CORES, 0, asked.cores // WHOLE_GPU_CORES) if whole else (asked.cores, asked.memory, 1)
     )
     order = sorted(
-        (gpu.cores_left, gpu.memory_left, index) for index, gpu in enumerate(gpus) if gpu.has_left(cores, memory)
+        (left.cores, left.memory, index)
+        for index, left in enumerate(gpu.left for gpu in gpus)
+        if left.cores >= cores and left.memory >= memory
     )
     return tuple(index for *_, index in order[:count]) if len(order) >= count else ()
 
 
-def hold_container_amounts(gpu: SharedGpu, asked: ShareRequest) -> SharedGpu | None:
+def hold_container_amounts(gpu: SharedGpu, asked: Amount) -> SharedGpu | None:
     """The GPU with a container's amounts held, from 100 cores on whole; None if it has not as much left."""
-    cores, memory = (WHOLE_GPU_CORES, gpu.memory) if asked.cores >= WHOLE_GPU_CORES else (asked.cores, asked.memory)
-    if cores > gpu.cores_left or memory > gpu.memory_left:
+    taken = gpu.offered if asked.cores >= WHOLE_GPU_CORES else asked
+    if taken.cores > gpu.left.cores or taken.memory > gpu.left.memory:
         return None
-    return msgspec.structs.replace(gpu, cores_held=gpu.cores_held + cores, memory_held=gpu.memory_held + memory)
+    return msgspec.structs.replace(gpu, held=sum_amounts((gpu.held, taken)))

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_links import NVML_LEVEL, PcieClass
@@ -38,7 +39,7 @@ from topoalign.core.sharing.share_refusals import (
     ShareDoesNotFit,
     ShareFields,
 )
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu, ShareRequest
+from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 
 Chosen = tuple[SharedGpu, ...]
 """The GPUs in the order in which the container gets them; () if there are not enough."""
@@ -51,7 +52,7 @@ class NoFreeGpu(ShareDoesNotFit):
 
     code = "NoFreeGpu"
 
-    def __init__(self, request: ShareRequest, fields: ShareFields = FIELDS) -> None:
+    def __init__(self, request: Amount, fields: ShareFields = FIELDS) -> None:
         super().__init__(
             fields.cores,
             f"no GPU of the node has {request.cores} cores and {request.memory} bytes of memory left"
@@ -60,7 +61,7 @@ class NoFreeGpu(ShareDoesNotFit):
         )
 
 
-def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS) -> Chosen:
+def evaluate(tree: GpuTree, request: Amount, fields: ShareFields = FIELDS) -> Chosen:
     """
     The GPUs that a container gets. Above 100, cores count whole GPUs: 300 are three GPUs, whatever memory is asked for.
 
@@ -77,8 +78,8 @@ def evaluate(tree: GpuTree, request: ShareRequest, fields: ShareFields = FIELDS)
         chosen = (choose_linked_gpus if cores > WHOLE_GPU_CORES else fragment)(tree, cores // WHOLE_GPU_CORES)
     elif cores and memory:
         chosen = share(tree, cores, memory)
-        if not chosen and tree.cards and memory > tree.cards[0].memory:
-            raise MemoryAboveGpu(fields, memory, tree.cards[0].memory)
+        if not chosen and tree.cards and memory > tree.cards[0].offered.memory:
+            raise MemoryAboveGpu(fields, memory, tree.cards[0].offered.memory)
     else:
         raise AmountMissing(*((fields.memory, fields.cores) if cores else (fields.cores, fields.memory)))
     if not chosen:
@@ -91,13 +92,13 @@ def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
 
     def key(gpu: SharedGpu) -> tuple[int, int, int, int]:
         return (
-            gpu.cores_left,  # the one with the fewest cores left,
-            gpu.memory_left // BLOCK,  # then the least memory,
+            gpu.left.cores,  # the one with the fewest cores left,
+            gpu.left.memory // BLOCK,  # then the least memory,
             gpu.processes,  # then the fewest processes,
             gpu.minor,
         )
 
-    fitting = [gpu for gpu in tree.cards if gpu.has_left(cores, memory)]
+    fitting = [gpu for gpu in tree.cards if gpu.left.cores >= cores and gpu.left.memory >= memory]
     return (min(fitting, key=key),) if fitting else ()
 
 
@@ -140,7 +141,7 @@ def usage(tree: GpuTree, node: GaiaTreeNode) -> tuple[int, int, int, int]:
     gpus = [tree.cards[member] for member in node.members]
     return (
         tree.available(node),  # the fewest free GPUs,
-        gpus[0].memory_left // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,
+        gpus[0].left.memory // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,
         sum(gpu.processes for gpu in gpus),  # then the fewest processes,
         min((gpu.minor for gpu in gpus), default=0),  # then the lowest minor; the original leaves it to chance
     )
@@ -182,7 +183,7 @@ def level_of(topology: Topology, a: DeviceID, b: DeviceID) -> int:
 
 
 def choose_gpus_as_gaia(
-    topology: Topology, gpus: Sequence[SharedGpu], request: ShareRequest, among: Collection[DeviceID]
+    topology: Topology, gpus: Sequence[SharedGpu], request: Amount, among: Collection[DeviceID]
 ) -> Chosen:
     """
     The GPUs `among` these that a container gets. `gpus`: all of the machine's, in its order.
@@ -191,6 +192,6 @@ def choose_gpus_as_gaia(
     """
     tree = build_free_tree(tree_root(topology), gpus)
     for at, gpu in enumerate(gpus):
-        if gpu.device not in among or gpu.memory < request.memory:
-            tree = occupy(tree, at, WHOLE_GPU_CORES, gpu.memory)
+        if gpu.device not in among or gpu.offered.memory < request.memory:
+            tree = occupy(tree, at, WHOLE_GPU_CORES, gpu.offered.memory)
     return evaluate(tree, msgspec.structs.replace(request, cores=max(1, request.cores)))

@@ -18,7 +18,9 @@ from itertools import combinations
 
 import msgspec
 
+from topoalign.core.model.holdings import Amount
 from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.state.share_amounts import NONE_HELD
 
 INTERNAL = 0
 SINGLE_SWITCH = 10
@@ -67,7 +69,7 @@ def build_free_tree(root: GaiaTreeNode, gpus: Sequence[SharedGpu]) -> GpuTree:
     """
     if len(gpus) != len(root.members):
         raise ValueError(f"{len(gpus)} GPUs for a tree of {len(root.members)}")
-    free = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused and gpu.healthy)
+    free = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused)
     return GpuTree(root, tuple(gpus), free)
 
 
@@ -126,34 +128,17 @@ def occupy(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
 
     Whatever is given, and be it memory alone, the GPU is no longer free.
     """
-    gpu = tree.cards[at]
-    whole = cores >= WHOLE_GPU_CORES
-    left_cores = 0 if whole else max(0, gpu.cores_left - cores)
-    left_memory = 0 if whole else max(0, gpu.memory_left - memory)
-    return with_gpu_amounts(tree, at, left_cores, left_memory, tree.free - {at})
+    left = tree.cards[at].left
+    if cores >= WHOLE_GPU_CORES:
+        rest = NONE_HELD
+    else:
+        rest = Amount(cores=max(0, left.cores - cores), memory=max(0, left.memory - memory))
+    return with_amount_left(tree, at, rest, tree.free - {at})
 
 
-def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
-    """
-    The tree after cores and bytes of the GPU at this position are given back; from 100 cores on the whole GPU.
-
-    A GPU that has all its cores again is free, even if not all its memory is back. The original resets such a GPU first,
-    which is no part of the decision. No service gives back in a tree: each decision makes its own of what is held by then,
-    and there a GPU of which memory alone is held is not free.
-    """
-    gpu = tree.cards[at]
-    whole = cores >= WHOLE_GPU_CORES
-    left_cores = gpu.cores if whole else min(gpu.cores, gpu.cores_left + cores)
-    left_memory = gpu.memory if whole else min(gpu.memory, gpu.memory_left + memory)
-    return with_gpu_amounts(
-        tree, at, left_cores, left_memory, tree.free | {at} if left_cores == gpu.cores else tree.free
-    )
-
-
-def with_gpu_amounts(tree: GpuTree, at: int, cores_left: int, memory_left: int, free: frozenset[int]) -> GpuTree:
-    """The tree with other amounts left of one GPU."""
-    gpu = tree.cards[at]
-    changed = msgspec.structs.replace(
-        gpu, exclusive=False, cores_held=gpu.cores - cores_left, memory_held=gpu.memory - memory_left
-    )
+def with_amount_left(tree: GpuTree, at: int, left: Amount, free: frozenset[int]) -> GpuTree:
+    """The tree with another amount left of one GPU."""
+    offered = tree.cards[at].offered
+    held = Amount(cores=offered.cores - left.cores, memory=offered.memory - left.memory)
+    changed = msgspec.structs.replace(tree.cards[at], held=held, usable=True)
     return GpuTree(tree.root, (*tree.cards[:at], changed, *tree.cards[at + 1 :]), free)

@@ -1,8 +1,8 @@
 """
 Describes a GPU and a share of it in HAMi's amounts, which the checks, scores and orders of this package compare.
 
-Partial MiB count against the request: what a GPU has is rounded down, what is held is rounded up. A GPU that somebody
-holds whole has nothing left. An unknown NUMA node counts as node 0, as upstream registers it.
+Partial MiB count against the request: what a GPU has is rounded down, what is held is rounded up. An unknown NUMA node
+counts as node 0, as upstream registers it.
 """
 
 import msgspec
@@ -56,23 +56,19 @@ def to_hami_usage(
     gpu: SharedGpu, mode: str = "", profiles: tuple[MigProfile, ...] = (), instances: tuple[MigPlacement, ...] = ()
 ) -> HamiGpuUsage:
     """The GPU in HAMi's amounts."""
-    slots = gpu.slots
-    memory = gpu.memory // MIB
-    cores = gpu.cores
-    used = (slots, memory, cores) if gpu.exclusive else (0, 0, 0)
     return HamiGpuUsage(
         uuid=gpu.device,
         index=gpu.index,
         numa=gpu.numa_node or 0,
         type=gpu.model,
-        healthy=gpu.healthy,
+        healthy=gpu.usable,
         mode=mode,
-        slots=slots,
-        used_slots=max(used[0], gpu.slots_held),
-        memory=memory,
-        used_memory=max(used[1], -(-gpu.memory_held // MIB)),
-        cores=cores,
-        used_cores=max(used[2], gpu.cores_held),
+        slots=gpu.all_slots,
+        used_slots=gpu.sharers,
+        memory=gpu.offered.memory // MIB,
+        used_memory=-(-gpu.held.memory // MIB),
+        cores=gpu.offered.cores,
+        used_cores=gpu.held.cores,
         profiles=profiles,
         instances=instances,
     )

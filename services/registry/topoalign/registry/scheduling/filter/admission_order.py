@@ -42,8 +42,9 @@ from topoalign.core.admission.realignment import (
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.share_annotations import InvalidShare
-from topoalign.core.demand.shares import Share, SlotShare, gpus_of_numa_nodes, share_from_units, slots_asked
+from topoalign.core.demand.shares import Share, gpus_of_numa_nodes, units_asked
 from topoalign.core.model.decisions import Admission
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.model import Topology
@@ -98,9 +99,9 @@ def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> boo
         return True
     if any(a != b and (a.resource, a.gpus) == (b.resource, b.gpus) for a in slots for b in others_slots):
         return True
-    shares = requested_shares(topology, one)
-    theirs = requested_shares(topology, other)
-    if any(a != b and (a.cores == b.cores > 0 or a.blocks == b.blocks > 0) for a in shares for b in theirs):
+    units = requested_units(topology, one)
+    theirs = requested_units(topology, other)
+    if any(a != b and (a[0].cores == b[0].cores > 0 or a[0].memory == b[0].memory > 0) for a in units for b in theirs):
         return True
     if not any(each.joint is not None for pod in (one, other) for each in pod.demand.containers):
         return False
@@ -108,18 +109,16 @@ def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> boo
     return not gpus.isdisjoint(others)
 
 
-def requested_shares(topology: Topology, pod: PendingPod) -> set[Share]:
-    """Returns what the containers of a pod request in vcuda units."""
-    asked = (share_from_units(topology, each.devices, each.cards) for each in pod.demand.containers)
-    return {share for share in asked if share is not None}
+def requested_units(topology: Topology, pod: PendingPod) -> set[tuple[Amount, int]]:
+    """Returns what the containers of a pod request in vcuda units, and over how many GPUs each spreads them."""
+    asked = ((units_asked(topology, each.devices), each.cards) for each in pod.demand.containers)
+    return {(units, gpus) for units, gpus in asked if units is not None}
 
 
-def requested_slots(topology: Topology, pod: PendingPod) -> set[SlotShare]:
-    """Returns what the containers of a pod request in vGPU slots."""
-    asked = (
-        slots_asked(topology, one.devices, one.gpu_annotations, as_hami=one.as_hami) for one in pod.demand.containers
-    )
-    return {share for share in asked if share is not None}
+def requested_slots(topology: Topology, pod: PendingPod) -> set[Share]:
+    """Returns what the containers of a pod request in vGPU slots. Raises InvalidShare for invalid annotations."""
+    asked = (each.share(topology) for each in pod.demand.containers)
+    return {share for share in asked if share is not None and share.resource is not None}
 
 
 def are_too_many(pods: Sequence[PendingPod]) -> bool:

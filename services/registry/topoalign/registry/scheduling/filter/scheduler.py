@@ -64,8 +64,10 @@ class PodChecks:
     def check(self, request: PodRequest) -> None:
         """Raises what `check_pod` of the core does: a kubelet decides on every node of Kubernetes."""
         offers = self._offers
-        check_pod(request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True)
-        check_gpus_known(request, offers.gpus, offers.slots, offers.not_in_slots)
+        demand = check_pod(
+            request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True
+        )
+        check_gpus_known(demand, offers.gpus, offers.slots, offers.not_in_slots)
 
     def warnings(self, annotations: Mapping[str, str], limits: Mapping[ResourceName, str]) -> tuple[str, ...]:
         """Returns warnings about a pod's probable mistakes (`warnings_of`)."""

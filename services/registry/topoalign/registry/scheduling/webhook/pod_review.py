@@ -43,7 +43,7 @@ Offered = Callable[[ResourceName], bool]
 """Whether some node offers this resource."""
 LeftOut = Callable[[PodRequest], Sequence[FilledIn]]
 """What a pod that asks for slots of GPUs leaves out."""
-Check = Callable[[PodRequest], None]
+Check = Callable[[PodRequest], object]
 """Raises an error for a pod that the cluster cannot run."""
 Warn = Callable[[Mapping[str, str], Mapping[ResourceName, str]], tuple[str, ...]]
 """What of a pod probably means something else, by its annotations and limits (`core.sharing.pod_warnings`)."""
