@@ -108,11 +108,7 @@ def counter_family(name: str, meaning: str, label: str, counts: Mapping[str, int
 
 class NoKubernetes(Unavailable):
     """
-<<<<<<< HEAD
     Raised for a bind if the registry has no access to Kubernetes.
-=======
-    Raised when a registry without access to Kubernetes is asked to bind a pod.
->>>>>>> c3
 
     Remedy: Set `TOPOALIGN_KUBERNETES`, or remove `bindVerb` from the scheduler.
     """
