@@ -24,7 +24,7 @@ from simulation.cluster_nodes import Node, hardware_facts
 from simulation.cluster_plants import planted
 from simulation.cluster_pods import COUNTED, NAMESPACE, Pods
 from simulation.cluster_registries import Registry, Service
-from simulation.cluster_world import ClusterWorld
+from simulation.cluster_world import SETTLES_SECONDS, ClusterWorld
 from simulation.kubelets import Kubelets
 from simulation.loop import Process, SimulatedLoop, simulate
 from simulation.outcome import Outcome
@@ -44,8 +44,8 @@ NODES = (3, 3, 3, 4, 4, 5, 6, 7, 9, 12)
 POLICIES = ("none", "none", "best-effort", "restricted", "single-numa-node")
 PASSING = (0.0, 0.02, 0.3, 1.0, 2.0, 4.0, 8.0)
 """Seconds between two steps, one of these."""
-READY_SECONDS, SETTLES_SECONDS = 60.0, 5.0
-"""For all to be ready at first; and after an outage, until its effects are over."""
+READY_SECONDS = 60.0
+"""For all to be ready at first."""
 TURN_SECONDS = (0.0005, 0.005)
 """For one of these, by the seed, long work runs between two turns that it gives to others."""
 CALM_SECONDS, POLL_SECONDS = 700.0, 5.0
@@ -127,9 +127,7 @@ class ClusterScenario:
     async def _calm(self) -> None:
         """The faults are over."""
         self.world.note("calm")
-        for network in self.world.networks.values():
-            network.clear()
-        self.world.rate = 0.0
+        self.world.clear()
         difference: tuple[str, str] | None = None
         for _ in range(int(CALM_SECONDS / POLL_SECONDS)):
             await anyio.sleep(POLL_SECONDS)

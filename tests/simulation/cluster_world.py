@@ -31,6 +31,8 @@ RATES = (0.0, 0.02, 0.1)
 """How likely a call over the network is late; half as likely its answer is lost, before or after the effect."""
 GPUS: Mapping[Division, Sequence[int]] = {"whole": (0, 0, 1, 1), "slots": (0, 0, 1), "units": (0, 1)}
 """NUMA nodes of the GPUs of each node. Each unit and each slot costs time."""
+SETTLES_SECONDS = 5.0
+"""After an outage, until its effects are over."""
 API_SECONDS = (0.01, 0.4, 6.0)
 WATCH_SECONDS = (0.0, 0.0, 0.001, 0.02)
 """By one of these a change reaches a registry after it has reached the scheduler."""
@@ -118,9 +120,17 @@ class ClusterWorld:
 
     def end_outage(self) -> None:
         self.outages -= 1
-        self.disturbed_until = self.loop.time()
+        self.disturbed_until = max(self.disturbed_until, self.loop.time())
         if not self.outages:
             self._outage_seconds += self.loop.time() - self._outage_began
+
+    def clear(self) -> None:
+        """From now on all calls arrive. What calls that were late or lost have led to is over like that of an outage."""
+        for network in self.networks.values():
+            network.clear()
+        if self.rate:
+            self.disturbed_until = self.loop.time() + SETTLES_SECONDS
+        self.rate = 0.0
 
     def outage_seconds(self) -> float:
         """How long there was an outage so far."""

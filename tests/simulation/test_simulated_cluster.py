@@ -43,6 +43,8 @@ UNITS = 1
 """A seed whose nodes have GPUs in units."""
 NOTHING_LOST = 2
 """A seed in whose cluster no call is late, and no namespace has a quota."""
+LOSSY = 0
+"""A seed in whose cluster calls are late, and answers are lost."""
 RELEASED_SECONDS = 10.0
 """After its end a node has released what a pod had."""
 MOST_SEEDS = 2_000
@@ -163,6 +165,19 @@ def test_a_second_preemption_is_explained_by_an_outage_that_ended_before_both_we
         return ""
 
     assert ("" if outage else "K4") == simulate(0, run)
+
+
+@pytest.mark.parametrize("seed", [LOSSY, NOTHING_LOST])
+def test_what_lost_calls_have_led_to_is_explained_for_a_moment_after_the_faults(seed: int) -> None:
+    """A registry takes a node for stale until it asks again, and a pod preempts others elsewhere. Found by seed 24789."""
+
+    async def run(loop: SimulatedLoop) -> list[bool]:
+        world = ClusterWorld(seed, loop)
+        await anyio.sleep(1)
+        world.clear()
+        return [world.is_disturbed_since(loop.time() + seconds) for seconds in (0, 60)]
+
+    assert [seed == LOSSY, False] == simulate(0, run)
 
 
 @pytest.mark.parametrize("deleted", [True, False])
