@@ -381,7 +381,7 @@ async def test_a_pod_that_is_bound_while_it_is_filtered_keeps_its_room() -> None
         assert [("default", "a")] == [key for each in world.scheduler.preemptions for key in each.victims]
 
 
-async def test_a_pod_that_is_bound_to_another_node_than_it_is_assumed_on_takes_room_there() -> None:
+async def test_a_pod_takes_room_on_the_node_to_which_it_is_bound() -> None:
     """As in kube-scheduler's cache (v1.36, AddPod). An earlier bind of it was taken for failed."""
     async with scheduling() as world:
         world.extender.passing = {"n1"}

@@ -91,7 +91,7 @@ async def test_a_twin_is_told_and_not_offered_until_one_is_alone(world: World) -
         assert world.says.state.digest == scheduling.view.facts(NODE).digest
 
 
-async def test_a_node_is_offered_again_when_its_allocations_are_certain_although_no_pod_is_filtered(
+async def test_a_node_whose_allocations_become_certain_is_offered_at_once(
     world: World,
 ) -> None:
     """Pods that it could take wait for that: the scheduler asks about them when the node is offered again."""

@@ -143,7 +143,7 @@ def test_what_a_pod_was_given_before_its_refusal_is_released_with_it() -> None:
 
 
 @pytest.mark.parametrize("outage", [True, False])
-def test_a_second_preemption_is_explained_by_an_outage_that_ended_before_both_were_seen(outage: bool) -> None:
+def test_an_outage_that_ended_explains_a_second_preemption(outage: bool) -> None:
     """Both are seen at one look, after the pod was bound. Found by seed 12359."""
 
     async def run(loop: SimulatedLoop) -> str:
