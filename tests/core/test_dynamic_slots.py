@@ -13,11 +13,11 @@ from slot_support import MIB, asks, given, in_slots
 from unit_support import BEST, DGX, KUBELET, admitted, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.model.allocations import Allocation, Displaced, Owner
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.device_offers import Slots
@@ -128,25 +128,6 @@ def test_without_an_amount_a_slot_is_the_smallest_profile() -> None:
 
     assert Amount(cores=15, memory=5 * GIB) == equal_part(topology, DGX.gpus[0].id)
     assert Amount(cores=15, memory=40 * GIB) == offered_in_slots(topology)[DGX.gpus[0].id]
-
-
-def test_a_version_that_does_not_know_of_instances_has_the_same_digest() -> None:
-    with_instance, without = held(node(machine()), 20, made=["MIG-0"]), held(node(machine()), 20)
-
-    assert with_instance.digest == without.digest
-
-
-def test_what_displaced_containers_held_is_not_in_the_digest() -> None:
-    slot, amounts = DeviceID("GPU-0::1"), Amount(cores=20, memory=GIB)
-    owner = Owner(namespace=Namespace("n"), pod=PodName("p"), container=ContainerName("c"))
-    displaced = Displaced(allocation=AllocationID("1"), owner=owner, devices={GPU: (slot,)})
-    known = msgspec.structs.replace(displaced, slots={slot: amounts}, instances={slot: DeviceID("MIG-0")})
-    states = [
-        node(machine()).holding(Allocation(id=AllocationID("2"), devices={GPU: (slot,)}, displaced=(each,)))
-        for each in (displaced, known)
-    ]
-
-    assert states[0].digest == states[1].digest
 
 
 def test_what_is_left_is_the_largest_instance_that_can_be_made() -> None:

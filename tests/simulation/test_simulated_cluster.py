@@ -168,7 +168,7 @@ def test_an_outage_that_ended_explains_a_second_preemption(outage: bool) -> None
 
 
 @pytest.mark.parametrize("seed", [LOSSY, NOTHING_LOST])
-def test_what_lost_calls_have_led_to_is_explained_for_a_moment_after_the_faults(seed: int) -> None:
+def test_what_lost_calls_led_to_is_explained_for_a_moment(seed: int) -> None:
     """A registry takes a node for stale until it asks again, and a pod preempts others elsewhere. Found by seed 24789."""
 
     async def run(loop: SimulatedLoop) -> list[bool]:
