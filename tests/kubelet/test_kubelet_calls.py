@@ -1,7 +1,8 @@
 """What the kubelet gets for its calls to a device plugin."""
 
+import socket
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 
 import anyio
 import msgspec
@@ -297,3 +298,18 @@ async def test_a_stream_whose_client_goes_while_it_is_sent_to_is_closed() -> Non
 
         assert not watch.open
         await server.stop(5)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_a_connection_accepted_last_is_closed_when_its_server_has_stopped(turns: int) -> None:
+    with short_directory() as directory, socket.socket(socket.AF_UNIX) as client:
+        server = GrpcServer(DevicePlugin(GPU, MemoryAllocator(two_nodes())), directory / "p.sock", "directory")
+        await server.listen()
+        client.connect(str(server.path))
+        for _ in range(turns):
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+        await server.stop(0)
+        client.setblocking(False)
+        with suppress(ConnectionResetError):  # the server had not read yet, or had written
+            while client.recv(1024):
+                pass

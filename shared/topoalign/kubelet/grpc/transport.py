@@ -10,6 +10,7 @@ and a stop lets calls end that have begun.
 """
 
 import os
+import socket
 from asyncio import TimerHandle, get_running_loop
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -41,6 +42,9 @@ MOST_CONNECTIONS = 32
 
 ACCEPTED_AT_ONCE = 4
 """Connections that are accepted in one round of the event loop: about a millisecond of work."""
+
+TURNS_TO_ACCEPT = 4
+"""Turns of the loop until a connection that was accepted last is made and refused."""
 
 LONGEST_MESSAGE = 1_000
 """Characters of a status message: it travels as a header, which clients bound."""
@@ -180,6 +184,7 @@ class GrpcServer(grpclib.server.Server):
         self.path = path
         self.field = field
         self.identity: unix_sockets.Identity | None = None
+        self._listening: socket.socket | None = None
         self.connections: set[GrpcConnection] = set()
         self.draining = False
         load = load or Load()
@@ -194,6 +199,7 @@ class GrpcServer(grpclib.server.Server):
         """Binds and serves. Raises what `sockets.listen_on_path` raises."""
         listening = unix_sockets.listen_on_path(self.path, self.field, self.mode, self.guard)
         self.identity = unix_sockets.identity(self.path)
+        self._listening = listening
         await self.start(sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(unix_sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
 
@@ -209,7 +215,12 @@ class GrpcServer(grpclib.server.Server):
         self.identity = None
         with anyio.move_on_after(within, shield=True):
             await self.servicer.drained()
-        if self._server is not None:
+        if self._server is not None and self._listening is not None:
+            # asyncio 3.11 leaks a connection that it has accepted and whose server is closed before it has made a transport.
+            get_running_loop().remove_reader(self._listening)
+            for _ in range(TURNS_TO_ACCEPT):
+                await anyio.lowlevel.cancel_shielded_checkpoint()
+            self._listening = None
             self.close()
             for connection in tuple(self.connections):
                 connection.close("stopping")
