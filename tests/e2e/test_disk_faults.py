@@ -185,6 +185,6 @@ async def test_an_agent_with_a_damaged_journal_recovers_from_the_kubelet(
     assert holders(state) == holders(on_disk(journal, NODE))
     assert damage == journal.with_name("journal.corrupt-1").read_bytes()
     assert "topoalign_allocator_journals_set_aside 1.0" in metrics
-    assert "topoalign_allocator_record_in_doubt 0.0" in metrics
+    assert "topoalign_allocator_record_unconfirmed 0.0" in metrics
     assert 1 == log.count("the journal is damaged")
     assert 1 == log.count("the record is confirmed")

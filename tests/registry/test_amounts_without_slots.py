@@ -155,7 +155,7 @@ def test_questions_to_a_cluster_refuse_what_its_scheduler_refuses(tmp_path: Path
     for node in (slots, plain):
         assert "is missing" in of_cluster(pod({MIB: "16Gi"}, {}), tmp_path, whole, node)
         assert "0 cores" in of_cluster(pod({COMPUTE: "0"}, {}), tmp_path, whole, node)
-    assert "spreads units" in of_cluster(pod({GPUS: "1"}, {"topoalign.io/cards": "2"}), tmp_path, whole)
+    assert "spreads units" in of_cluster(pod({GPUS: "1"}, {"topoalign.io/gpus": "2"}), tmp_path, whole)
     uuids = {"nvidia.com/use-gpuuuid": "GPU-nobody"}
     assert "no node has such a GPU" in of_cluster(pod({GPUS: "1", MIB: "9"}, uuids), tmp_path, slots)
     assert "NodeStale" == of_cluster(pod({COMPUTE: "200"}, {}), tmp_path, whole, away)

@@ -59,8 +59,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         f"{SECOND}[{CORES}]: 0 units; leave it out, or ask for 1 or more",
     ),
     "an annotation without a value": (
-        pod(GOOD, {"topoalign.io/cards": None}),
-        "metadata.annotations[topoalign.io/cards]: '' is not a number of GPUs; "
+        pod(GOOD, {"topoalign.io/gpus": None}),
+        "metadata.annotations[topoalign.io/gpus]: '' is not a number of GPUs; "
         "write over how many GPUs the units of each container are spread, 1 to 999",
     ),
     "memory of 0": (pod(units("20", "0"), {}), f"{SECOND}[{MEMORY}]: 0 units; leave it out, or ask for 1 or more"),

@@ -73,7 +73,7 @@ async def test_of_invented_nodes_a_registry_keeps_few(world: World) -> None:
         found = sizes(scheduling)
         await world.rounds(2)
         later = sizes(scheduling)
-        told = world.context.metrics.get_sample_value("topoalign_registry_strangers_total")
+        told = world.context.metrics.get_sample_value("topoalign_registry_unknown_nodes_forgotten_total")
 
         assert [] == [name for some in (found, later) for name, size in some.items() if size > most(name)], found
         assert {"cluster": MOST + 1, "view": MOST + 1, "reservations": 2 * MOST}.items() <= found.items()

@@ -314,7 +314,7 @@ async def test_an_update_is_judged_by_the_cluster_and_not_by_its_quotas() -> Non
         raise OverQuota("team", GPU, 1, 1, 1)
 
     def unknown_cards(request: PodRequest) -> None:
-        raise InvalidField("metadata.annotations[topoalign.io/cards]", "more than a node has", "ask for fewer")
+        raise InvalidField("metadata.annotations[topoalign.io/gpus]", "more than a node has", "ask for fewer")
 
     for check_updated, allowed in ((check_pod, True), (unknown_cards, False)):
         webhook = Webhook(OURS, offered, over_quota, check_updated=check_updated)

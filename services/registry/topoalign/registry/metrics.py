@@ -46,7 +46,7 @@ class Readings(Collector):
         for name, meaning in COUNTS.items():
             yield CounterMetricFamily(f"topoalign_registry_{name}", meaning, getattr(self._client.counts, name))
         forgotten = "Nodes that never answered and were forgotten because there were too many of them."
-        yield CounterMetricFamily("topoalign_registry_strangers", forgotten, self._client.kept.dropped)
+        yield CounterMetricFamily("topoalign_registry_unknown_nodes_forgotten", forgotten, self._client.kept.dropped)
         differences = CounterMetricFamily(
             "topoalign_registry_differences",
             "Times that a service of a node did not confirm the view of it, which was then requested again.",

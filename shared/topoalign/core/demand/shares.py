@@ -241,7 +241,7 @@ def check_units_asked(units: Amount, fields: UnitFields) -> None:
 
 # Reads the annotation that sets over how many GPUs the units of a container are spread.
 #
-#     topoalign.io/cards: "2"
+#     topoalign.io/gpus: "2"
 #
 # It holds for every container of the pod that asks for units: 60 of computing time and 40 blocks are then 30 and 20 of
 # each of two GPUs. It is about units alone. How many GPUs a container has slots of follows from the number of slots, and

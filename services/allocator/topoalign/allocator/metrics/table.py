@@ -27,7 +27,7 @@ TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
     ),
     (
         "gauge",
-        "topoalign_allocator_record_in_doubt",
+        "topoalign_allocator_record_unconfirmed",
         "1 while the record may lack allocations because its journal was damaged.",
         lambda allocator: int(allocator.ledger.unconfirmed is not None),
     ),

@@ -82,7 +82,7 @@ class SchedulingMetrics(Collector):
         yield CounterMetricFamily("topoalign_registry_deleted_pods", "Refused pods that were deleted.", refused.deleted)
         yield from foreign_node_families(self._foreign)
         woken = self._watch.requeue.done
-        yield CounterMetricFamily("topoalign_registry_wake_ups", "Times that pending pods were requeued.", woken)
+        yield CounterMetricFamily("topoalign_registry_requeues", "Times that pending pods were requeued.", woken)
 
 
 def foreign_node_families(foreign: ForeignNodes) -> Iterator[Metric]:
