@@ -1,4 +1,4 @@
-"""What `gpu list`, `explain` and `topo draw` show of a GPU adds up, where an init container left a slot to a later one."""
+"""What `gpu list`, `explain` and `draw` show of a GPU adds up, where an init container left a slot to a later one."""
 
 import json
 import re
@@ -10,8 +10,6 @@ from slot_support import MIB, in_slots, slot
 from unit_support import DGX
 
 from topoalign.cli import link, root
-from topoalign.cli.draw.diagram import diagram_of
-from topoalign.cli.draw.text import render_text
 from topoalign.cli.explain import show_cards
 from topoalign.cli.link import AnnouncedNode, NodeLink
 from topoalign.core.model.allocations import Allocation, Owner, Role
@@ -20,6 +18,8 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, Namespace, PodName
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
+from topoalign.tools.draw.diagram import diagram_of
+from topoalign.tools.draw.text import render_text
 
 
 def holding(*held: tuple[str, int, int]) -> NodeState:

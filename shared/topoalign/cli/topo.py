@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from topoalign.cli import options, output
-from topoalign.cli.draw.command import draw
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.degraded import degraded_gpus
@@ -78,9 +77,6 @@ def print_topology(topology: Topology, used_by: Mapping[DeviceID, str], wide: bo
     output.print_line(print_matrix(topology, wide, used_by).removesuffix("\n"))
     for gpu, finding in degraded_gpus(topology).items():
         output.note(f"GPU{topology.gpu_by_id[gpu].index} is degraded: {finding}")
-
-
-topo.add_command(draw)
 
 
 @topo.command(name="import")
