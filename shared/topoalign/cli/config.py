@@ -234,7 +234,7 @@ def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[T
 
         return machines.load_machine(machine).topology, None
     try:
-        return link.discovered_topology(node, nats, os.environ).topology, None
+        return link.discovered_topology(node, nats).topology, None
     except (Unavailable, NotFound) as error:
         return None, error.finding
 

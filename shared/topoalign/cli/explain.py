@@ -1,6 +1,5 @@
 """`topoalign explain` and `topoalign what-if`: the reasons of a decision, and a decision without effect."""
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,7 +8,6 @@ import click
 import msgspec
 
 from topoalign.cli import formatting, output
-from topoalign.cli import link as links
 from topoalign.cli.allocation_commands import (
     Changes,
     changes,
@@ -201,5 +199,5 @@ def partitioned_gpus(
     }
     if gpus.isdisjoint(topology.gpu_by_id):
         return (), topology
-    status = links.discovered_topology(link.node, link.nats_option, os.environ)
+    status = link.announced()
     return [(gpu, each) for gpu, each in partitioning_by_gpu(status.state).items() if gpu in gpus], status.topology

@@ -1,7 +1,5 @@
 """`topoalign forget`: deletes the facts of a node that is gone for good, so that no registry shows it any more."""
 
-import os
-
 import anyio
 import click
 import msgspec
@@ -94,7 +92,7 @@ def forget(node: str, nats: str | None, as_json: bool) -> None:
     """
     if not node:  # an unset variable of a script, and not the node of this machine
         raise InvalidField("NODE", "it is empty", "give the name of the node that is gone")
-    url, meant = locate_bus(nats, node, os.environ)
+    url, meant = locate_bus(nats, node)
     anyio.run(forget_gone, url, meant)
     if as_json:
         output.print_json({"forgotten": meant})

@@ -1,13 +1,12 @@
 """`topoalign gpu`: device status, the pods that hold each device, and operator overrides."""
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
 from topoalign.cli import gpu_usage, output
 from topoalign.cli import link as links
-from topoalign.cli.effects import printing
+from topoalign.cli.effects import Effect, printing
 from topoalign.cli.exit_codes import FAILURE
 from topoalign.cli.gpu_partitioning import (
     format_remaining,
@@ -17,9 +16,11 @@ from topoalign.cli.gpu_partitioning import (
     partitioning_document,
 )
 from topoalign.cli.link import AnnouncedNode, NodeLink, on_node
+from topoalign.core import wire
+from topoalign.core.model.errors import quoted
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.maintenance import Override
+from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu
@@ -63,7 +64,7 @@ def list_devices(link: NodeLink) -> None:
       topoalign gpu list --json | jq '.devices[] | {name, left: .division.left}'
       topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
-    status = links.discovered_or_read_topology(link.node_option, link.nats_option, os.environ)
+    status = links.discovered_or_read_topology(link.node_option, link.nats_option)
     divided = partitioning_by_gpu(status.state) if status.announced else {}
     if link.as_json:
         rows = [
@@ -249,22 +250,21 @@ def heal(link: NodeLink, devices: Sequence[str]) -> int | None:
 
 def send_override(
     link: NodeLink, word: Override, devices: Sequence[str], reason: str = ""
-) -> Mapping[DeviceID, DeviceHealth]:
+) -> dict[DeviceID, DeviceHealth]:
     """Send the override to the node's discovery, and print the resulting health of each device."""
-    health = link.override(word, devices, reason)
-    with printing(links.override_effect(word, devices)):
-        print_health(link, health)
-    return health
-
-
-def print_health(link: NodeLink, health: Mapping[DeviceID, DeviceHealth]) -> None:
-    """Print the health of these devices, as a table or as JSON."""
-    if link.as_json:
-        output.print_json(
-            {"node": link.node, "devices": {device: health_fields(known) for device, known in health.items()}}
-        )
-        return
-    output.columns(
-        ("DEVICE", "HEALTH", "WHY"),
-        [(device, format_state(known), known.reason or "-") for device, known in health.items()],
+    effect = Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
+    request = DevicesRequest(node=link.node, devices=tuple(devices), reason=reason)
+    health: dict[DeviceID, DeviceHealth] = link.ask_discovery(
+        wire.devices_subject(link.node, word), request, dict[DeviceID, DeviceHealth], effect
     )
+    with printing(effect):
+        if link.as_json:
+            output.print_json(
+                {"node": link.node, "devices": {device: health_fields(known) for device, known in health.items()}}
+            )
+        else:
+            output.columns(
+                ("DEVICE", "HEALTH", "WHY"),
+                [(device, format_state(known), known.reason or "-") for device, known in health.items()],
+            )
+    return health

@@ -1,16 +1,15 @@
 """The table of `topoalign gpu usage`: who uses each GPU now, holders first, then all others."""
 
-import os
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from topoalign.cli import formatting, output
-from topoalign.cli import link as links
 from topoalign.cli.formatting import binary
 from topoalign.cli.link import NodeLink
+from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
-from topoalign.core.model.processes import GpuProcess, LibraryReading
+from topoalign.core.model.processes import GpuProcess, LibraryReading, Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.usage.attribution import (
@@ -36,9 +35,9 @@ Row = tuple[str, str, str, str, str, str, str]
 
 
 def print_usage(link: NodeLink) -> None:
-    """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
-    measured = link.measure()
-    status = links.discovered_topology(link.node_option, link.nats_option, os.environ)
+    """Print the use of a node's GPUs, as a table or as JSON. Raises what `link` raises."""
+    measured: Measurement = link.ask_discovery(wire.use_subject(link.node), UseRequest(node=link.node), Measurement)
+    status = link.announced()
     shares = attribute_use(status.state, measured)
     if has_library(status.state):
         shares = with_library(shares, library_use(link))

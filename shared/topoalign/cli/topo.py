@@ -1,6 +1,5 @@
 """`topoalign topo`: the matrix in the format of `nvidia-smi topo -m`, of a described machine or a running node."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def topo(
     else:
         from topoalign.cli import link  # brings in what talks to the network
 
-        status = link.discovered_or_read_topology(node, nats, os.environ)
+        status = link.discovered_or_read_topology(node, nats)
         used_by = {device: ", ".join(pods) for device, pods in status.holders.items()}
         print_topology(status.topology, used_by, wide, as_json)
 

@@ -126,7 +126,7 @@ def welcome(ready: RunningServices, environment: Mapping[str, str], while_runnin
     """Prints the addresses and commands to try, and lets other terminals find them."""
     assert ready.nats is not None and ready.http is not None, "`up` has both"
     found = running.RunningUp(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
-    while_running.enter_context(running.announce_running(found, environment))
+    while_running.enter_context(running.announce_running(found))
     machine = environment.get(PREFIX + "MACHINE")
     output.note(
         f"node    {clean(ready.node)}" + (f", with the described machine {clean(machine, 200)}" if machine else "")

@@ -5,7 +5,6 @@ The facts are read from the streams of a running cluster, or from a file that an
 from these facts alone.
 """
 
-import os
 import subprocess
 from collections.abc import Callable
 from functools import partial, wraps
@@ -204,7 +203,7 @@ def from_file(path: Path) -> ClusterRecord:
 
 def from_streams(nats: str | None) -> ClusterRecord:
     """The records of a running cluster. Raises NothingRuns, BusUnavailable, BusRefused."""
-    url, _ = link.locate_bus(nats, None, os.environ)
+    url, _ = link.locate_bus(nats)
 
     async def read() -> ClusterRecord:
         """Reads the streams, and which allocators answer."""

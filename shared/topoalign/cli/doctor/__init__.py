@@ -6,7 +6,6 @@ with `--fail-on-findings` they do, for use in scripts.
 """
 
 import ctypes
-import os
 import platform
 import socket
 import sys
@@ -198,7 +197,7 @@ def nats_server(subject: Subject) -> CheckResult:
 
 def nats(subject: Subject) -> CheckResult:
     """Whether NATS answers, with the version, permissions and stores that a service needs."""
-    up = running.find_running(os.environ)
+    up = running.find_running()
     url = subject.nats or (up.nats if up is not None else None)
     if url is None:
         return warning_finding("no server to test", "start `topoalign up`, or give --nats URL")

@@ -1,6 +1,5 @@
 """`topoalign draw`: the command."""
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -109,7 +108,7 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     from topoalign.cli import link  # brings in what talks to the network
     from topoalign.tools.draw.diagram import diagram_of
 
-    status = link.discovered_or_read_topology(node, nats, os.environ)
+    status = link.discovered_or_read_topology(node, nats)
     devices = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
     known = {device: status.health_of(device) for device in devices}
     health = {device: found for device, found in known.items() if found is not UNKNOWN}
