@@ -14,7 +14,7 @@ from slot_support import in_mig_mode, in_slots
 from unit_support import CORES, DGX, MEMORY, holds, in_units
 
 from topoalign.cli import link, root
-from topoalign.cli.explain import show_cards
+from topoalign.cli.explain import show_partitioned_gpus
 from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import AnnouncedNode, NodeLink
 from topoalign.core.model.decisions import Explained
@@ -166,7 +166,7 @@ def test_explain_shows_the_gpu_that_a_share_is_of(run: Any, capsys: pytest.Captu
     allocation = state.allocations[next(iter(state.allocations))]
     show_allocation(allocation, state.hardware)
     shown = capsys.readouterr().out
-    show_cards(NodeLink("nats://nowhere", NODE, False), (allocation,), state.hardware)
+    show_partitioned_gpus(NodeLink("nats://nowhere", NODE, False), (allocation,), state.hardware)
     cards = capsys.readouterr().out
 
     assert 1 == shown.count("18 units of GPU-0") and 1 == shown.count("30 units of GPU-0")
