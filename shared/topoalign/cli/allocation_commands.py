@@ -9,8 +9,8 @@ import click
 from topoalign.cli import formatting, options, output
 from topoalign.cli.effects import Effect, printing
 from topoalign.cli.exit_codes import REFUSED
-from topoalign.cli.formatting import Count, Size
 from topoalign.cli.link import NodeLink, on_node
+from topoalign.cli.options import Count, Size
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.demand.unserved import UnservedResource, served_by
 from topoalign.core.model.decisions import Decision, Refusal, with_notes

@@ -80,28 +80,16 @@ def list_devices(link: NodeLink) -> None:
         ]
         output.print_json({"node": status.node, "devices": rows})
         return
-    if all(each.is_whole for each in divided.values()):
-        output.columns(
-            ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
-            [
-                (
-                    *named_cells(status, device),
-                    format_state(health),
-                    holders_cell(status, device),
-                    health_reason(status, device),
-                )
-                for device, health in list_health(status)
-            ],
-        )
-    else:
-        output.columns(
-            ("NAME", "DEVICE", "PCI", "HEALTH", "DIVIDED", "HELD BY", "LEFT", "WHY"),
-            [
-                row
-                for device, health in list_health(status)
-                for row in list_device_rows(status, device, health, divided.get(device))
-            ],
-        )
+    whole = all(each.is_whole for each in divided.values())
+    output.columns(
+        ("NAME", "DEVICE", "PCI", "HEALTH", "DIVIDED", "HELD BY", "LEFT", "WHY"),
+        [
+            row
+            for device, health in list_health(status)
+            for row in list_device_rows(status, device, health, None if whole else divided.get(device))
+        ],
+        without=("DIVIDED", "LEFT") if whole else (),
+    )
     limiters = {offer.limited_by for offer in status.topology.offered if is_counted(offer)}
     if "none" in limiters:
         output.note(NOT_ENFORCED)
@@ -115,35 +103,20 @@ def is_counted(offer: Offer) -> bool:
 
 def list_device_rows(
     status: AnnouncedNode, device: DeviceID, health: DeviceHealth, division: GpuPartitioning | None
-) -> Iterator[tuple[str, ...]]:
+) -> Iterator[tuple[object, ...]]:
     """The row of a device, and one more for each other holder of a partitioned GPU."""
-    cells = (*named_cells(status, device), format_state(health))
-    reason = health_reason(status, device)
+    at = device_location(status, device)
+    cells = (at["name"] or "-", device, at["pci"] or "-", format_state(health))
+    degraded = degraded_gpus(status.topology).get(device)
+    reasons = status.health_of(device).reason, degraded and f"degraded: {degraded}"
+    reason = "; ".join(filter(None, reasons)) or "-"
     if division is None:
-        yield (*cells, "-", holders_cell(status, device), "-", reason)
+        pods = held_by(status, device)
+        yield (*cells, "-", "not known" if pods is None else " ".join(pods) or "-", "-", reason)
         return
     first, *others = [holder_text(each) for each in division.held] or ["-"]
     yield (*cells, format_strategy(division), first, format_remaining(division), reason)
     yield from (("", "", "", "", "", other, "", "") for other in others)
-
-
-def health_reason(status: AnnouncedNode, device: DeviceID) -> str:
-    """The reason of a device's health; of a degraded GPU also the finding."""
-    finding = degraded_gpus(status.topology).get(device)
-    reasons = status.health_of(device).reason, finding and f"degraded: {finding}"
-    return "; ".join(filter(None, reasons)) or "-"
-
-
-def named_cells(status: AnnouncedNode, device: DeviceID) -> tuple[str, str, str]:
-    """Name, id and PCI address of a device; a part has its id alone."""
-    at = device_location(status, device)
-    return str(at["name"] or "-"), device, str(at["pci"] or "-")
-
-
-def holders_cell(status: AnnouncedNode, device: DeviceID) -> str:
-    """The pods that hold a device."""
-    pods = held_by(status, device)
-    return "not known" if pods is None else " ".join(pods) or "-"
 
 
 def list_health(status: AnnouncedNode) -> Iterator[tuple[DeviceID, DeviceHealth]]:

@@ -191,21 +191,17 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
     return newest
 
 
-async def live_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
-    """The live allocations of the node; none if its allocator never published."""
-    if not await bus.last_position(Stream.ALLOCATIONS, wire.allocation_subjects(node)):
-        return ()
-    with anyio.move_on_after(CONNECT_SECONDS):
-        async with aclosing(Client(bus, name="cli").allocations(node=node)) as events:
-            snapshot = (await anext(events)).event
-        if isinstance(snapshot, AllocationsSnapshot):
-            return snapshot.allocations
-    return ()
-
-
 async def named_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
     """The live allocations of the node. Those of ended init containers, which PodResources lacks, have them as owners."""
-    allocations = await live_allocations(bus, node)
+    allocations: tuple[Allocation, ...] = ()
+    if await bus.last_position(
+        Stream.ALLOCATIONS, wire.allocation_subjects(node)
+    ):  # else its allocator never published
+        with anyio.move_on_after(CONNECT_SECONDS):
+            async with aclosing(Client(bus, name="cli").allocations(node=node)) as events:
+                snapshot = (await anext(events)).event
+            if isinstance(snapshot, AllocationsSnapshot):
+                allocations = snapshot.allocations
     if all(each.owner is not None for each in allocations):
         return allocations
     usage = await newest_reading(bus, node, UsageObserved)

@@ -18,7 +18,7 @@ import msgspec
 from topoalign.cli import formatting, link, output
 from topoalign.cli.allocation_commands import Changes
 from topoalign.cli.exit_codes import REFUSED
-from topoalign.cli.formatting import Count
+from topoalign.cli.options import Count
 from topoalign.client.stored_records import read_cluster
 from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits, Taint
