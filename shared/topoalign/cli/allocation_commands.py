@@ -1,7 +1,7 @@
 """`topoalign allocate`, `release` and `trust`: requests to the allocator of a node that has no kubelet."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import click
@@ -30,48 +30,37 @@ from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 
 Changes = dict[str, str | int | bool]
 """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
-COMPATS = [each for each in get_args(Compat) if each]
 
-Command = Callable[..., Any]
-
-
-def request_options(command: Command) -> Command:
-    """Add the options for the requested resources and for the rules of the decision."""
-    for option in reversed(
-        (
-            click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
-            click.option("--cpus", type=Count(), default=0, help="Exclusive CPUs."),
-            click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or a number of bytes."),
-            click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
-            click.option(
-                "--annotation",
-                "annotations",
-                metavar="KEY=VALUE",
-                multiple=True,
-                help="An annotation of the pod; may be repeated.",
-            ),
-            click.option(
-                "--pod",
-                metavar="NS/NAME",
-                help="Name of the pod. Namespace `default` if none is given.  [default: a new name]",
-            ),
-            options.POLICY,
-            options.SCOPE,
-            options.PLACEMENT,
-            click.option(
-                "--compat",
-                type=click.Choice(COMPATS),
-                help="Decide as this project: annotations (koordinator), units (gaia), slots (hami).",
-            ),
-            click.option(
-                "--mode",
-                type=click.Choice([m.value for m in Mode]),
-                help="Decide exactly as the kubelet does, or as topoalign does by itself.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+request_options = options.add_options(
+    click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
+    click.option("--cpus", type=Count(), default=0, help="Exclusive CPUs."),
+    click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or a number of bytes."),
+    click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
+    click.option(
+        "--annotation",
+        "annotations",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="An annotation of the pod; may be repeated.",
+    ),
+    click.option(
+        "--pod", metavar="NS/NAME", help="Name of the pod. Namespace `default` if none is given.  [default: a new name]"
+    ),
+    options.POLICY,
+    options.SCOPE,
+    options.PLACEMENT,
+    click.option(
+        "--compat",
+        type=click.Choice([each for each in get_args(Compat) if each]),
+        help="Decide as this project: annotations (koordinator), units (gaia), slots (hami).",
+    ),
+    click.option(
+        "--mode",
+        type=click.Choice([m.value for m in Mode]),
+        help="Decide exactly as the kubelet does, or as topoalign does by itself.",
+    ),
+)
+"""The options for the requested resources and for the rules of the decision."""
 
 
 @click.command("allocate")

@@ -16,10 +16,9 @@ from typing import Any
 import click
 import msgspec
 
-from topoalign.cli import link, output
+from topoalign.cli import link, options, output
 from topoalign.cli.exit_codes import FINDINGS, exit_code
-from topoalign.cli.options import NATS, NODE
-from topoalign.cli.serve import ALLOCATING, add_service_options, flag_variables, on_a_node
+from topoalign.cli.serve import ALLOCATING, EVERYWHERE, add_service_options, flag_variables, on_a_node
 from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
@@ -56,7 +55,7 @@ def config() -> None:
 @config.command("show")
 @click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, always with origins.")
-@add_service_options("machine", *ALLOCATING)
+@add_service_options("machine", *ALLOCATING, *EVERYWHERE)
 def show_settings(origin: bool, as_json: bool, **flags: Any) -> None:
     """
     Show every setting of all services and the whole configuration, with the values of `topoalign node` with these flags.
@@ -115,12 +114,12 @@ def configured_fields(read: Loaded) -> Iterator[ConfigurationField]:
 @config.command("check")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--machine", metavar="NAME|FILE", help="Show the offers of this machine.  [default: of the running node]")
-@NODE
-@NATS
+@options.NODE
+@options.NATS
 @click.option(
     "--fail-on-findings", is_flag=True, help="End with exit code 6 if the machine lacks something that the file names."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def check_configuration_file(
     file: Path, machine: str | None, node: str | None, nats: str | None, fail_on_findings: bool, as_json: bool
 ) -> int | None:

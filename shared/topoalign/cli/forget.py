@@ -79,7 +79,7 @@ async def forget_gone(url: str, node: NodeName) -> None:
 @click.command()
 @click.argument("node")
 @options.NATS
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def forget(node: str, nats: str | None, as_json: bool) -> None:
     """
     Delete the facts of a node that is gone for good; registries stop showing it at their next check.

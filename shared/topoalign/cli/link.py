@@ -16,7 +16,6 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import anyio
-import click
 import msgspec
 
 from topoalign.cli import options, output, running, this_machine
@@ -150,7 +149,7 @@ def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @options.NODE
     @options.NATS
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @options.JSON
     @wraps(command)
     def linked(node: str | None, nats: str | None, as_json: bool, **rest: Any) -> Any:
         return command(NodeLink(nats, node, as_json), **rest)

@@ -24,7 +24,7 @@ class Topo(click.Group):
 
 
 @click.group(cls=Topo, invoke_without_command=True)
-@click.option("--machine", metavar="NAME|FILE", help="A machine of the catalogue, or a file that describes one.")
+@options.MACHINE
 @options.NODE
 @options.NATS
 @click.option("--wide", is_flag=True, help="More columns, to the right of those of nvidia-smi.")

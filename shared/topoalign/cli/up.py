@@ -20,7 +20,7 @@ import click
 
 from topoalign.cli import output, running
 from topoalign.cli.doctor import why_no_driver
-from topoalign.cli.serve import ALLOCATING, NODE, settings
+from topoalign.cli.serve import ALLOCATING, EVERYWHERE, NODE, settings
 from topoalign.core.model.errors import clean
 from topoalign.plugin_config import nvidia_fields
 from topoalign.runtime.logging import configure_logging
@@ -44,7 +44,7 @@ READY_PAUSE = 0.02
 
 
 @click.command()
-@settings("machine", *ALLOCATING)
+@settings("machine", *ALLOCATING, *EVERYWHERE)
 def up(environment: dict[str, str]) -> None:
     """
     Run all services in one process, with NATS and the HTTP API, until Ctrl-C.

@@ -35,7 +35,7 @@ class PodUnknown(Unavailable):
 @click.option("--pod-file", type=FILE, metavar="FILE", help="Ask for this Pod (YAML or JSON).")
 @of_cluster
 @options.NATS
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def why(
     name: str | None,
     pod_file: Path | None,

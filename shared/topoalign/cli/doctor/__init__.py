@@ -16,7 +16,7 @@ from typing import Any
 import click
 import msgspec
 
-from topoalign.cli import link, output, running, this_machine
+from topoalign.cli import link, options, output, running, this_machine
 from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.cli.doctor.kubelets import (
     aligned_slots,
@@ -77,7 +77,7 @@ def host_name() -> str:
     help="Name of this node.  [default: host name]",
 )
 @click.option("--fail-on-findings", is_flag=True, help="End with exit code 6 if a check failed.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def doctor(fail_on_findings: bool, as_json: bool, **subject: Any) -> int | None:
     """
     Check this machine, and print a remedy for each problem.

@@ -29,7 +29,7 @@ WIDEST = 160
     type=click.Choice(["svg", "png", "ascii"]),
     help="Format.  [default: from the name in --out, else ascii]",
 )
-@click.option("--machine", metavar="NAME|FILE", help="A machine of the catalogue, or a file that describes one.")
+@options.MACHINE
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the picture to this file."
 )
