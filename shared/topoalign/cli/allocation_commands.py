@@ -108,7 +108,7 @@ def show_prediction(
     node: NodeName, pod: PodRequest, decision: Decision, topology: Topology, as_json: bool
 ) -> int | None:
     """
-    Print what a node would decide about a pod. Returns as `print_decision`. Raises UnservedResource for devices that
+    Print what a node would decide about a pod. Returns the exit code of a refusal. Raises UnservedResource for devices that
     nobody serves there: what else the pod would get is no answer then.
     """
     served = served_by((topology,))

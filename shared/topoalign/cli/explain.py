@@ -18,7 +18,7 @@ from topoalign.cli.allocation_commands import (
 )
 from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document
 from topoalign.cli.link import NodeLink, on_node
-from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, of_cluster, show_where
+from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, of_cluster, show_answer, show_best_nodes
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Decision, Explained
 from topoalign.core.model.errors import clean
@@ -82,7 +82,9 @@ def what_if(
             raise click.UsageError(
                 "--cluster asks all nodes: leave out --node, --machine, --config and the kubelet's files"
             )
-        return show_where(*ask_cluster(link.nats_option, whole, *pod, as_json=link.as_json), link.as_json)
+        return show_answer(
+            *ask_cluster(link.nats_option, whole, *pod, as_json=link.as_json), link.as_json, show_best_nodes
+        )
     if whole.given:
         raise click.UsageError("--pods, --scoring, --snapshot and --from go with --cluster")
     if machine is None:

@@ -210,12 +210,24 @@ def from_streams(nats: str | None) -> ClusterRecord:
     return anyio.run(read)
 
 
-def show_why(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int | None:
-    """Prints why the pod fits or not, the main reason first. Returns the exit code of a refusal."""
+def show_answer(
+    record: ClusterRecord, answer: ClusterAnswer, as_json: bool, show: Callable[[ClusterAnswer], None]
+) -> int | None:
+    """
+    Prints an answer: as JSON with the time of the facts, else what it does not cover, a headline, and what `show` prints.
+    Returns the exit code of a refusal.
+    """
     if as_json:
-        return print_answer_json(record, answer)
-    formatting.show_not_covered(answer.not_covered)
-    output.print_line(output.heading(headline(answer)))
+        output.print_json({"time": record.time, **msgspec.to_builtins(answer)})
+    else:
+        formatting.show_not_covered(answer.not_covered)
+        output.print_line(output.heading(headline(answer)))
+        show(answer)
+    return None if answer.fit == answer.pods else REFUSED
+
+
+def show_reasons(answer: ClusterAnswer) -> None:
+    """Prints why the pod does not fit, the main reason first, and what would make it fit."""
     if answer.reason is not None:
         output.print_line(f"finding  {clean(answer.reason.finding, 1000)} ({clean(answer.reason.examples[0])})")
         output.print_line(f"remedy   {clean(answer.reason.remedy, 1000)}")
@@ -240,15 +252,10 @@ def show_why(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int
                 for each in answer.reasons
             ],
         )
-    return status(answer)
 
 
-def show_where(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int | None:
-    """Prints the nodes that would admit the pod, the best first. Returns the exit code of a refusal."""
-    if as_json:
-        return print_answer_json(record, answer)
-    formatting.show_not_covered(answer.not_covered)
-    output.print_line(output.heading(headline(answer)))
+def show_best_nodes(answer: ClusterAnswer) -> None:
+    """Prints the nodes that would admit the pod, the best first."""
     if answer.admitting:
         best = answer.admitting[:MOST_ROWS]
         several_gpus = any(each.seam for each in best)
@@ -259,7 +266,6 @@ def show_where(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> i
         )
         if len(answer.admitting) > MOST_ROWS:
             output.print_line(f"and {len(answer.admitting) - MOST_ROWS} more (--json lists all)")
-    return status(answer)
 
 
 def headline(answer: ClusterAnswer) -> str:
@@ -281,17 +287,6 @@ def headline(answer: ClusterAnswer) -> str:
 def format_count(number: int, noun: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def print_answer_json(record: ClusterRecord, answer: ClusterAnswer) -> int | None:
-    """Prints the answer as JSON, with the time of the facts. Returns the exit code of a refusal."""
-    output.print_json({"time": record.time, **msgspec.to_builtins(answer)})
-    return status(answer)
-
-
-def status(answer: ClusterAnswer) -> int | None:
-    """The exit code of a refusal, None where all pods fit."""
-    return None if answer.fit == answer.pods else REFUSED
 
 
 # kubectl reads a pod, and what kube-scheduler's filters use of all nodes. It decides by its own configuration which cluster

@@ -8,7 +8,7 @@ import click
 from topoalign.cli import options, whole_cluster
 from topoalign.cli.allocation_commands import AskedPod, pod_name, pod_request, request_options
 from topoalign.cli.explain import check_pod_manifest, pod_in, rules_alone
-from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_why
+from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_answer, show_reasons
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.kubelet.files import documents, manifest
 
@@ -66,7 +66,7 @@ def why(
         pod = pod_of_kubernetes(name, asked)
     else:
         pod = pod_request(**asked) if pod_file is None else pod_in(pod_file, asked)
-    return show_why(*ask_cluster(nats, whole, *pod, as_json=as_json), as_json)
+    return show_answer(*ask_cluster(nats, whole, *pod, as_json=as_json), as_json, show_reasons)
 
 
 def pod_of_kubernetes(name: str, asked: dict[str, Any]) -> AskedPod:
