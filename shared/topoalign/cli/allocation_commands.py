@@ -17,14 +17,7 @@ from topoalign.core.model.decisions import Decision, Refusal, with_notes
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.maintenance import TrustRequest
-from topoalign.core.model.requests import (
-    AllocateRequest,
-    Compat,
-    ContainerRequest,
-    Mode,
-    PodRequest,
-    ReleaseRequest,
-)
+from topoalign.core.model.requests import AllocateRequest, Compat, ContainerRequest, Mode, PodRequest, ReleaseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 

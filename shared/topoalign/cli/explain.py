@@ -1,6 +1,7 @@
 """`topoalign explain` and `topoalign what-if`: the reasons of a decision, and a decision without effect."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,7 @@ import click
 import msgspec
 
 from topoalign.cli import formatting, output
-from topoalign.cli.allocation_commands import (
-    AskedPod,
-    Changes,
-    changes,
-    pod_request,
-    request_options,
-    show_prediction,
-)
+from topoalign.cli.allocation_commands import AskedPod, changes, pod_request, request_options, show_prediction
 from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document
 from topoalign.cli.link import NodeLink, on_node
 from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, of_cluster, show_answer, show_best_nodes
@@ -99,26 +93,27 @@ def what_if(
     return show_prediction(node, pod.request, decision, topology, link.as_json)
 
 
-def pod_in(file: Path, asked: dict[str, Any]) -> AskedPod:
-    """The pod of a manifest. Raises UsageError if a pod is described twice, and what `check_pod_manifest` does."""
-    rules = rules_alone(asked, "--pod-file")
-    return check_pod_manifest(manifest.load_manifest(file), rules)
+def pod_of_manifest(read: Callable[[], manifest.PodManifest], asked: dict[str, Any], instead: str) -> AskedPod:
+    """
+    The pod of a manifest, which `instead` names, with the rules that options change.
 
-
-def check_pod_manifest(shown: manifest.PodManifest, rules: Changes) -> AskedPod:
-    """The pod of a manifest. Raises InvalidField and NoFit for what an API server with our webhook would refuse."""
+    Raises UsageError where options describe a pod, too, and InvalidField and NoFit for what an API server with our webhook
+    would refuse.
+    """
+    if any(asked.pop(option) for option in OF_THE_POD):
+        raise click.UsageError(
+            f"{instead} describes the whole pod: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
+        )
+    rules = changes(asked)
+    shown = read()
     request = manifest.request_from_pod(shown)
     check_pod(request, compat=msgspec.convert(rules.get("compat", ""), Compat))
     return AskedPod(request, rules, manifest.constraints_of(shown))
 
 
-def rules_alone(asked: dict[str, Any], instead: str) -> Changes:
-    """The rules that are to differ. Raises UsageError where the options describe a pod, which `instead` describes."""
-    if any(asked.pop(option) for option in OF_THE_POD):
-        raise click.UsageError(
-            f"{instead} describes the whole pod: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
-        )
-    return changes(asked)
+def pod_in(file: Path, asked: dict[str, Any]) -> AskedPod:
+    """The pod of a manifest in a file. Raises as `pod_of_manifest`."""
+    return pod_of_manifest(partial(manifest.load_manifest, file), asked, "--pod-file")
 
 
 @click.command()

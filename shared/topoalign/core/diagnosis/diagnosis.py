@@ -22,13 +22,7 @@ from topoalign.core.demand.unserved import not_covered
 from topoalign.core.diagnosis.changes import cheapest_changes
 from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, Ranked, RefusalReason
 from topoalign.core.diagnosis.hami_nodes import REASONS
-from topoalign.core.diagnosis.node_decisions import (
-    NO_CHANGES,
-    Changes,
-    ClusterQuestion,
-    Nodes,
-    QueriedNode,
-)
+from topoalign.core.diagnosis.node_decisions import NO_CHANGES, Changes, ClusterQuestion, Nodes, QueriedNode
 from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Refusal, Resolvability
