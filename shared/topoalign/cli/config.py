@@ -264,12 +264,10 @@ def all_settings(
     environment: Mapping[str, str], set_variables: Collection[str], flags: Collection[str]
 ) -> Iterator[Setting]:
     """
-    Yields each setting of the process and of every installed service, in the order in which they start.
+    Yields each setting of the process and of every installed service, in the order in which they start, without secrets.
 
-    Secrets are hidden: credentials in addresses, seeds, and values whose names contain password or token. `environment` has
-    all variables that the services receive; `set_variables` are those that the user has set, `flags` those set by flags.
-
-    Raises InvalidField for a setting that no service would start with.
+    `environment` has all variables that the services receive; `set_variables` are those that the user has set, `flags` those
+    set by flags. Raises InvalidField for a setting that no service would start with.
     """
     shared = frozenset(RuntimeSettings.__struct_fields__)
     for service, kind in settings_by_service().items():

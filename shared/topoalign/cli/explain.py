@@ -95,10 +95,8 @@ def what_if(
 
 def pod_of_manifest(read: Callable[[], manifest.PodManifest], asked: dict[str, Any], instead: str) -> AskedPod:
     """
-    The pod of a manifest, which `instead` names, with the rules that options change.
-
-    Raises UsageError where options describe a pod, too, and InvalidField and NoFit for what an API server with our webhook
-    would refuse.
+    The pod of a manifest, which `instead` names. Raises UsageError where options describe a pod, too, and InvalidField and
+    NoFit for what an API server with our webhook would refuse.
     """
     if any(asked.pop(option) for option in OF_THE_POD):
         raise click.UsageError(

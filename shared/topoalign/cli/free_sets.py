@@ -85,10 +85,7 @@ def show_divided(topology: Topology, divided: Mapping[DeviceID, GpuPartitioning]
 
 
 def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
-    """
-    The remaining amounts of these GPUs in total, and the most of one: `8 slices; most of one: 5 slices (GPU1)`, or
-    `nothing`.
-    """
+    """The remaining amounts of these GPUs, and the most of one: `8 slices; most of one: 5 slices (GPU1)`, or `nothing`."""
     gpu, most = max(
         left.items(),
         key=lambda one: (

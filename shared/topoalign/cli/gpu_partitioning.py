@@ -38,10 +38,8 @@ def format_strategy(division: GpuPartitioning) -> str:
 
 def holder_text(held: UsedParts) -> str:
     """
-    Formats a holder of a GPU with its share: `ml/train/main: 20 cores, 4096 MiB`.
-
-    A lost MIG instance is noted. Of an init container, the part that later containers do not reuse is shown, because only
-    that counts in addition to theirs: `ml/train/prepare: 1 slot, 60 cores (30 cores of it alone)`.
+    A holder of a GPU with its share: `ml/train/main: 20 cores, 4096 MiB`. Of an init container also the part that later
+    containers do not reuse, which counts in addition to theirs: `ml/prepare/init: 1 slot, 60 cores (30 cores of it alone)`.
     """
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"

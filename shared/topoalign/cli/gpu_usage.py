@@ -81,10 +81,7 @@ def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]
 
 
 def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
-    """
-    The rows of one GPU or instance: its total, its holders, all others. A GPU in MIG mode has only the row of the
-    total.
-    """
+    """The rows of one GPU or instance: its total, its holders, all others. A GPU in MIG mode has only the total."""
     at = (f"GPU{topology.gpu_by_id[device.card].index}", device.device)
     if device.failure:
         yield (*at, f"not measured: {device.failure}", "", "?", "?", "", "")
@@ -103,10 +100,7 @@ def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
 
 
 def describe_use(holder: HolderUse, memory: int | None, share: str = "time slice") -> str:
-    """
-    Describes the share of a container in a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`.
-    `share`: what is no amount.
-    """
+    """The share of a container in a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`."""
     if holder.cores is None or holder.memory is None:
         count = len(holder.devices)
         return "all of it" if holder.cores is not None else f"{count} {share}{'s' * (count > 1)}"

@@ -92,11 +92,10 @@ class NodeLink:
 
     def ask(self, verb: str, request: object, kind: Any, effect: Effect | None = None) -> tuple[Any, Topology]:
         """
-        Asks the allocator of the node one question. Returns the answer, and the node's topology to print it with.
+        Asks the allocator of the node one question. Returns the answer, of type `kind`, and the node's topology to print it
+        with: empty with --json, and where none was announced. `effect`: what the request changes.
 
-        `kind` is the type of the answer, `effect` what the request changes. The topology is empty where none was announced
-        or can be had now, and with --json, which does not need it. Raises what the allocator failed with, NodeSilent if it
-        does not answer, and OutcomeUnknown if it does not and may have done it.
+        Raises what the allocator failed with, NodeSilent if it does not answer, and OutcomeUnknown.
         """
         subject = wire.admission_subject(self.node, verb)
         return self._put(subject, request, "allocator", kind, effect, with_topology=not self.as_json)
@@ -265,9 +264,8 @@ def discovered_topology(node: str | None, nats: str | None) -> AnnouncedNode:
 
 def discovered_or_read_topology(node: str | None, nats: str | None) -> AnnouncedNode:
     """
-    What a running node has announced; without the name of a node, what this machine has.
-
-    Raises NotFound, BusUnavailable, NothingHere where this machine has nothing either.
+    What a running node has announced; without the name of a node, what this machine has. Raises NotFound, BusUnavailable,
+    NothingHere where this machine has nothing either.
     """
     try:
         return discovered_topology(node, nats)

@@ -76,7 +76,6 @@ class Described:
     def predict(self, pod: PodRequest, changes: Mapping[str, str | int | bool]) -> tuple[NodeName, Decision, Topology]:
         """
         The node's name, the decision and the machine it is about; `changes` are rules that differ from the configuration.
-
         Raises what reading the machine, the configurations or the kubelet's files raises.
         """
         machine, plugin, found = self.offering_machine()
@@ -99,10 +98,7 @@ class Described:
         return node.state.node, with_notes(decision, tuple(filter(None, notes))), machine.topology
 
     def offering_machine(self) -> tuple[Machine, PluginFlags, tuple[str, ...]]:
-        """
-        The machine with what it offers, how containers receive it, and what of the plugin configuration the machine cannot
-        do. Raises as `predict`.
-        """
+        """The machine with its offers, how containers receive them, and the findings. Raises as `predict`."""
         machine = load_machine(self.machine)
         if self.plugin_config is None:
             return machine, PluginFlags(), ()

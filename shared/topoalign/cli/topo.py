@@ -64,16 +64,14 @@ def topo(
 
 
 def print_topology(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:
-    """
-    Print a topology as a matrix or as JSON; degraded GPUs are named on stderr, so that the matrix is nvidia-smi's.
-    `used_by`: device -> its holders, for the wide form.
-    """
+    """Print a topology as a matrix or as JSON. `used_by`: device -> its holders, for the wide form."""
     if as_json:
         output.print_json(topology)
         return
     from topoalign.machines.nvidia_smi_print import print_matrix  # JSON needs no printer
 
     output.print_line(print_matrix(topology, wide, used_by).removesuffix("\n"))
+    # On stderr, so that the matrix is nvidia-smi's.
     for gpu, finding in degraded_gpus(topology).items():
         output.note(f"GPU{topology.gpu_by_id[gpu].index} is degraded: {finding}")
 

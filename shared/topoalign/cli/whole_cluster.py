@@ -102,9 +102,8 @@ def ask_cluster(
     as_json: bool,
 ) -> tuple[ClusterRecord, ClusterAnswer]:
     """
-    The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known.
-
-    Raises InvalidField and InvalidShare for a pod or rules that cannot be meant, and what reading the facts raises.
+    The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known. Raises
+    InvalidField and InvalidShare for an invalid pod or invalid rules, and what reading the facts raises.
     """
     record = read_cluster_record(nats, whole.from_file)
     why_not_applied = "the options describe no pod of Kubernetes"
@@ -151,10 +150,8 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
 
 def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> PodDemand:
     """
-    The demand of the pod.
-
-    Raises InvalidField and NoFit as the filter does for a pod that no node would take, by the hardware of all nodes, also of
-    those that do not answer; and UnservedResource for devices that none of them serves.
+    The demand of the pod. Raises InvalidField and NoFit as the filter does, by the hardware of all nodes, also of those that
+    do not answer; and UnservedResource for devices that none of them serves.
     """
     nodes = [each for each in record.nodes if not each.foreign]
     machines = [each.topology.topology for each in nodes if each.topology is not None]
@@ -185,10 +182,7 @@ def served_in_cluster(record: ClusterRecord) -> set[ResourceName] | None:
 
 
 def read_cluster_record(nats: str | None, file: Path | None) -> ClusterRecord:
-    """
-    The records of the nodes, from a file or from a running cluster. Raises NotFound where there is no node, and what reading
-    the streams or the file raises.
-    """
+    """The records of the nodes, from a file or a running cluster. Raises NotFound without a node, and as their readers."""
     if file is None:
         record = from_streams(nats)
     else:

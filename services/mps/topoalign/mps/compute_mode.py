@@ -79,10 +79,7 @@ def set_mode_now(devices: Collection[DeviceID], mode: int, steps: CallProgress) 
 
 @contextmanager
 def open_nvml(steps: CallProgress) -> Iterator[tuple[ModuleType, Ask]]:
-    """
-    Opens NVML for the block; yields it and a function that calls it. Raises DriverFault, also for an error in the
-    block.
-    """
+    """Opens NVML for the block; yields it and a function that calls it. Raises DriverFault, also for errors in the block."""
     steps("import pynvml")
     try:
         import pynvml  # not where nothing is shared by MPS

@@ -151,13 +151,11 @@ class Daemon:
             self.reason = explain_error(error)
 
     async def _check_later(self, share: MpsShare, control: Control) -> str | None:
-        """
-        Checks the daemon after a pause. Returns why it cannot serve; None: it can. If its clients' limits have changed, sets
-        them again, because root in a container may command the daemon, too.
-        """
+        """Checks the daemon after a pause, and sets changed limits again. Returns why it cannot serve; None: it can."""
         await self._clock.sleep(HEALTH_SECONDS)
         try:
             answer = await control.command(GET_PERCENTAGE)
+            # Root in a container may command the daemon, too.
             if not share.own_limits and percentage_in(answer) != share.thread_percentage:
                 log.warning("the limits of an MPS daemon were changed", resource=self.resource, answer=answer)
                 await set_limits(share, control)

@@ -120,10 +120,7 @@ SHM_MODE = 0o1777
 
 
 def make_shm(root: Path) -> None:
-    """
-    Creates the directory that containers get as /dev/shm, writable for every user. If another user owns the directory,
-    so that this process may not change its mode, it must already be writable for every user. Raises OSError.
-    """
+    """Creates the directory that containers get as /dev/shm, writable for every user. Raises OSError."""
     shm = root / SHM
     shm.mkdir(parents=True, exist_ok=True)
     mode = shm.stat().st_mode
@@ -131,5 +128,6 @@ def make_shm(root: Path) -> None:
         try:
             shm.chmod(SHM_MODE)
         except PermissionError:
-            if mode & 0o777 != 0o777:  # not writable for every user
+            # Another user's directory, of which this process may not change the mode, has to be writable for all already.
+            if mode & 0o777 != 0o777:
                 raise

@@ -48,9 +48,8 @@ def diagnose(
     seams: int = 0,
 ) -> ClusterAnswer:
     """
-    Decides where `count` pods like this one fit in the cluster. `changes`: rules that are to differ from those of each
+    Decides where `pods` pods like this one fit in the cluster. `changes`: rules that are to differ from those of each
     kubelet. `seams`: for how many of the best nodes the seam is computed, which takes a whole decision each (0.3 ms).
-
     Raises InvalidField for an invalid pod or invalid rules.
     """
     question = ClusterQuestion(nodes, pod, changes)
