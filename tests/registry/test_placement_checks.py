@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from api_server_support import shown_pod
+from api_server_support import pod_of, shown_pod
 from registry_support import World
 from view_support import NODE
 
@@ -12,7 +12,6 @@ from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.binding.binding import NodeForbidden, OtherScheduler, check_scheduler_and_node
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
-from topoalign.testing.memory_kubernetes import pod_of
 
 pytestmark = pytest.mark.anyio
 TAINT = {"key": "tenant", "value": "a", "effect": "NoSchedule"}

@@ -20,19 +20,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.kubernetes import objects
 from topoalign.registry.kubernetes.api_requests import CALL_SECONDS, Credentials, Requests
-from topoalign.registry.kubernetes.object_watch import SILENT_SECONDS, ObjectWatch, WatchedKind
-from topoalign.registry.ports import (
-    ApiConflict,
-    ApiNotFound,
-    GoneNode,
-    GonePod,
-    GoneQuota,
-    PodEvent,
-    SeenNode,
-    SeenPod,
-    SeenQuota,
-    Synced,
-)
+from topoalign.registry.kubernetes.object_watch import SILENT_SECONDS, ObjectWatch
+from topoalign.registry.ports import ApiConflict, ApiNotFound, Gone, PodEvent, SeenNode, SeenPod, SeenQuota, Synced
 
 IN_CLUSTER = "in-cluster"
 MERGE_PATCH = "application/merge-patch+json"
@@ -41,7 +30,7 @@ TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 
 
 class Version(msgspec.Struct, frozen=True):
-    """What /version answers. Some distributions write `36+`."""
+    """The answer of /version. Some distributions write `36+`."""
 
     major: str
     minor: str
@@ -54,38 +43,34 @@ class HttpKubernetes:
         self._requests = requests
         self._clock = clock
         self._instance = instance
-        self._pods = ObjectWatch(
-            self._requests, clock, WatchedKind("/api/v1/pods", objects.decode_seen_pod), silent_seconds
-        )
-        self._nodes = ObjectWatch(
-            self._requests, clock, WatchedKind("/api/v1/nodes", objects.read_node), silent_seconds
-        )
-        quotas = WatchedKind("/api/v1/resourcequotas", objects.read_quota)
-        self._quotas = ObjectWatch(self._requests, clock, quotas, silent_seconds)
+        self._pods = ObjectWatch(requests, clock, "/api/v1/pods", objects.ShownPod, silent_seconds)
+        self._nodes = ObjectWatch(requests, clock, "/api/v1/nodes", objects.ShownNode, silent_seconds)
+        self._quotas = ObjectWatch(requests, clock, "/api/v1/resourcequotas", objects.ShownQuota, silent_seconds)
 
     @property
     def trouble(self) -> str | None:
         """As in the port."""
         return self._pods.trouble or self._nodes.trouble or self._quotas.trouble
 
-    def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
+    def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
         """As in the port; one follower at a time."""
         return self._pods.follow()
 
-    def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
+    def nodes(self) -> AsyncGenerator[SeenNode | Gone | Synced, None]:
         """As in the port; one follower at a time."""
         return self._nodes.follow()
 
-    def quotas(self) -> AsyncGenerator[SeenQuota | GoneQuota | Synced, None]:
+    def quotas(self) -> AsyncGenerator[SeenQuota | Gone | Synced, None]:
         """As in the port; one follower at a time."""
         return self._quotas.follow()
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """As in the port."""
         try:
-            return objects.decode_seen_pod(await self._requests.get(pod_path(namespace, name)))[0]
+            shown = await self._requests.send("GET", pod_path(namespace, name))
         except ApiNotFound:
             return None
+        return objects.decode_object(shown, objects.ShownPod).to_seen()
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As in the port."""
@@ -116,7 +101,7 @@ class HttpKubernetes:
 
     async def version(self) -> tuple[int, int]:
         """As in the port."""
-        found = objects.decode_object(await self._requests.get("/version"), Version)
+        found = objects.decode_object(await self._requests.send("GET", "/version"), Version)
         return int(found.major.rstrip("+")), int(found.minor.rstrip("+"))
 
 
@@ -141,7 +126,7 @@ async def connect_kubernetes(
     """
     try:
         config = read_kubeconfig(where)
-        assert config.user is not None, "config_of names one"
+        assert config.user is not None, "read_kubeconfig adds one"
         tls = verify_cluster(config.cluster, config.user, config.abs_file, trust_env=False)
         credentials = Credentials(user_auth(config.user))
     except Exception as error:  # lightkube lets through whatever its parsers raise

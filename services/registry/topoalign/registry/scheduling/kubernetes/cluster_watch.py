@@ -27,9 +27,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.ports import (
-    GoneNode,
-    GonePod,
-    GoneQuota,
+    Gone,
     KubernetesApi,
     PodEvent,
     SeenNode,
@@ -135,8 +133,8 @@ class KubernetesWatch:
                 match each:
                     case SeenPod():
                         self._see(each)
-                    case GonePod():
-                        self._lose(each.uid)
+                    case Gone():
+                        self._lose(each.key)
                     case Synced():
                         self.pods.listed = True
 
@@ -149,12 +147,13 @@ class KubernetesWatch:
                         self._view.label(each.name, each.labels)
                         self._mark(self._foreign.see(each))
                         self._mark(self._unmanaged.see(each))
-                    case GoneNode():
-                        self.nodes.lose(each.name)
-                        self._view.forget(each.name)
-                        self._foreign.lose(each.name)
-                        self._unmanaged.lose(each.name)
-                        self._reservations.forget(each.name)
+                    case Gone():
+                        name = NodeName(each.key)
+                        self.nodes.lose(name)
+                        self._view.forget(name)
+                        self._foreign.lose(name)
+                        self._unmanaged.lose(name)
+                        self._reservations.forget(name)
                     case Synced():
                         self.nodes.listed = True
 
@@ -165,8 +164,8 @@ class KubernetesWatch:
                 match each:
                     case SeenQuota():
                         news = self._quotas.see(each)
-                    case GoneQuota():
-                        news = self._quotas.lose(each.uid)
+                    case Gone():
+                        news = self._quotas.lose(each.key)
                     case Synced():
                         self._quotas.listed = True
                 if news and self._quotas.listed:  # no plugin of the scheduler watches quotas
