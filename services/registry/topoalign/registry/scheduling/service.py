@@ -34,8 +34,8 @@ from topoalign.registry.scheduling.extender.extender_server import READINESS, se
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
-from topoalign.registry.scheduling.kubernetes.cluster_watch import EventWriter, KubernetesRecords, KubernetesWatch
-from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, RefusalEvents
+from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRecords, KubernetesWatch
+from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, EventWriter, refusal_event
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
@@ -170,7 +170,7 @@ class SchedulingService:
         self._nodes = ReportedNodes()
         self._pods = ReportedPods()
         self._requeue = Requeue(clock, self._pods.waiting, self._nodes.uids)
-        reports = EventWriter(clock)
+        self._reports = EventWriter(clock)
         self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
         self.unmanaged = UnmanagedNodes(cluster, pass_unknown=settings.unknown_nodes == "pass")
         self.view = ClusterView(
@@ -183,7 +183,9 @@ class SchedulingService:
             offered=self._offered,
         )
         cluster.listeners.append(self.foreign.observe)
-        self._bypassed = BypassedPods(clock, reports.submit, self._offered_names, self.behind, settings.scheduler_name)
+        self._bypassed = BypassedPods(
+            clock, self._reports.submit, self._offered_names, self.behind, settings.scheduler_name
+        )
         self.reservations = ClusterReservations(
             context.bus, clock, replica, self.view.facts, self._hold, self._freed, self._nodes.has_gone
         )
@@ -200,7 +202,7 @@ class SchedulingService:
             allows=self._nodes.allows,
             passes=self._passes,
             requested=self._pods.request_of,
-            refused=RefusalEvents(reports.submit, self._nodes.uids).refuse if api is not None else no_event,
+            refused=self._report_refusal if api is not None else no_event,
             quotas=self.quotas,
         )
         self.watch: KubernetesWatch | None = None
@@ -225,7 +227,7 @@ class SchedulingService:
                 bypassed=self._bypassed,
             ),
             self._requeue,
-            reports,
+            self._reports,
             delete_refused=settings.delete_refused_pods,
         )
         binder = PodBinder(
@@ -238,7 +240,7 @@ class SchedulingService:
             self._pods,
             partial(check_scheduler_and_node, allows=self._nodes.allows, scheduler=settings.scheduler_name),
         )
-        self.binder = BindEvents(binder, self.reservations.of_pod, reports.submit, quotas.claim)
+        self.binder = BindEvents(binder, self.reservations.of_pod, self._reports.submit, quotas.claim)
         if settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
         context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))
@@ -347,6 +349,9 @@ class SchedulingService:
         """
         checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
         checks.check(pod)
+
+    def _report_refusal(self, pod: PodToSchedule, counts: Counter[str]) -> None:
+        self._reports.submit(refusal_event(pod, counts, self._nodes.uids))
 
     def _hold(self, node: NodeName) -> None:
         """Passes the reservations of a node to the view."""
