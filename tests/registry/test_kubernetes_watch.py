@@ -19,7 +19,6 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import ApiUnavailable, PodEvent
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.kubernetes.cluster_watch import PAUSE
 from topoalign.registry.scheduling.kubernetes.pod_events import BURST, BURST_SECONDS
@@ -86,7 +85,7 @@ class World:
         await all_tasks_blocked()
 
     def held(self, node: NodeName = NODE) -> list[str]:
-        return [each.request.name for each, _ in self.view.holds(node).waiting(NodeState(node=node))]
+        return [each.request.name for each, _ in self.view.pods_on(node).waiting(NodeState(node=node))]
 
     def refuse(self, name: str, reason: str = "TopologyAffinityError") -> None:
         self.cluster.set_status("ml", name, phase="Failed", reason=reason)
@@ -194,7 +193,7 @@ async def test_what_is_reserved_for_a_bound_pod_elsewhere_ends() -> None:
     )
     async with world.running():
         world.reserved.uids = {here, elsewhere}
-        world.view.hold(NODE, tuple(AssumedPod(reserved=reservation("p", uid=uid)) for uid in (here, elsewhere)))
+        world.view.reserve(NODE, tuple(reservation("p", uid=uid) for uid in (here, elsewhere)))
         await world.clock.advance(PAUSE)
         await world.settle()
 

@@ -26,7 +26,6 @@ from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder, check_scheduler_and_node
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -359,7 +358,7 @@ class SchedulingService:
         newest = self.reservations.of(node).newest
         if newest is not None:
             self._bypassed.observe(newest)
-        self.view.hold(node, tuple(AssumedPod(reserved=each) for each in self.reservations.held(node)))
+        self.view.reserve(node, self.reservations.held(node))
 
     def _observe(self, node: NodeName) -> None:
         """Takes a change of a node's facts, or that it was forgotten."""
@@ -372,7 +371,7 @@ class SchedulingService:
             self._reserved.forget(node)
 
     def _let_go(self, node: NodeName) -> None:
-        self.view.hold(node, ())
+        self.view.reserve(node, ())
 
     def _offered_names(self, node: NodeName) -> Collection[ResourceName]:
         """Returns what a node offers; empty if its allocator does not answer."""
@@ -402,7 +401,8 @@ class SchedulingService:
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return None
-        basis, known = self.view.basis(view), self.view.holds(node).reserved
+        basis = self.view.basis(view)
+        known = self.view.pods_on(node).reserved
         state = basis.state
         for each in self.reservations.held(node):
             if each.pod_uid not in known:  # its pod is gone, and its end is not stored yet

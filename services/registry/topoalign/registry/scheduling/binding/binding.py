@@ -502,7 +502,7 @@ class BindChecks:
         if finding is not None:
             raise NotReadYet(finding)
         self._quotas.check_read(pod, node)
-        if not self._view.holds(node).has_others(pod.uid):
+        if not self._view.pods_on(node).has_others(pod.uid):
             return await self._scheduler.lone.refusal(node, pod)
         return await self._scheduler.fits_in_every_order(node, pod)
 

@@ -25,7 +25,6 @@ from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import NodeName, PodName
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
 from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -72,7 +71,7 @@ class WaitingPods:
         asked = self._request(pod).of(view.kind, self._view)
         if not asked.may_be_parted:
             return ""
-        without = frozenset({pod.uid}) | self._view.holds(node).assumed
+        without = frozenset({pod.uid}) | self._view.pods_on(node).assumed
         state = self._view.basis_of(self._view.facts(node), without).state
         demand = asked.demand
         takes = asked.takes
@@ -136,7 +135,7 @@ class PlannedPods:
         """Returns the pods that are planned to a node, in the order of their reservations."""
         if node is None or node.kind is None:
             return []
-        asked = [(each, self._requested(each)) for each in self._view.holds(node.name).planned]
+        asked = [(each, self._requested(each)) for each in self._view.pods_on(node.name).planned]
         return [
             Planned(each.pod_uid, each.gang, self.pending_pod(f"planned {place}", pod, node, node.kind.rules))
             for place, (each, request) in enumerate(asked)
@@ -160,7 +159,7 @@ class PlannedPods:
         Returns `GANG_FIRST` if an unplanned pod leaves too little for the planned pods of an offered node; else empty.
         `gone`: UIDs of pods that count as gone.
         """
-        if not self._view.holds(node.name).planned:  # true for most of thousands of nodes
+        if not self._view.pods_on(node.name).planned:  # true for most of thousands of nodes
             if self._crowds:
                 self._crowds.pop(node, None)
             return ""
@@ -169,8 +168,9 @@ class PlannedPods:
         planned = [each for each in self.on(node) if each.uid not in gone]
         if not planned or node.kind is None:
             return ""
-        facts = without_pods(self._view.facts(node.name), gone, self._view.holds(node.name).names_of(gone))
-        state = self._view.basis_of(facts, gone | {each.uid for each in planned}).state
+        state = self._view.basis_of(
+            self._view.facts_without(node.name, gone), gone | {each.uid for each in planned}
+        ).state
         fits = fits_before_all(state, self.pending_pod("new", request, node, node.kind.rules), later_than("", planned))
         return "" if fits else GANG_FIRST
 

@@ -21,8 +21,11 @@ from topoalign.core.scoring.scorers import HamiScorer
 from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quota_amounts import OverQuota
-from topoalign.core.state.terminated_pods import without_pods
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, given_to_unknown, unknown_request
+from topoalign.registry.scheduling.cluster_state.assumed_pods import (
+    Requested,
+    devices_of_unknown_containers,
+    unknown_request,
+)
 from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -330,7 +333,7 @@ class Scheduler:
         await self.view.catch_up()
         request = self._request(pod)
         view = self.view.nodes.get(node)
-        holds = self.view.holds(node)
+        holds = self.view.pods_on(node)
         uids = frozenset({pod.uid}) | holds.assumed  # binds of a node reserve one after the other
         if view is not None and holds.is_empty:  # no pod is pending, and nothing is held in addition to the facts
             return self._decisions.judge(request, view) or await self.lone.refusal(node, pod)
@@ -349,7 +352,7 @@ class Scheduler:
             return ""
         code = self._judge_without(request, node, uids)
         if code:  # a container that is not known yet is counted beside what is reserved for its pod
-            return PODS_PENDING if given_to_unknown(facts) else code
+            return PODS_PENDING if devices_of_unknown_containers(facts) else code
         is_planned = any(each.uid == pod.uid for each in planned)
         if not waiting and not is_planned:
             return self._crowds(request, node, uids) or await self.lone.refusal(node, pod)
@@ -365,7 +368,7 @@ class Scheduler:
     def would_admit_without(self, node: NodeName, pod: PodToSchedule, uids: Collection[str]) -> bool:
         """Whether the node would admit the pod without these pods of it. Raises as `filter` does."""
         request = self._request(pod, quota=False)
-        return not self._refusal_without(pod, request, node, {*uids, *self.view.holds(node).assumed})
+        return not self._refusal_without(pod, request, node, {*uids, *self.view.pods_on(node).assumed})
 
     def _refusal_without(self, pod: PodToSchedule, request: PodClass, node: NodeName, uids: Collection[str]) -> str:
         """Returns the code of a node's refusal of the pod without these pods; empty if it would admit the pod then."""
@@ -414,8 +417,7 @@ class Scheduler:
         asked = request.of(view.kind, self.view)
         if asked.unlisted:
             return asked.unlisted
-        facts = without_pods(self.view.facts(node), uids, self.view.holds(node).names_of(uids))
-        return decide_code(self.view.basis_of(facts, uids).state, asked.demand)
+        return decide_code(self.view.basis_of(self.view.facts_without(node, uids), uids).state, asked.demand)
 
 
 def refused_before(request: PodClass, version: int, nodes: Sequence[NodeName]) -> RefusedByAll | None:

@@ -205,7 +205,7 @@ class KubernetesWatch:
         self._records.quotas.end_pod(uid)
         node = self.pods.end(uid)
         if node is not None:
-            self._view.gone(node, uid)
+            self._view.end(node, uid)
         if self._reservations.of_pod(uid):
             self._cancel(uid)
 
