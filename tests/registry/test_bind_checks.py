@@ -24,7 +24,14 @@ class Site:
         self.it.view.expect(NODE, PodToSchedule(uid="a", request=asking(4, "a")))
         self.it.view.renew()
         quotas = Quotas(self.it.view.offers, dict)
-        self.checks = BindChecks(self.it.scheduler, lambda: next(iter(self.finding), None), lambda node: "", quotas)
+        self.checks = BindChecks(
+            self.it.scheduler,
+            lambda: next(iter(self.finding), None),
+            lambda node: "",
+            quotas,
+            lambda pod, node: True,
+            "",
+        )
 
 
 def asking(gpus: int, name: str = "new") -> PodRequest:

@@ -31,7 +31,7 @@ from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import NodeRefuses, PodsPending
 from topoalign.registry.scheduling.filter.admission_order import fit_in_turn, in_amounts
 from topoalign.registry.scheduling.filter.decision_cache import PodClasses
-from topoalign.registry.scheduling.filter.pending_pods import PlannedPods
+from topoalign.registry.scheduling.filter.pending_pods import pending_pod
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -283,9 +283,10 @@ def test_pods_that_fit_as_counted_are_admitted_one_after_the_other() -> None:
         view, verdicts = world.view.nodes[NODE], PodClasses()
         if view.kind is None:
             continue
-        state, pods = world.view.basis(view).state, PlannedPods(world.view, verdicts.of)
+        state = world.view.basis(view).state
         requests = [asked(some_request(chance, says.hardware, f"p{number}")) for number in range(2)]
-        comers = [pods.pending_pod(each.uid, verdicts.of(each), view, view.kind.rules) for each in requests]
+        classes = [verdicts.of(each) for each in requests]
+        comers = [pending_pod(f"p{n}", each, each.of(view.kind, world.view)) for n, each in enumerate(classes)]
         counted = fit_as_counted(count_free(state, view.kind.rules), [*map(in_amounts, comers)])
         found[counted, fit_in_turn(state, comers)] += 1
 

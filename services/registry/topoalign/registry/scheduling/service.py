@@ -23,7 +23,7 @@ from topoalign.core.state.node_reservations import holding_reserved
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, serve_foreign
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder, check_scheduler_and_node
+from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
@@ -234,10 +234,16 @@ class SchedulingService:
             clock,
             api,
             self.reservations,
-            BindChecks(self.scheduler, self.behind, self.foreign.refusal, quotas),
+            BindChecks(
+                self.scheduler,
+                self.behind,
+                self.foreign.refusal,
+                quotas,
+                self._nodes.allows,
+                settings.scheduler_name,
+            ),
             partial(gangs.plan, self.scheduler.best),
             self._pods,
-            partial(check_scheduler_and_node, allows=self._nodes.allows, scheduler=settings.scheduler_name),
         )
         self.binder = BindEvents(binder, self.reservations.of_pod, self._reports.submit, quotas.claim)
         if settings.publish_topologies:

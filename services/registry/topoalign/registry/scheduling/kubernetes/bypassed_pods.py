@@ -42,7 +42,7 @@ class BypassedPods:
     ) -> None:
         """
         `report` writes an Event. `offered`: what a node offers; empty if its allocator does not answer. `behind`: why
-        reservations are missing. `scheduler`: as for `check_scheduler_and_node`.
+        reservations are missing. `scheduler`: the configured name, or empty.
         """
         self._clock = clock
         self._report = report
