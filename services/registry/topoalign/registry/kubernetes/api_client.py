@@ -52,8 +52,6 @@ IN_CLUSTER = "in-cluster"
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
-
-
 PAGE = 500
 """Objects of a page: some megabytes of pods."""
 WATCH_SECONDS = 290

@@ -46,12 +46,11 @@ QUALITY = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 FEW = 16
 """Nodes that are renewed in one step, which takes some milliseconds."""
 HELD_SECONDS = 0.005
-"""Delay of a renewal after an assumption or a reservation, because a bind does both."""
+"""Delay of a renewal after an assumption or a reservation: a bind does both."""
 TERMINATED_SECONDS = 15.0
 """
-How long the devices of a terminated pod count as free although the node's facts still have them: a kubelet frees them before
-the API server reports the pod as terminated, and the node's facts follow within a second. A pod that was deleted by
-force may still run.
+How long the devices of a terminated pod count as free although the node's facts still have them. Usually the facts follow
+within a second; but a pod that was deleted by force may still run.
 """
 BASES_KEPT = 128
 """Nodes whose prediction basis is cached."""
@@ -87,7 +86,7 @@ class ClusterView:
         self.offers = OfferedResources()
         self.foreign = foreign
         self.reserved_on: dict[str, frozenset[NodeName]] = {}
-        """UID of a pod -> the nodes with a reservation for it: several after attempts on several nodes."""
+        """UID of a reserved pod -> its nodes: several after attempts on several nodes."""
         self.nodes_with_pending: set[NodeName] = set()
         """Nodes with pods that are reserved, or bound and not reported yet."""
         self.turns = partial(TaskTurns, clock)
@@ -100,7 +99,7 @@ class ClusterView:
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._pods: dict[NodeName, NodePods] = {}
         self._unassumed: set[NodeName] = set()
-        """Nodes that have more free because the bind of a pod has failed, and are not renewed yet."""
+        """Nodes to be renewed that have more free resources because the bind of a pod has failed."""
         self._labels: dict[NodeName, Mapping[str, str]] = {}
         self._deleted: set[NodeName] = set()
         self._free_places: list[int] = []
@@ -110,7 +109,7 @@ class ClusterView:
         self._bases = RecentDict[NodeName, tuple[int, PredictionBasis]](BASES_KEPT)
         """Node -> the version of its last change, and its basis then."""
         self._due: dict[NodeName, None] = dict.fromkeys(cluster.nodes)
-        """The nodes that are to be renewed, in the order of their facts."""
+        """The nodes to be renewed, in the order of their facts."""
         self._is_due = anyio.Event()
         self._is_due_now = anyio.Event()
         """Set if a node must be renewed for more than its reservations."""
@@ -131,10 +130,7 @@ class ClusterView:
         self._is_due.set()
 
     async def run(self, behind: Callable[[], str | None], pause: float) -> None:
-        """
-        Renews nodes when their facts arrive, until cancelled. Starts when `behind`, checked every `pause` seconds, is
-        None.
-        """
+        """Renews nodes when their facts arrive, until cancelled, once `behind` is None, which is checked every `pause` s."""
         while behind() is not None:
             await self._clock.sleep(pause)
         turns = TaskTurns(self._clock)
@@ -153,7 +149,7 @@ class ClusterView:
                 await self._is_due_now.wait()
 
     def waiting(self) -> str | None:
-        """Readiness: why not every node can be judged at once."""
+        """Readiness: why not every node is judged yet."""
         return None if self._started else f"{len(self._due)} nodes are not looked at yet"
 
     def is_behind(self) -> bool:
@@ -230,8 +226,8 @@ class ClusterView:
 
     def unassume(self, node: NodeName, pod_uid: str) -> None:
         """
-        Removes an assumed pod after its bind. After a failed bind the scheduler retries waiting pods by itself, so the freed
-        resources of the node trigger no requeue.
+        Removes an assumed pod after its bind. Resources that a failed bind frees trigger no requeue: the scheduler retries
+        waiting pods by itself.
         """
         if node not in self._pods:
             return
@@ -281,11 +277,11 @@ class ClusterView:
             self.reserved_on[uid] = others
 
     def pods_on(self, node: NodeName) -> NodePods:
-        """Returns the assumed and terminated pods of a node. Do not change them."""
+        """The assumed and terminated pods of a node. Do not change them."""
         return self._pods.get(node, NO_PODS)
 
     def labels(self, node: NodeName) -> Mapping[str, str]:
-        """Those of its Kubernetes Node; empty while they are not known."""
+        """The labels of its Kubernetes Node; empty: not known."""
         return self._labels.get(node, {})
 
     def label(self, node: NodeName, labels: Mapping[str, str]) -> None:
@@ -305,7 +301,7 @@ class ClusterView:
         self.mark(node)
 
     def basis(self, node: NodeView) -> PredictionBasis:
-        """Returns the data of predictions for an offered node, with its assumed pods."""
+        """The data of predictions for an offered node, with its assumed pods."""
         kept = self._bases.get(node.name)
         if kept is None or kept[0] != node.version:
             kept = node.version, self.basis_of(self.facts(node.name))
@@ -316,8 +312,8 @@ class ClusterView:
         self, state: NodeState, without: frozenset[str] = frozenset(), *, settle: bool = False
     ) -> PredictionBasis:
         """
-        Returns the data of predictions for any facts of a node. `without`: UIDs of pods that count as gone; `settle`: these
-        are the node's current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
+        The data of predictions for these facts of a node. `without`: UIDs of pods that count as gone; `settle`: these are the
+        node's current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
         """
         pods = self.pods_on(state.node)
         basis = prediction_basis(bare(pods.without_terminated(state)), self._clock.wall())
@@ -329,7 +325,7 @@ class ClusterView:
         return msgspec.structs.replace(basis, state=pods.added_to(basis.state, basis.rules, without))
 
     def facts(self, node: NodeName) -> NodeState:
-        """Returns the state of a node by its facts. Raises NotFound."""
+        """The state of a node by its facts. Raises NotFound."""
         return self._cluster.member(node).state
 
     def facts_without(self, node: NodeName, uids: frozenset[str]) -> NodeState:
@@ -337,7 +333,7 @@ class ClusterView:
         return without_pods(self.facts(node), uids, self.pods_on(node).names_of(uids))
 
     def _look(self) -> None:
-        """Marks nodes whose settling has changed, which needs no fact of theirs."""
+        """Marks nodes whose allocations became certain or uncertain without a fact."""
         had = self._unsettled
         self._unsettled = self._unsettled_now()
         for before, now in zip(had, self._unsettled, strict=True):
