@@ -74,8 +74,8 @@ event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of eve
 
 lock: $(READY)  ## pins the dependencies anew, by hash and without index lines
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	for set in "pyproject.toml --extra kubernetes -o requirements/runtime.txt" \
-	           "pyproject.toml --extra kubernetes --extra local --group dev -o requirements/dev.txt" \
+	for set in "pyproject.toml requirements/tools.in --extra kubernetes -o requirements/runtime.txt" \
+	           "pyproject.toml requirements/tools.in --extra kubernetes --extra local --group dev -o requirements/dev.txt" \
 	           "requirements/build.in -o requirements/build.txt"; do \
 	  $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	    --quiet $$set || exit; \
