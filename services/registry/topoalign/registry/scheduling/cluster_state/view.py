@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import anyio
@@ -78,7 +78,7 @@ class ClusterView:
         cluster: Cluster,
         unsettled: Callable[[], Unsettled],
         clock: Clock,
-        scorer: NodeScorer[Any, Any] = QUALITY,
+        scorer: NodeScorer = QUALITY,
         *,
         foreign: Callable[[NodeName], str] = lambda node: "",
         unmanaged: Callable[[NodeName], bool] = lambda node: False,

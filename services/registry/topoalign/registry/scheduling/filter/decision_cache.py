@@ -138,7 +138,7 @@ class KindNeed:
         is_joint = any(each.joint is not None for each in self.demand.containers)
         return has_rest or is_joint or bool(containers_aligned_to_gpus(self._kind.topology, self.demand))
 
-    def key(self, node: NodeView, scorer: NodeScorer[Any, Any]) -> Key:
+    def key(self, node: NodeView, scorer: NodeScorer) -> Key:
         """Returns the sort key of a node of this kind for the pod; None if its free resources are not known."""
         if (shape := node.shape) is None:
             return None
