@@ -12,10 +12,12 @@ does; it is never guessed. docs/predictions.md describes what is read, and what 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.feasibility import machine_key, order_free_digest
 from topoalign.core.admission.kubelet_devices import (
     as_others,
     describe_unaccounted_grants,
@@ -38,6 +40,7 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Name
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import with_reserved
@@ -315,3 +318,29 @@ def other_version(kubelet: KubeletObserved) -> tuple[str, ...]:
     if not kubelet.version or kubelet.version.startswith(PREDICTED):
         return ()
     return (f"the kubelet is {clean(kubelet.version)}: what is predicted is what {PREDICTED}x would decide",)
+
+
+# Groups nodes into kinds: what a pod needs on one node of a kind, it needs on all of them.
+
+
+@dataclass(frozen=True, eq=False)
+class NodeKind:
+    """What nodes have in common that differ in nothing but the ids of their devices and in what is free."""
+
+    topology: Topology
+    """Of one of them, with the devices of other plugins."""
+    rules: AdmissionRules
+    """Those of the kubelet."""
+    registered: frozenset[ResourceName] | None
+    """As in `PredictionBasis`."""
+
+
+def kind_key(basis: PredictionBasis) -> object:
+    """Equal for nodes of one kind."""
+    hardware = basis.state.hardware
+    machine = key_of_shape(hardware.shape) if hardware.shape is not hardware else machine_key(hardware)
+    return machine, order_free_digest((basis.rules,)), basis.registered
+
+
+key_of_shape = computed_once(machine_key)
+"""`machine_key` of what many nodes share."""

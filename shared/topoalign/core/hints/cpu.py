@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from itertools import chain
 
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.hints.hint_rules import Supply, hints_from, hints_of_rule
 from topoalign.core.hints.provider import HintProvider, HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_cpus

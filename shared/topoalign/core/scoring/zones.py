@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.hints.cpu import available_cpus
 from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName

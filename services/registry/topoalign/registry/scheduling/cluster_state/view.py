@@ -20,8 +20,7 @@ import msgspec
 
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import count_free, has_more
-from topoalign.core.admission.kinds import NodeKind, kind_key
-from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
+from topoalign.core.admission.prediction import NodeKind, PredictionBasis, kind_key, prediction_basis
 from topoalign.core.admission.resolvability import with_healthy_devices, without_any_allocation
 from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable

@@ -16,7 +16,7 @@ import msgspec
 
 from topoalign.core.admission.admit import decide_demand, drive_async
 from topoalign.core.admission.feasibility import PodNeed, alignment_need, judge_amounts, need_of, need_steps
-from topoalign.core.admission.kinds import NodeKind
+from topoalign.core.admission.prediction import NodeKind
 from topoalign.core.admission.resolvability import UNDECIDED, with_healthy_devices, without_any_allocation
 from topoalign.core.admission.share_alignment import containers_aligned_to_gpus
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
