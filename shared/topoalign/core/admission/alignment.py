@@ -24,6 +24,7 @@ from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, ch
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of_providers
+from topoalign.core.policy.topology_policy import MergeQuestion
 from topoalign.core.profile import profile_of
 
 
@@ -76,12 +77,14 @@ def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tup
     topology = asked.state.hardware
     policy = POLICIES[rules.policy]
     merged = policy.merge(
-        offers_of_providers(answer.providers.values()),
-        node_mask(topology.node_ids or (0,)),
-        distances_for(topology, rules),
-        rules.mode,
-        work,
-        _order_by_gpus(asked),
+        MergeQuestion(
+            offers_of_providers(answer.providers.values()),
+            node_mask(topology.node_ids or (0,)),
+            distances_for(topology, rules),
+            rules.mode,
+            work,
+            _order_by_gpus(asked),
+        )
     )
     memory = _memory_within(merged, answer) if profile_of(rules.mode).narrows_after_merge else merged
     alignment = Alignment(

@@ -91,7 +91,7 @@ class Sides(NamedTuple):
 
 
 def split_by_affinity(devices: OfferedDevices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
-    """Splits the available devices."""
+    """Splits the available devices by their place relative to the affinity."""
     free = devices.some(available)
     aligned = devices.nothing
     elsewhere = devices.nothing
@@ -149,10 +149,9 @@ def choose_devices(
     affinity: Mask | None,
 ) -> Choosing:
     """
-    `required` devices of a resource for a container, in the hardware's order.
-
-    `devices` are all of the resource, `allocated` those that a container holds, `reusable` those of them that init
-    containers of this pod left. Raises NoHealthyDevice and NotEnoughDevices.
+    `required` devices of a resource for a container, in the hardware's order. `devices` are all of the resource,
+    `allocated` those that a container holds, `reusable` those of them that init containers of this pod left. Raises
+    NoHealthyDevice and NotEnoughDevices.
     """
     if not healthy:
         raise NoHealthyDevice(resource)
