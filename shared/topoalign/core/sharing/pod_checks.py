@@ -34,8 +34,8 @@ from topoalign.core.demand.share_annotations import (
     annotation_error,
     read_gpu_annotations,
     read_gpu_rules,
+    read_weights,
     uuid_selection,
-    weights_meant,
 )
 from topoalign.core.demand.shares import (
     USUAL_NAMES,
@@ -410,7 +410,7 @@ def check_no_choice(annotations: Mapping[str, str]) -> None:
 def check_weights_meant(annotations: Mapping[str, str]) -> None:
     """Raises InvalidShare for weights that are none."""
     if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
-        weights_meant(weights)
+        read_weights(weights)
 
 
 def check_node_policy(annotations: Mapping[str, str]) -> None:

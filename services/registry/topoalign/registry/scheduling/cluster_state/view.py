@@ -9,7 +9,6 @@ call are applied within it. The data of a prediction (`PredictionBasis`) is larg
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 from weakref import WeakValueDictionary
 
 import anyio
@@ -17,8 +16,7 @@ import msgspec
 
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import count_free, has_more
-from topoalign.core.admission.kinds import NodeKind, kind_key
-from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
+from topoalign.core.admission.prediction import NodeKind, PredictionBasis, kind_key, prediction_basis
 from topoalign.core.admission.resolvability import with_healthy_devices, without_any_allocation
 from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
@@ -66,7 +64,7 @@ class ClusterView:
         cluster: Cluster,
         unsettled: Callable[[], Unsettled],
         clock: Clock,
-        scorer: NodeScorer[Any, Any] = QUALITY,
+        scorer: NodeScorer = QUALITY,
         *,
         foreign: Callable[[NodeName], str] = lambda node: "",
         unmanaged: Callable[[NodeName], bool] = lambda node: False,
