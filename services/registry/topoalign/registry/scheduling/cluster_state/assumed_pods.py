@@ -37,8 +37,8 @@ from topoalign.core.state.reserved_parts import (
     ReservedPart,
     ids_held,
     is_something,
+    reported_parts,
     rest_of,
-    shown_by,
 )
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
@@ -196,7 +196,7 @@ class AssumedPods:
         kubelet has it, without holds.
         """
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
-        for part in shown_by(facts, [each.reserved for each in held]):
+        for part in reported_parts(facts, [each.reserved for each in held]):
             self._shown.setdefault(part.pod_uid, set()).add(part)
         given = ReportedHoldings(facts, co_allocated=False)
         for uid, bound in self._bound.items():
