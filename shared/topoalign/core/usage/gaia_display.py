@@ -22,10 +22,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from topoalign.core.model.holdings import Amount
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.gaia.evaluators import tree_root
 from topoalign.core.sharing.gaia.pcie_tree import GaiaTreeNode, GpuTree, build_free_tree
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
@@ -155,13 +156,13 @@ def sum_uses(row: DeviceShares) -> Iterator[Use]:
 def to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
     """A GPU with what is held of it."""
     holders = [holder for row in rows for holder in row.holders]
-    is_whole = bool(gpu.mig) or any(holder.cores == WHOLE_GPU_CORES for holder in holders)
+    is_whole = bool(gpu.mig) or any(holder.cores == CORES for holder in holders)
     return SharedGpu(
         device=gpu.id,
         index=gpu.index,
         minor=gpu.index if gpu.minor is None else gpu.minor,
         model=gpu.name,
-        offered=Amount(cores=WHOLE_GPU_CORES, memory=gpu.memory or 0),
+        offered=Amount(cores=CORES, memory=gpu.memory or 0),
         held=Amount(
             cores=sum(holder.cores or 0 for holder in holders), memory=sum(holder.memory or 0 for holder in holders)
         ),
@@ -206,7 +207,7 @@ def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
 def spec_of(held: Sequence[HolderUse]) -> DisplayedContainer:
     """What a container was given, in all."""
     return DisplayedContainer(
-        gpu=sum(holder.cores or 0 for holder in held) / WHOLE_GPU_CORES,
+        gpu=sum(holder.cores or 0 for holder in held) / CORES,
         mem=float(sum(holder.memory or 0 for holder in held) // MIB),
     )
 
