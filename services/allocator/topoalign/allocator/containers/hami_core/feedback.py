@@ -14,13 +14,13 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 from anyio import CancelScope, to_thread
 
 from topoalign.allocator.containers.hami_core import shared_files, slot_directories
 from topoalign.allocator.containers.hami_core.shared_files import MOST_CONTAINERS, Unusable, all_limited, opened_file
+from topoalign.allocator.containers.limiter_files import list_own_directories
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.priorities import Launches, next_notes
@@ -31,13 +31,6 @@ ROUND_SECONDS = 5.0
 """As HAMi's monitor."""
 
 log = structlog.get_logger("topoalign.allocator.containers.hami_core")
-
-
-class Directory(NamedTuple):
-    """The directory of a container, and its GPUs: none if it is in no record."""
-
-    name: str
-    gpus: frozenset[DeviceID]
 
 
 class Feedback:
@@ -96,7 +89,7 @@ def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str
     found: list[tuple[str, Launches]] = []
     unusable: dict[str, str] = {}
     with suppress(OSError):
-        for name in slot_directories.list_slots_directories(root)[:MOST_CONTAINERS]:
+        for name in list_own_directories(root, slot_directories.NAME)[:MOST_CONTAINERS]:
             try:
                 tail = tail_in(root, name)
             except Unusable as error:

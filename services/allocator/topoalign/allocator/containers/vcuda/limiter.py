@@ -18,7 +18,7 @@ from asyncio import shield
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import anyio
 import structlog
@@ -28,6 +28,7 @@ from grpclib.exceptions import GRPCError
 
 from topoalign.allocator.allocate.pre_start import entries_of_holder, limit_keys_by_kind, live_unit_entries
 from topoalign.allocator.containers import limiter_files
+from topoalign.allocator.containers.limiter_files import RecordView, is_pod_present, with_checkpoint
 from topoalign.allocator.containers.vcuda import unit_directories
 from topoalign.allocator.containers.vcuda.unit_directories import (
     CONFIG_FILE,
@@ -36,6 +37,8 @@ from topoalign.allocator.containers.vcuda.unit_directories import (
     Limits,
     encode_config,
     pids_of,
+    read_config_owner,
+    units_directory_name,
 )
 from topoalign.allocator.ports import Poll, ResourceEntry
 from topoalign.core.model.allocations import amounts_of
@@ -69,11 +72,6 @@ KNOWN_SECONDS = 5.0
 """The longest time between the calls for both halves of a container: milliseconds, or seconds on a busy node."""
 
 
-def holders(resource: ResourceName, units: frozenset[DeviceID], parts: Iterable[ResourceEntry]) -> list[Holder]:
-    """Returns the containers with exactly these units, in the order of their names."""
-    return sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
-
-
 class Calls:
     """Remembers recent calls for a half that identified the container."""
 
@@ -94,7 +92,7 @@ class Calls:
         directory. Raises Unavailable if containers of several pods have the units, or none has.
         """
         self._identified = {pod: each for pod, each in self._identified.items() if at - each[1] <= KNOWN_SECONDS}
-        found = holders(resource, units, parts)
+        found = sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
         pods = {each.pod for each in found}
         if len(pods) != 1:
             raise Unavailable(
@@ -227,18 +225,6 @@ DRAIN_SECONDS = 0.5
 log = structlog.get_logger("topoalign.allocator.containers.vcuda")
 
 
-class RecordView(Protocol):
-    """The state of the allocator that a cleanup needs."""
-
-    @property
-    def state(self) -> NodeState:
-        """What is known of the node now."""
-
-    @property
-    def polled(self) -> Poll | None:
-        """The kubelet's last answer; None: none yet, or the poll failed."""
-
-
 class VcudaLimiter:
     """Keeps the directories and their sockets, and registers processes."""
 
@@ -258,7 +244,6 @@ class VcudaLimiter:
         self._servers: dict[Path, RegistrationServer] = {}
         self._parts: Sequence[ResourceEntry] = ()
         """The checkpoint's entries with units, at the last poll."""
-        self._names: dict[tuple[ResourceName, frozenset[DeviceID]], str] = {}
         self._calls = Calls()
         self._groups: dict[str, Path | None] = {}
         """Container id -> the directory of its control group, since the last cleanup."""
@@ -274,17 +259,11 @@ class VcudaLimiter:
         if not (configured := self._root()):
             return
         root = Path(configured)
-        asked = frozenset(units)
-        offers = self._hardware().offers_of.get(resource, ())
-        name = self._name(resource, asked)
-        if (
-            not any(each.limiter == "vcuda" for each in offers)
-            and unit_directories.read_config_owner(root, name) is None
-        ):
-            return
-        await shield(
-            self._start(root, resource, asked, poll)
-        )  # if cancelled half-way, it would leave an untracked socket
+        written = read_config_owner(root, units_directory_name(resource, units))
+        is_limited = any(each.limiter == "vcuda" for each in self._hardware().offers_of.get(resource, ()))
+        if is_limited or written is not None:
+            # If it was cancelled half-way, because the kubelet has closed the call, it would leave an untracked socket.
+            await shield(self._start(root, resource, frozenset(units), poll))
 
     def register(self, root: Path, name: str, pid: int) -> None:
         """
@@ -345,9 +324,7 @@ class VcudaLimiter:
                 await self.close()
 
     async def close(self) -> None:
-        """
-        Closes all sockets. After that no container can start here; the next agent opens them again.
-        """
+        """Closes all sockets. After that no container can start here; the next agent opens them again."""
         async with self._turn:
             self._is_closed = True
             await self._stop_all(self._servers)
@@ -357,20 +334,20 @@ class VcudaLimiter:
         Opens a socket in every needed directory, and removes the others. Raises OSError and StateFault after it has done all
         that is possible.
         """
-        if poll is not None and poll.listing.checkpoint is None:
-            poll = None
+        poll = with_checkpoint(poll)
         async with self._turn:
             configured = self._root()
             root = Path(configured)
             if configured and poll is not None:
                 self._parts = live_unit_entries(poll.listing)
-            present = unit_directories.list_units_directories(root) if configured else []
-            needed = self._needed(state) if configured else set()
+            present = limiter_files.list_own_directories(root, unit_directories.NAME) if configured else []
+            held = {*held_units(state), *((each.resource, each.devices) for each in self._parts)}
+            needed = {units_directory_name(*each) for each in held} if configured else set()
             self._groups.clear()
             failure: Exception | None = None
             for name in present:
-                owner = unit_directories.read_config_owner(root, name)
-                is_needed = name in needed or poll is None or is_pod_present(owner, poll)
+                owner = read_config_owner(root, name)
+                is_needed = name in needed or poll is None or is_pod_present(owner[0] if owner else "", poll)
                 try:
                     if not is_needed:
                         await self._stop(root / name)
@@ -386,17 +363,16 @@ class VcudaLimiter:
                 raise failure
 
     async def _start(self, root: Path, resource: ResourceName, asked: frozenset[DeviceID], poll: Poll) -> None:
-        """Does the work of `starting`. It runs to its end even if the kubelet has closed the call."""
         async with self._turn:
             if self._is_closed:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
             parts = self._parts = live_unit_entries(poll.listing)
-            written = unit_directories.read_config_owner(root, self._name(resource, asked))
+            written = read_config_owner(root, units_directory_name(resource, asked))
             holder = self._calls.starting(resource, asked, parts, written, poll.at)
             limits = limits_for(holder, parts, self._hardware())
             try:
                 for part in entries_of_holder(holder, parts):
-                    await self._prepare(root, self._name(part.resource, part.devices), limits)
+                    await self._prepare(root, units_directory_name(part.resource, part.devices), limits)
             except OSError as error:
                 fields = " and ".join(each for named in limit_keys_by_kind(holder, parts) for each in named)
                 raise StateFault(
@@ -406,14 +382,12 @@ class VcudaLimiter:
                 ) from error
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
-        """Prepares one directory and its socket. Raises OSError and StateFault."""
-        if unit_directories.read_config_owner(root, name) != (limits.pod_uid, limits.container):
+        if read_config_owner(root, name) != (limits.pod_uid, limits.container):
             await self._stop(root / name)
         unit_directories.prepare_units_directory(root, name, limits)
         await self._serve(root, name)
 
     async def _serve(self, root: Path, name: str) -> None:
-        """Opens the socket of this directory, if needed. Raises StateFault."""
         server = self._servers.get(root / name)
         if server is not None and server.in_place:
             return
@@ -430,27 +404,14 @@ class VcudaLimiter:
                 tasks.start_soon(self._stop, path)
 
     async def _stop(self, path: Path) -> None:
-        """Closes the socket of this directory, if there is one."""
         if (server := self._servers.pop(path, None)) is not None:
             await server.stop(DRAIN_SECONDS)
 
     def _owners(self, root: Path, name: str) -> set[tuple[str, str]]:
         """Returns the containers that own a directory: by the checkpoint, else by its own config."""
-        owners = {(each.pod_uid, each.container) for each in self._parts if self._name(*each[:2]) == name}
-        written = unit_directories.read_config_owner(root, name)
+        owners = {(each.pod_uid, each.container) for each in self._parts if units_directory_name(*each[:2]) == name}
+        written = read_config_owner(root, name)
         return owners or ({written} if written is not None else set())
-
-    def _needed(self, state: NodeState) -> set[str]:
-        """Returns the names of the directories of all held units."""
-        pairs = {*held_units(state), *((each.resource, each.devices) for each in self._parts)}
-        self._names = {pair: self._name(*pair) for pair in pairs}
-        return {*self._names.values()}
-
-    def _name(self, resource: ResourceName, units: frozenset[DeviceID]) -> str:
-        """Returns the directory name of units. It is cached until the next cleanup, and longer for held units."""
-        if (name := self._names.get((resource, units))) is None:
-            name = self._names[resource, units] = unit_directories.units_directory_name(resource, units)
-        return name
 
 
 def held_units(state: NodeState) -> Iterator[tuple[ResourceName, frozenset[DeviceID]]]:
@@ -459,9 +420,3 @@ def held_units(state: NodeState) -> Iterator[tuple[ResourceName, frozenset[Devic
         if each.amounts:
             for devices in (each.from_kubelet, *(former.devices for former in each.displaced)):
                 yield from ((resource, frozenset(ids)) for resource, ids in devices.items())
-
-
-def is_pod_present(owner: tuple[str, str] | None, poll: Poll) -> bool:
-    """Whether the pod of a directory's owner still exists."""
-    directories_of_pods = poll.listing.directories
-    return owner is not None and directories_of_pods is not None and not directories_of_pods.is_gone(owner[0])
