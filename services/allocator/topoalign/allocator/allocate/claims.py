@@ -151,7 +151,7 @@ class WholeDevices(Claim):
     holds_devices = True
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """As `Claim.conflicts`: the records that hold any of these devices."""
+        """Returns the records that hold any of these devices."""
         state = self.view.state
         owned = state.ownership
         if not is_any_held(state.hardware, owned, asked.resource, asked.devices):
@@ -160,8 +160,8 @@ class WholeDevices(Claim):
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
         """
-        As `Claim.evict`. A record is stale if the kubelet allocates its devices and reports them with no container, or if
-        its container has ended. Raises DeviceInUse if a container has the devices.
+        Releases records whose devices the kubelet reports with no container, or whose container has ended. Raises
+        DeviceInUse.
         """
         owned = self.view.state.ownership
         for record in conflicts:
@@ -189,9 +189,8 @@ class WholeDevices(Claim):
 
 def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDevices) -> list[DeviceSet]:
     """
-    Checks whether the devices of an Allocate call can be allocated at all: they must be listed under the resource, healthy
-    and not cordoned. Returns them as one set per container. Raises InvalidField, HardwareUnknown, UnknownDevice and
-    DeviceUnusable.
+    Checks that the devices are listed under the resource, healthy and not cordoned. Returns one set per container.
+    Raises InvalidField, HardwareUnknown, UnknownDevice and DeviceUnusable.
     """
     asked = [device for devices in containers for device in devices]
     if not containers or not all(containers):

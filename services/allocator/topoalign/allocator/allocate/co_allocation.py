@@ -46,7 +46,7 @@ from topoalign.core.state.node_reservations import reserved_allocations
 
 
 def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-    """Yields the same for a container's reservation."""
+    """Yields resource -> the co-allocated devices of a reservation, under the ids that the container sees."""
     for resource, ids in reserved.co_allocated.items():
         yield resource, [each for device in ids for each in reported_ids(device, reserved.virtual_functions)]
 
@@ -117,10 +117,7 @@ class JointClaim(Claim):
         self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
 
     def waiting(self, resource: ResourceName, devices: Collection[DeviceID]) -> ReservedContainer | None:
-        """
-        Returns the container for which exactly these GPUs are reserved and not allocated, if it has co-allocated
-        devices.
-        """
+        """Returns the container that waits for exactly these GPUs and has co-allocated devices."""
         if resource != GPU:
             return None
         wanted = frozenset(devices)
@@ -129,7 +126,7 @@ class JointClaim(Claim):
         return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """As `Claim.conflicts`: the records that hold co-allocated devices reserved for this container."""
+        """Returns the records that hold co-allocated devices reserved for this container."""
         waiting = self.waiting(asked.resource, asked.devices)
         if waiting is None:
             return ()
@@ -139,12 +136,14 @@ class JointClaim(Claim):
         return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, ids)))]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """As `Claim.evict`. A record that is not over excludes nobody: the container may do without the devices."""
+        """
+        Releases records that have ended; another one excludes nobody, as the container may do without the devices.
+        """
         has_ended = self.view.liveness.has_ended
         asked.release(each for each in conflicts if has_ended(each, asked.known_poll.listing, asked.known_poll.at))
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """As `Claim.complete`. Raises CoAllocatedLacking."""
+        """Adds the co-allocated devices. Raises CoAllocatedLacking."""
         new = asked.new
         instead: tuple[DeviceID, ...] = ()
         if (waiting := self.waiting(asked.resource, asked.devices)) is not None:
@@ -164,10 +163,7 @@ class JointClaim(Claim):
         return allocation
 
     def available(self, waiting: ReservedContainer, gone: Collection[AllocationID]) -> CoAllocated:
-        """
-        Returns the reserved co-allocated devices of this container that can be allocated, once these allocations have ended.
-        Raises CoAllocatedLacking.
-        """
+        """Returns the reserved co-allocated devices that are free once `gone` has ended. Raises CoAllocatedLacking."""
         state = self.view.state
         for name in gone:
             state = state.without(name)
@@ -199,7 +195,7 @@ class JointClaim(Claim):
         self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """
-        Returns the GPUs for a container that waits for this number and can no longer have its own; () if there is none.
+        Returns GPUs for a container that waits for this number and can no longer have its own; () if there are none.
         """
         if not self.view.reserved.reservations:  # most often, and thousands of shares may be available
             return ()
@@ -211,9 +207,8 @@ class JointClaim(Claim):
         self, resource: ResourceName, devices: Collection[DeviceID], gone: Collection[AllocationID]
     ) -> tuple[CoAllocated, tuple[DeviceID, ...]]:
         """
-        Chooses the co-allocated devices for GPUs without a reservation, once these allocations have ended. Returns them and
-        the devices that were reserved instead. Both are empty if no container waits for this number of GPUs. Raises
-        CoAllocatedLacking.
+        Chooses co-allocated devices for GPUs without a reservation once `gone` has ended. Returns them and the devices
+        that were reserved instead; both are empty if no container waits for this number. Raises CoAllocatedLacking.
         """
         to_come = open_reservations(self.view.reserved, self.view.now, resource)
         is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
@@ -240,10 +235,7 @@ class JointClaim(Claim):
         return CoAllocated({name: ids for name, ids in co_allocated.items() if ids}, given.functions), reserved
 
     def _replacement(self, gpus: Bounds, gone: Collection[AllocationID]) -> Replacement | None:
-        """
-        Chooses devices for a container that waits for this number of GPUs. None: no container waits for GPUs and
-        devices.
-        """
+        """Chooses devices for a container that waits for this number of GPUs; None: no container does."""
         reserved = self.view.reserved
         waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
         held = reserved.held(self.view.now) if waiting else ()
@@ -264,9 +256,8 @@ class JointClaim(Claim):
 
     def _waiting_for(self, amount: int) -> list[WaitingContainer]:
         """
-        Returns the containers that wait for this number of GPUs and for co-allocated devices. Those whose GPUs no container
-        has come first; the others may have lost their GPUs to a pod of another scheduler, until the owner is known. Plans of
-        gangs count only if the kubelet can call Allocate for them.
+        Returns the containers that wait for this number of GPUs and co-allocated devices. Those come last whose GPUs a
+        container has: another scheduler's pod may have taken them.
         """
         reserved = self.view.reserved
         now = self.view.now
@@ -292,10 +283,9 @@ class JointClaim(Claim):
         self, resource: ResourceName, allocation: Allocation, others: Mapping[ResourceName, Sequence[DeviceID]]
     ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns resource -> all devices that the container of this allocation has or will have of it, under the ids that the
-        container sees, in the hardware's order. This covers co-allocated devices and `others`, the devices of other
-        resources of the same kind (`VisibleGpus.devices_of_container`). Every plugin's answer names all of them, because
-        the kubelet passes on only one value of a variable.
+        Returns resource -> all devices that the container has or will have of it, under the ids that it sees, in the
+        hardware's order. `others`: from `VisibleGpus.devices_of_container`. The kubelet passes on one value of a
+        variable, so every answer names all.
         """
         state = self.view.state
         found = dict[ResourceName, list[DeviceID]]()
@@ -309,7 +299,6 @@ class JointClaim(Claim):
     def _co_allocated(
         self, resource: ResourceName, allocation: Allocation
     ) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-        """Yields the known co-allocated devices that the container of an allocation has or will have, by resource."""
         own = allocation.from_kubelet.get(resource, ())
         reserved = reserved_with(self.view.reserved, self.view.now, resource, own)
         if reserved is None:  # the reservation has ended, and the kubelet repeats its call

@@ -74,8 +74,8 @@ class NodeReservationList:
 
     async def until_read(self) -> None:
         """
-        Waits until the reservations have been read, at most until `READ_SECONDS` after the start. If one is expected, waits
-        until the newest message is received, at most for `RECEIVE_SECONDS`.
+        Waits until the reservations are read, at most `READ_SECONDS` after the start. If one is expected, waits for the
+        newest message, at most `RECEIVE_SECONDS`.
         """
         left = self._began + READ_SECONDS - self._clock.monotonic()
         if left > 0 and not self._read.is_set():
@@ -84,7 +84,6 @@ class NodeReservationList:
             await wait_for_first(self._until_newest, lambda: self._clock.sleep(RECEIVE_SECONDS))
 
     async def _until_newest(self) -> None:
-        """Waits until the newest message of the stream is received. Returns at once if the stream does not answer."""
         with suppress(Unavailable, BadRequest):
             newest = await self._bus.last_position(Stream.RESERVATIONS, wire.reservation_subject(self._ledger.node))
             while self._position < newest:

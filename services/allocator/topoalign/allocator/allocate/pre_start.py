@@ -48,8 +48,8 @@ STARTED_AGAIN = "the kubelet starts the container again; see whether its device 
 
 def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> Owner | None:
     """
-    Returns a container with the names of its pod from a reservation, because PodResources reports none for a pod whose init
-    containers alone have devices. None: nothing is reserved for the pod, or the container is not known.
+    Returns a container with the names of its pod from a reservation, for pods that PodResources does not report; else
+    None.
     """
     kept = next((each for each in reserved.reservations if each.pod_uid == pod_uid), None)
     if kept is None or not container:
@@ -78,9 +78,7 @@ UNKNOWN = object()
 
 class NotAsReserved(NoFit):
     """
-    Raised for a container whose slots have other amounts than are reserved for it.
-
-    Or they are reserved for another pod.
+    Raised for a container whose slots have other amounts than are reserved for it, or are reserved for another pod.
 
     Remedy: Delete the pod, and use one scheduler for all pods.
     """
@@ -112,9 +110,8 @@ class SlotStarts:
 
     def observe(self) -> None:
         """
-        Judges the containers that have become known. Records those that have what was reserved for them, if that was not
-        known at their grant: their reservations end, and they may start again later. A reservation may be received late, so
-        an allocation without a judgement is judged each time. Raises StateFault.
+        Judges containers that have become known. Records those that have what was reserved for them: their reservations
+        end, and they may start again later. Raises StateFault.
         """
         live = self._ledger.state.allocations
         for name in [each for each in self._judged if each[0] not in live]:
@@ -130,9 +127,8 @@ class SlotStarts:
 
     def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
         """
-        Raises NotAsReserved for a container that must not start with these slots, and records that once. Raises Unavailable
-        if the slots are reserved with other amounts than equal parts and their owner is not known. Ignores other devices.
-        `listing`: the kubelet's answer; None: the record knows the owner of the devices.
+        Raises NotAsReserved for a container that must not start with these slots. Raises Unavailable if reserved slots
+        have an unknown owner. `listing`: None if the record knows the owner. Ignores other devices.
         """
         self.observe()
         owned = self._ledger.state.ownership
@@ -150,15 +146,14 @@ class SlotStarts:
                 raise misfit
 
     def _is_offered(self, record: Allocation) -> bool:
-        """Whether an allocation is of slots that are offered now. False before the hardware is known."""
         return bool(record.slots) and all(
             base_of(slot) in offers_in_slots(self._ledger.state.hardware) for slot in record.slots
         )
 
     def _judge(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
         """
-        Judges an allocation as `_misfit`. An earlier judgement stays after the end of its reservations. It is replaced if a
-        reservation received later shows that this container has what is reserved for it.
+        Judges an allocation. A judgement outlives its reservation, unless a later one shows that the container has its
+        own.
         """
         name = (record.id, record.pod_uid)
         found = self._misfit(record, is_read=is_read)
@@ -169,8 +164,8 @@ class SlotStarts:
 
     def _misfit(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
         """
-        Returns why an allocation's amounts contradict the current reservations; None: they do not. `is_read`: whether the
-        kubelet's checkpoint, which has the UIDs of pods, could be read. Raises Unavailable if the owner is not known.
+        Returns why an allocation contradicts the current reservations. `is_read`: whether the checkpoint, which has the
+        UIDs of pods, could be read. Raises Unavailable if the owner is not known.
         """
         for resource, slots in record.devices.items():
             amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
@@ -202,7 +197,7 @@ class SlotStarts:
         return None
 
     def _unequal(self, record: Allocation, slots: Iterable[DeviceID]) -> list[DeviceID]:
-        """Returns the slots with other amounts than equal parts. MIG instances are left out: their amounts prove nothing."""
+        """Returns the slots with other amounts than equal parts. Amounts of MIG instances prove nothing."""
         hardware = self._ledger.state.hardware
         instances = record.instances
         return [
@@ -234,7 +229,6 @@ class SlotStarts:
                     yield each, container, frozenset(slots) if moved is None else moved.slots
 
     def _record(self, record: Allocation, misfit: NotAsReserved) -> None:
-        """Records that a container was not started, and why."""
         owner = record.owner
         if owner is not None and not owner.pod:  # the checkpoint has UIDs, and no names
             owner = reserved_owner(self._view.reserved, record.pod_uid, owner.container)
@@ -260,9 +254,8 @@ def is_as_reserved(record: Allocation, slot: DeviceID, bounds: tuple[Amount, Amo
 
 def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
     """
-    Adds the container from the kubelet's checkpoint to an allocation without an owner; its pod has a UID and no name.
-    Returns the allocation unchanged if the checkpoint names no pod or several. The container's name is empty if several
-    containers of the pod have the devices.
+    Adds the container from the checkpoint to an allocation without an owner. Its pod has a UID and no name; the
+    container's name is empty if several of the pod have the devices.
     """
     if record.owner is not None or listing is None:
         return record
@@ -321,8 +314,8 @@ class ShareStarts:
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """
-        Raises ShareSplit, InvalidShare or WholeGpuInUse for a container that must not start with these units, and records
-        that once. Raises Unavailable while the kubelet's checkpoint does not have the container's devices.
+        Raises ShareSplit, InvalidShare or WholeGpuInUse for a container that must not start with these units. Raises
+        Unavailable while the checkpoint does not have its devices.
         """
         asked = frozenset(units)
         listing = poll.listing
@@ -345,7 +338,6 @@ class ShareStarts:
                 raise
 
     def _check_container(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> None:
-        """Raises ShareSplit, InvalidShare and WholeGpuInUse for a container with the devices of these entries."""
         fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
         own = amounts_of(unit for part in entries_of_holder(mine, parts) for unit in part.devices)
         check_units_asked(sum_amounts(own.values()), fields)
@@ -374,7 +366,6 @@ class ShareStarts:
                 yield named, amounts_of(units)
 
     def _record(self, mine: Holder, listing: KubeletListing, misfit: NoFit) -> None:
-        """Records that a container was not started, and why: once for each container and reason."""
         if (mine, misfit.code) in self._logged:
             return
         owner = owner_of_holder(mine, listing) or reserved_owner(self._view.reserved, mine.pod, mine.container)

@@ -81,12 +81,8 @@ AGAIN_SECONDS = 0.5
 
 async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock: Clock, arrived: float) -> Poll:
     """
-    Polls a slow kubelet until it answers, for at most `GRANT_SECONDS`. Raises Unavailable.
-
-    The kubelet sets no time limit for Allocate and one of 30 s for PreStartContainer, and a pod that is refused here stays
-    refused. The first attempt is short, because the connection may be broken. Each later one has all the time that is left:
-    a kubelet that needs two seconds would answer none of four attempts of one second. `poll` takes a time limit in seconds,
-    None for the usual one. `arrived`: monotonic seconds of the call.
+    Polls a slow kubelet until it answers, for at most `GRANT_SECONDS` after the call `arrived`. Raises Unavailable.
+    `poll` takes a time limit in seconds, None for the usual one.
     """
     until = arrived + GRANT_SECONDS
     seconds: float | None = None
@@ -204,8 +200,8 @@ class DeviceAllocations:
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """
-        As `AllocatorPort.prefer`. Devices of containers that have ended, as the kubelet reports, count as free. If a
-        reservation keeps devices for such a request, these are the answer; else reserved devices are avoided.
+        As `AllocatorPort.prefer`. Devices of ended containers count as free, and reserved ones are avoided or are the
+        answer.
         """
         await self._reservations.until_read()
         at = self._clock.monotonic()
@@ -258,9 +254,8 @@ class DeviceAllocations:
 
     async def _poll_to_prefer(self, resource: ResourceName) -> Poll | None:
         """
-        Polls the kubelet for a preference. None: no allocation is live, or the kubelet does not answer. Vcuda units and vGPU
-        slots wait for the poll as long as Allocate does, because a preference of GPUs without enough left would make the
-        kubelet take what Allocate has to refuse.
+        Polls the kubelet; None: no allocation is live, or no answer. Shares wait as long as Allocate does, because a
+        preference without enough left would make the kubelet take what Allocate has to refuse.
         """
         if not self.state.allocations or self.state.hardware.kind_of(resource) not in ("unit", "slot"):
             return await self._poll_quickly(self._shared_poll)
@@ -269,7 +264,7 @@ class DeviceAllocations:
         return None
 
     async def _poll_quickly(self, poll: Callable[[], Awaitable[Poll]]) -> Poll | None:
-        """Polls the kubelet. None: no allocation is live, or it fails or takes longer than `PREFER_SECONDS`."""
+        """Polls the kubelet; None: no allocation is live, or it fails or takes longer than `PREFER_SECONDS`."""
         if self.state.allocations:
             with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
                 return await poll()
@@ -289,9 +284,8 @@ class DeviceAllocations:
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         """
-        As `AllocatorPort.allocate`. A repeated call, while PodResources reports the devices, returns the same allocation.
-
-        Raises also HardwareUnknown, DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
+        As `AllocatorPort.allocate`. A repeated call returns the same allocation. Raises also HardwareUnknown,
+        DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
         """
         arrived = self._clock.monotonic()
         await self._reservations.until_read()
@@ -301,7 +295,6 @@ class DeviceAllocations:
             return await self._judge_and_record(AllocateCall(resource, asked, self._ledger.version, made), arrived)
 
     async def _judge_and_record(self, call: AllocateCall, arrived: float) -> tuple[Allocation, ...]:
-        """Judges and records a call that arrived at this monotonic second. Raises as `allocate`."""
         answers = await self._commits.join(call)
         while answers is None:  # only PodResources shows whether a record that matters is stale
             async with self._turn:
@@ -311,7 +304,6 @@ class DeviceAllocations:
         return answers
 
     async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
-        """Polls the kubelet for a call that arrived at this monotonic second. Raises Unavailable, StateFault."""
         grant = Grant(self._pod_resources.written(), self._clock.monotonic())
         poll = await poll_for_grant(self._poll, self._clock, arrived)
         if self._ledger.unconfirmed is not None:
@@ -320,7 +312,6 @@ class DeviceAllocations:
         call.grant = grant
 
     async def _is_displaced(self, record: Allocation) -> bool:
-        """As `LivenessCheck.is_displaced`, by a new poll of the kubelet. Raises Unavailable."""
         poll = await poll_for_grant(self._poll, self._clock, self._clock.monotonic())
         return self._reconciliation.liveness.is_displaced(record, poll.listing)
 
@@ -353,10 +344,7 @@ class DeviceAllocations:
         await self._reconcile_with_poll()
 
     async def _reconcile_with_poll(self, seconds: float | None = None) -> Poll:
-        """
-        Reconciles as `reconcile`, and returns the poll. One poll serves all callers that asked before it began, because many
-        containers may start at once. `seconds` as in `PodResources.listing`.
-        """
+        """Reconciles, and returns the poll. One poll serves all callers that asked before it began."""
         begun = self._begun
         async with self._polling:
             if self._ended <= begun:
@@ -375,8 +363,8 @@ class DeviceAllocations:
 
     async def _poll(self, seconds: float | None = None) -> Poll:
         """
-        Polls PodResources, as `listing`. If this process was stopped meanwhile, the answer is old, and it polls again.
-        Raises Unavailable.
+        Polls PodResources. If this process was stopped meanwhile, the answer is old, and it polls again. Raises
+        Unavailable.
         """
         for _ in range(POLL_ATTEMPTS):
             live = frozenset(self.state.allocations)

@@ -90,8 +90,8 @@ class SlotClaim(Claim):
 
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
         """
-        Returns the slots that a container should get; () if too few GPUs have enough left. `live`: the state without ended
-        allocations; `displaced`: further devices that count as held.
+        Returns the slots that a container should get; () if too few GPUs have enough left. `live`: the state without
+        ended allocations; `displaced`: further devices that count as held.
         """
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
@@ -140,11 +140,12 @@ class SlotClaim(Claim):
             self._move(other.name, MovedSlots(asking.slots, asking.amount), reserved)
 
     def _move(self, name: PartName, moved: MovedSlots, reserved: NodeReservations) -> None:
-        """Records that a container gets these slots instead of those reserved for it."""
         self.moved = {key: each for key, each in self.moved.items() if key[0] in reserved.until} | {name: moved}
 
     def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
-        """Returns the amounts of a container that gets exactly the slots recorded instead of reserved ones; else empty."""
+        """
+        Returns the amounts of a container that gets exactly the slots recorded instead of reserved ones; else empty.
+        """
         until = self.view.reserved.until
         now = self.view.now
         wanted = frozenset(slots)
@@ -155,8 +156,8 @@ class SlotClaim(Claim):
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         """
-        Raises InvalidShare for several slots of one GPU, which give no more of it than one, and ShareSplit for slots
-        that the container which waits for this number must not have.
+        Raises InvalidShare for several slots of one GPU, which give no more of it than one, and ShareSplit as
+        `check_reserved`.
         """
         if resource not in resources_in_slots(self.view.state.hardware):
             return
@@ -174,8 +175,8 @@ class SlotClaim(Claim):
 
     def check_reserved(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
         """
-        Raises ShareSplit for slots that are not those of the container which waits for this number, if it must have its own.
-        If its reservation may move, records these slots instead: a kubelet that has no choice asks for no preference.
+        Raises ShareSplit for slots that the container which waits for this number must not have. If its reservation may
+        move, records these slots instead: a kubelet without a choice asks for no preference.
         """
         if resource not in resources_in_slots(self.view.state.hardware):
             return
@@ -219,10 +220,7 @@ class SlotClaim(Claim):
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
     def reserved_for(self, resource: ResourceName, amounts: Mapping[DeviceID, Amount]) -> tuple[str, ...]:
-        """
-        Returns the UIDs of the pods for which the amounts of these slots are reserved; () for equal parts and for other
-        devices.
-        """
+        """Returns the UIDs of the pods for which these amounts are reserved; () for equal parts and other devices."""
         hardware = self.view.state.hardware
         if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
             return ()
@@ -234,10 +232,7 @@ class SlotClaim(Claim):
         return "" if is_moved else displaced_pod(self.view.state, self.view.reserved, self.view.now, resource, slots)
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """
-        As `Claim.conflicts`: the records of these GPUs if they do not leave enough for the slots. Raises as
-        `check_reserved`, which decides the amounts.
-        """
+        """Returns the records of these GPUs if they do not leave enough for the slots. Raises as `check_reserved`."""
         self.check_reserved(asked.resource, asked.ids)
         amounts = self.amounts(asked.resource, asked.ids)
         if not amounts:
@@ -248,8 +243,8 @@ class SlotClaim(Claim):
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
         """
-        As `Claim.evict`; nothing remains of these records. What the kubelet has still allocated of records that are
-        released already counts. Raises NotEnoughShareCores and NotEnoughShareMemory if too little becomes free.
+        Releases ended records if the GPUs lack something. Raises NotEnoughShareCores, NotEnoughShareMemory and
+        ShareSplit.
         """
         if not conflicts:
             return
@@ -272,7 +267,7 @@ class SlotClaim(Claim):
         asked.new.ended.update(ended)
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """As `Claim.complete`: the amounts and instances of the slots, and whose reservation they were."""
+        """Adds the amounts and instances of the slots, and whose reservation they were."""
         resource = asked.resource
         if resource not in resources_in_slots(self.view.state.hardware):
             return allocation
@@ -291,7 +286,9 @@ class SlotClaim(Claim):
     def _refusal(
         self, resource: ResourceName, slots: Collection[DeviceID], lacking: ShareDoesNotFit
     ) -> ShareDoesNotFit:
-        """Returns the refusal of slots whose GPUs lack something. If they stood for reserved slots, they no longer do."""
+        """
+        Returns the refusal of slots whose GPUs lack something. If they stood for reserved slots, they no longer do.
+        """
         moved = [name for name, each in self.moved.items() if each.slots == frozenset(slots)]
         if not moved:
             return lacking
@@ -304,7 +301,7 @@ class SlotClaim(Claim):
         )
 
     def _lacking(self, amounts: Mapping[DeviceID, Amount], held: Sequence[Allocation]) -> ShareDoesNotFit | None:
-        """Returns what a GPU lacks, after the amounts of these allocations on other slots; None: it lacks nothing."""
+        """Returns what a GPU lacks beside the amounts of these allocations on other slots; None: nothing."""
         hardware = self.view.state.hardware
         by_gpu = held_by_slot(hardware, held)
         for slot, asked in amounts.items():

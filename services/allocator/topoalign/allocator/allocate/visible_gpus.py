@@ -86,9 +86,9 @@ class VisibleGpus(Claim):
         self, resource: ResourceName, allocation: Allocation
     ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns the devices that the container of an allocation has, or will have, of all resources of the same kind (GPUs or
-        NICs): those reserved for it, and later those in the record for its owner. Containers of a pod that use the same
-        devices one after the other have one list. Empty for vcuda units, with which no container has other GPUs.
+        Returns the devices that the container has, or will have, of all resources of the same kind (GPUs or NICs):
+        those reserved for it, and later those of its owner. Empty for vcuda units, with which no container has other
+        GPUs.
         """
         state = self.view.state
         reserved = self.view.reserved
@@ -117,14 +117,14 @@ class VisibleGpus(Claim):
         return found
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """As `Claim.conflicts`: the newest grant, if a poll must show whether these GPUs are for its container."""
+        """Returns the newest grant, if a poll must show whether these GPUs are for its container."""
         newest = self._hiding(asked.resource, asked.ids)
         return () if newest is None else [self.view.state.allocations[newest.id]]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
         """
-        Raises NotVisible for GPUs that the answer to the newest grant does not name, if both are for one container. It does
-        so once, because the pod of that grant may have been refused meanwhile.
+        Raises NotVisible, once, for GPUs that the answer to the newest grant does not name, if both are for one
+        container.
         """
         newest = self._newest
         if not conflicts or newest is None or self._is_entered(newest, asked.known_poll):
@@ -134,10 +134,7 @@ class VisibleGpus(Claim):
         raise NotVisible(asked.resource, {*map(base_of, asked.ids)}, newest.resource, named)
 
     def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> NewestGpuGrant | None:
-        """
-        Returns the newest grant, if it is of another resource, these GPUs may follow it, and its answer lacks some of
-        them.
-        """
+        """Returns the newest grant, if it is of another resource and its answer lacks some GPUs that may follow it."""
         newest = self._newest
         if newest is None or newest.resource == resource or not self._by_variable_alone():
             return None
@@ -149,14 +146,13 @@ class VisibleGpus(Claim):
         return newest
 
     def _named(self, newest: NewestGpuGrant) -> frozenset[DeviceID]:
-        """The GPUs and MIG instances that the answer to a grant names."""
+        """Returns the GPUs and MIG instances that the answer to a grant names."""
         grant = self.view.state.allocations[newest.id]
         own = (grant.instances.get(each, each) for each in grant.from_kubelet.get(newest.resource, ()))
         others = (each for ids in self.devices_of_container(newest.resource, grant).values() for each in ids)
         return frozenset(map(base_of, (*own, *others)))
 
     def _is_entered(self, newest: NewestGpuGrant, poll: Poll) -> bool:
-        """Whether the checkpoint has a grant, or cannot be read."""
         if poll.listing.checkpoint is None:
             return True
         grant = self.view.state.allocations[newest.id]
@@ -173,8 +169,8 @@ def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, Reso
 
 def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
     """
-    Returns those of a pod's containers that have exactly these devices of a resource, and those that share a resource's
-    devices with one of them, such as an app container that reuses the GPU of an init container. An Allocate may be for each.
+    Returns the containers of a pod that have exactly these devices of a resource, and those that share devices with
+    them, such as an app container that reuses the GPU of an init container.
     """
     found: list[Devices] = []
     known = {part}

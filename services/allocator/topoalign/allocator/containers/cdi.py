@@ -126,16 +126,14 @@ EXTRAS = {
 
 
 def qualified_cdi_name(kind: str, name: str) -> str:
-    """The qualified name of a device: `k8s.device-plugin.nvidia.com/gpu=GPU-1` for kind `gpu` and name `GPU-1`."""
+    """Returns the qualified name of a device: `k8s.device-plugin.nvidia.com/gpu=GPU-1`."""
     return f"{VENDOR}/{kind}={name}"
 
 
 def cdi_annotation(prefix: str, devices: Sequence[str]) -> dict[str, str]:
     """
-    Returns the annotation by which a container names its CDI devices (qualified names) to the runtime.
-
-    The kubelet keeps one value per key over all resources of a container. So different devices have different keys, and the
-    same devices always have the same key.
+    Returns the annotation that names a container's CDI devices. Its key is a digest of them, because the kubelet keeps
+    one value per key over all resources of a container.
     """
     value = ",".join(devices)
     digest = hashlib.sha256(value.encode()).hexdigest()[:32]
@@ -149,12 +147,8 @@ def specifications(
     minors: Mapping[host_files.Instance, int],
 ) -> dict[str, Specification]:
     """
-    Builds the CDI specifications of a node, by class; none for a node without GPUs.
-
-    `channels` are the numbers of the IMEX channels, `minors` those of the capabilities of MIG instances. Raises
-    ContainerUnready if containers would start with less than they need.
-
-    Extras that are not on this node are left out, as NVIDIA's device plugin does: one configuration is for many nodes.
+    Builds the CDI specifications of a node by class; none without GPUs. Raises ContainerUnready if containers would
+    start with less than they need. Extras that are not on this node are left out, as in NVIDIA's device plugin.
     """
     dev = dev_root(configuration.flags)
     devices = gpu_devices(topology, dev, minors)
@@ -185,8 +179,8 @@ def specification(kind: str, devices: Sequence[SpecDevice], edits: Edits = NOTHI
 
 def gpu_devices(topology: Topology, dev: HostRoot, minors: Mapping[host_files.Instance, int]) -> list[SpecDevice]:
     """
-    Returns the CDI devices of all GPUs and MIG instances, first by uuid and then by index. A device without known nodes, or
-    with an invalid name, is left out, because it would make the whole specification invalid.
+    Returns the CDI devices of all GPUs and MIG instances, by uuid and by index. A device without known nodes or with an
+    invalid name is left out, because it would make the specification invalid.
     """
     by_uuid: dict[str, tuple[str, ...]] = {}
     by_index: dict[str, tuple[str, ...]] = {}
@@ -225,11 +219,7 @@ def edits_of(paths: Iterable[str], dev: HostRoot) -> tuple[DeviceNode, ...]:
 
 
 def driver_edits(configuration: Configuration, dev: HostRoot) -> Edits:
-    """
-    What every container with a GPU gets: shared device nodes, driver libraries and hooks. Raises ContainerUnready.
-
-    NVIDIA_VISIBLE_DEVICES is set to `void`, because images set it to `all`, and NVIDIA's runtime would add all GPUs.
-    """
+    """Returns what every container with a GPU gets. Raises ContainerUnready."""
     root = driver_root(configuration.flags)
     driver = find_driver_files(root)
     return Edits(
@@ -241,12 +231,7 @@ def driver_edits(configuration: Configuration, dev: HostRoot) -> Edits:
 
 
 def hook_path(configuration: Configuration, root: HostRoot) -> str:
-    """
-    The path on the host of the program that NVIDIA's hooks run.
-
-    Raises ContainerUnready if the program does not exist, because no container would start. This is not checked for the root
-    of a driver container, in which the host's programs are not visible.
-    """
+    """Returns the host's path of the program that the hooks run. Raises ContainerUnready if it does not exist."""
     named = configuration.flags.plugin.nvidia_cdi_hook_path
     candidates = (named,) if named else HOOKS
     if root.host != "/":
@@ -261,11 +246,7 @@ def hook_path(configuration: Configuration, root: HostRoot) -> str:
 
 
 def hooks(path: str, driver: DriverFiles) -> tuple[Hook, ...]:
-    """
-    The hooks that make the loader find the driver in a container: they add a link and update the loader's cache.
-
-    The loader searches for libcuda.so.1, and some programs for libcuda.so.
-    """
+    """Returns the hooks that add the link libcuda.so, which some programs load, and update the loader's cache."""
     program = os.path.basename(path)
     start = (program, "hook") if program == "nvidia-ctk" else (program,)
     return tuple(
@@ -319,10 +300,7 @@ class SpecificationFiles:
         self._written: dict[Path, Stamp] = {}
 
     def put(self, specifications: Mapping[str, Specification]) -> bool:
-        """
-        Writes the specifications (by class) that are missing or differ; returns whether it wrote any. Raises
-        StateFault.
-        """
+        """Writes the specifications that are missing or differ; returns whether it wrote any. Raises StateFault."""
         self._written = {}
         changed = False
         for kind, specification in specifications.items():
@@ -358,10 +336,7 @@ def has_content(path: Path, content: bytes) -> bool:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """
-    Replaces a file in one step. What an earlier process left unfinished is removed first. It has the ending `.new`, which
-    no runtime reads.
-    """
+    """Replaces a file in one step; no runtime reads the ending `.new` of an unfinished one. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.new")
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -372,7 +347,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def stamp(path: Path) -> Stamp:
-    """What changes when a file is written or replaced. Raises OSError."""
+    """Returns what changes when a file is written or replaced. Raises OSError."""
     found = path.lstat()
     return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
 

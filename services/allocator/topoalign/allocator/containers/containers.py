@@ -64,8 +64,8 @@ class Containers:
         cgroups: Path = CGROUPS,
     ) -> None:
         """
-        `configuration` gives the newest one; `cdi_dir` is where the runtime reads CDI specifications; `proc`, `cgroups`:
-        where the host's are mounted.
+        `configuration` returns the newest one; `cdi_dir` is where the runtime reads CDI specifications; `proc` and
+        `cgroups` are the host's.
         """
         self._configuration = configuration
         self._proc = proc
@@ -79,9 +79,8 @@ class Containers:
 
     def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
         """
-        Returns the writer for one Allocate call, so that all its containers use the same configuration and hardware.
-
-        Raises ContainerUnready or StateFault if containers could not use their devices. Then nothing may be allocated.
+        Returns the writer for one Allocate call, by one configuration and one state of the hardware. Raises
+        ContainerUnready or StateFault if containers could not use their devices.
         """
         if not has_gpus(topology, resource):
             return ResponseWriter()
@@ -158,7 +157,6 @@ class Containers:
         )
 
     def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
-        """Writes the specifications if they have changed, and returns their classes."""
         specified = self._specified
         if (
             specified is None
@@ -181,6 +179,6 @@ async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> Non
 
 
 def limiter_of(topology: Topology, resource: ResourceName) -> Limiter:
-    """What limits containers to what they hold of a resource: a library for its units or slots, or nothing."""
+    """Returns the library that limits containers with this resource."""
     named = (each.limiter for each in topology.offers_of.get(resource, ()))
     return next((limiter for limiter in named if limiter not in (None, "none")), "none")

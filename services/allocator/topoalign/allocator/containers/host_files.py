@@ -57,10 +57,8 @@ def driver_root(flags: Flags) -> HostRoot:
 
 def dev_root(flags: Flags) -> HostRoot:
     """
-    The root of /dev/nvidia*: `nvidiaDevRoot`, else the driver's.
-
-    Where none of these is mounted for us with a /dev in it our own
-    /dev is searched, which is the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
+    Returns the root of /dev/nvidia*: `nvidiaDevRoot`, else the driver's; without a /dev in these, our own /, which is
+    the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
     """
     host = flags.nvidia_dev_root or flags.nvidia_driver_root
     places = [Path(host), Path("/")]
@@ -136,10 +134,7 @@ def find_driver_files(root: HostRoot) -> DriverFiles:
 
 
 def library_names(directory: Path) -> list[str]:
-    """
-    The names in a directory, sorted; none where it cannot be read. A host has thousands there: only those of the driver
-    are checked one by one.
-    """
+    """Returns the sorted names in a directory; none where it cannot be read."""
     try:
         return sorted(os.listdir(directory))
     except OSError:
@@ -181,9 +176,7 @@ def present(root: HostRoot, paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
-    """
-    The GPU, or GPU and MIG instance, that a device id without its share (`base`) names; None for any other device.
-    """
+    """Returns the GPU, or GPU and MIG instance, of a device id without its share; None for other devices."""
     gpu = topology.gpu_by_id.get(topology.card_of(base))
     if gpu is None or gpu.id == base:
         return None if gpu is None else (gpu, None)
@@ -192,9 +185,8 @@ def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice
 
 def device_node_paths(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]) -> tuple[str, ...]:
     """
-    The paths of the device nodes of a GPU, or of one MIG instance: the GPU's, and those of two capabilities.
-
-    `minors` numbers the capabilities. Raises ContainerUnready if the driver does not report a number.
+    Returns the device nodes of a GPU, or of a MIG instance: the GPU's and its two capabilities. Raises ContainerUnready
+    if the driver does not report their numbers.
     """
     if gpu.minor is None:
         raise ContainerUnready(
@@ -216,10 +208,7 @@ def device_node_paths(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Inst
 
 
 def mig_minors(proc: Path) -> dict[Instance, int]:
-    """
-    Reads the minor numbers of the capabilities of all MIG instances from /proc; empty where the driver has no such
-    file.
-    """
+    """Reads the minor numbers of the capabilities of all MIG instances; empty where the driver has no such file."""
     try:
         with (proc / MINORS).open(encoding="ascii", errors="replace") as lines:
             text = lines.read(MOST_MINORS)

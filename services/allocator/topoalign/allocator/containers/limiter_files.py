@@ -54,8 +54,7 @@ def is_pod_present(pod_uid: str, poll: Poll) -> bool:
 
 def amount_of_slot(slot: DeviceID, gpu: DeviceID, amounts: Mapping[DeviceID, Amount], hardware: Topology) -> Amount:
     """
-    Returns the recorded amount of a slot, else an equal part of its `gpu`. Raises ContainerUnready for a GPU that is no
-    longer in slots. `amounts`: slot -> recorded amount.
+    Returns the recorded amount of a slot, else an equal part. Raises ContainerUnready for a GPU no longer in slots.
     """
     if gpu not in offered_in_slots(hardware):
         raise ContainerUnready(f"{gpu} is not in slots any more", "let the pod be created again")
@@ -109,8 +108,7 @@ def remove_own_directory(root: Path, name: str) -> None:
 
 def remove_leftovers(root: Path) -> None:
     """
-    Removes the content of renamed directories, also those of a former process: `MOST_REMOVED` entries in all, divided
-    equally among the directories. Raises OSError at the end if some could not be removed.
+    Removes `MOST_REMOVED` entries of renamed directories, divided equally. Raises OSError at the end if some remain.
     """
     failure: OSError | None = None
     with suppress(FileNotFoundError), open_directory(root) as at:
@@ -151,8 +149,8 @@ def put_aside(directory: int, name: str, at: int) -> str:
 
 def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
     """
-    Removes a directory with at most `most` entries, and returns their number. Directories on the second level are moved up,
-    so that only two are open for any depth. Raises OSError if the directory is not empty afterwards.
+    Removes at most `most` entries of a directory; returns their number. Directories on the second level are moved up,
+    so that two are open for any depth. Raises OSError if the directory is not empty then.
     """
     left = most
     names = (f"{token_hex(8)}-{number}" for number in range(most))
@@ -171,8 +169,8 @@ def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
 
 def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
     """
-    Removes at most `most` entries of a directory, and the directory if these are all. Directories in it are moved up, under
-    the next of the names. Returns the number of entries. Raises OSError.
+    Removes at most `most` entries of a directory, and itself if these are all; moves directories in it up, under the
+    next of `names`. Returns the number of entries. Raises OSError.
     """
     unlock(top, name)
     with open_directory(name, top) as directory:
@@ -256,9 +254,8 @@ def read_file(directory: int, name: str) -> bytes:
 
 def write_file(directory: int, name: str, content: bytes, *, durable: bool = False) -> None:
     """
-    Replaces a file as a whole: a reader sees the former content or this one. The new file is locked until it has its name,
-    because readers lock it as well. Locks of readers are not waited for, because a container could hold one for ever.
-    `durable`: the file is synced to disk. Raises OSError, and then leaves the former file.
+    Replaces a file as a whole: a reader sees the former content or this one. `durable`: it is synced to disk. Raises
+    OSError.
     """
     temporary = f".{name}.new"
     with suppress(FileNotFoundError):

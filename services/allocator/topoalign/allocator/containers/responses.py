@@ -92,8 +92,8 @@ class EditProvider(msgspec.Struct, frozen=True):
 
 class DeviceLists(EditProvider, frozen=True):
     """
-    Lists GPUs and MIG instances in a variable or by mounts, and adds their device nodes, by `deviceListStrategy`. If both
-    `envvar` and `volume-mounts` are in it, the variable points to the mounts.
+    Lists GPUs and MIG instances by `deviceListStrategy`. With both `envvar` and `volume-mounts` the variable points to
+    the mounts.
     """
 
     configuration: Configuration = Configuration()
@@ -224,8 +224,8 @@ class ResponseWriter(NamedTuple):
 
     def check(self, topology: Topology, containers: Iterable[Iterable[DeviceID]]) -> None:
         """
-        Checks that each container could use its devices, before anything is recorded. Raises ContainerUnready. Ignores ids
-        that are not offered.
+        Checks before the record that each container could use its devices; ignores unknown ids. Raises
+        ContainerUnready.
         """
         by_base = topology.offers_by_base
         for devices in containers:
@@ -241,8 +241,8 @@ class ResponseWriter(NamedTuple):
         named: Mapping[ResourceName, Sequence[DeviceID]] = MappingProxyType({}),
     ) -> v1beta1.ContainerAllocateResponse:
         """
-        Builds the answer for a container with this allocation, with its devices in their order. Raises ContainerUnready
-        for a device that the node no longer has, or that the configured strategy cannot pass.
+        Builds the answer for a container with this allocation. Raises ContainerUnready for a device that the node no
+        longer has, or that the configured strategy cannot pass.
         """
         # A slot that became a MIG instance is passed as the instance.
         ids = [allocation.instances.get(each, each) for each in allocation.from_kubelet[resource]]
@@ -287,8 +287,7 @@ def visible_device(topology: Topology, base: DeviceID, lists: DeviceLists) -> Vi
 
 def named_bases(devices: ContainerDevices) -> list[DeviceID]:
     """
-    Returns the devices of all answers to the container, without the numbers of shares, in the hardware's order: each GPU
-    before its MIG instances, each NIC before its functions.
+    Returns the bases of all devices of the container, each GPU before its MIG instances, each NIC before its functions.
     """
     bases = {base_of(each) for ids in devices.named.values() for each in ids}
     hardware = devices.hardware

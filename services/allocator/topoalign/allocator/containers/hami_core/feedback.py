@@ -82,9 +82,8 @@ class Feedback:
 
 def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str, str]:
     """
-    Reads the launches of all containers and writes their notes. `gpus`: directory -> the GPUs of its container. A container
-    that is not in it holds nothing and stops waiting; if `gpus` is empty, only waiting containers are changed. Skips files
-    that cannot be read or written. Returns directory -> why its file cannot be used.
+    Reads the launches of all containers, and writes their notes. `gpus`: directory -> GPUs of its container; without an
+    entry it holds nothing and stops waiting. Returns directory -> why its file cannot be used.
     """
     found: list[tuple[str, Launches]] = []
     unusable: dict[str, str] = {}
@@ -122,8 +121,8 @@ def checked_tail(file: int, layout: shared_files.RegionLayout) -> shared_files.T
 
 def write_note(root: Path, name: str, before: int, note: int) -> None:
     """
-    Writes a container's note. If the container has launched a kernel since the file was read (`before`), only a note to wait
-    is written, and the launch counts in the next round.
+    Writes a container's note, unless the container has launched a kernel since the reading (`before`) and need not
+    wait.
     """
     with suppress(Unusable, OSError), opened_file(root, name, os.O_RDWR) as found:
         if found is None or (tail := checked_tail(*found)) is None:

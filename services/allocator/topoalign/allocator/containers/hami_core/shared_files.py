@@ -162,10 +162,7 @@ class RegionLayout(NamedTuple):
         return self.tail_at + 56
 
     def uuids_of(self, head: bytes) -> list[str]:
-        """
-        Decodes the uuids of a container's GPUs in the order of the file; one that is not written yet is empty. Raises
-        Unusable.
-        """
+        """Decodes the uuids of the GPUs in the order of the file; empty: not written yet. Raises Unusable."""
         if len(head) < self.processes_at:
             raise Unusable("it is cut off")
         magic, major, minor = VERSION.unpack_from(head)
@@ -189,8 +186,8 @@ class RegionLayout(NamedTuple):
         self, uuids: list[str], processes: bytes, tail: Tail, gpus: Collection[DeviceID]
     ) -> Iterator[LibraryCount]:
         """
-        Yields the counts of these GPUs over all running processes; ignores other GPUs. `processes`: the bytes of all
-        processes of `tail`. Raises Unusable.
+        Yields the counts of these GPUs over all running processes. `processes`: the bytes of all processes. Raises
+        Unusable.
         """
         if len(processes) != tail.processes * PROCESS_SIZE:
             raise Unusable("it is cut off")
@@ -303,10 +300,7 @@ class SharedFiles:
         return LibraryReading(node=state.node, containers=tuple(uses), left_out=left_out)
 
     def _read_all(self, root: Path, limited: Sequence[Limited]) -> tuple[list[LibraryUse], int]:
-        """
-        Reads files, in the thread, from where the last reading ended. Returns the uses and the number of files left
-        out.
-        """
+        """Reads files in the thread, from where the last reading ended. Returns the uses and the number left out."""
         self._is_reading = True
         try:
             began = self._clock.monotonic()
@@ -325,7 +319,7 @@ class SharedFiles:
             self._is_reading = False
 
     def _note(self, found: Sequence[LibraryUse], present: AbstractSet[AllocationID]) -> None:
-        """Counts unusable files, and logs each once. `present`: all allocations, also those not read this time."""
+        """Counts unusable files and logs each once. `present`: all allocations, also those not read."""
         failing = {each.allocation: each.failure for each in found if each.failure}
         self.refused += len(failing)
         for allocation in failing.keys() - self._failing.keys():
@@ -374,8 +368,8 @@ def read_library_use(root: Path, limited: Limited) -> LibraryUse | None:
 @contextmanager
 def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, RegionLayout] | None]:
     """
-    Opens the file in a container's directory; yields its descriptor and the layout for its size. None: there is none, or
-    it is still empty. Raises Unusable and OSError.
+    Opens the file of a container; yields descriptor and layout, None without a file or for an empty one. Raises
+    Unusable and OSError.
     """
     with open_directory(root) as at, open_directory(name, at) as directory, open_directory(CACHE, directory) as cache:
         found = list_entries(cache, MOST_ENTRIES + 1)

@@ -98,8 +98,8 @@ def make_locks(root: Path) -> None:
 
 def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> None:
     """
-    Prepares the directory of this record. Removes the content of a former record and keeps that of its own container. Raises
-    OSError; then the call can be repeated.
+    Prepares the directory of this record, empty unless it was its own before. Raises OSError; then the call can be
+    repeated.
     """
     with open_directory(root) as at:
         former = read_directory_owner(root, name)
@@ -123,8 +123,7 @@ def write_owner(root: Path, name: str, owner: DirectoryOwner) -> None:
 
 def make_open(at: int, name: str) -> None:
     """
-    Creates a directory that all users may write to, or opens it again if its container has closed it. Raises OSError,
-    also if the name is not a directory.
+    Creates a directory that all users may write to, or opens it again if its container has closed it. Raises OSError.
     """
     with suppress(FileExistsError):
         os.mkdir(name, OPEN, dir_fd=at)
@@ -232,7 +231,6 @@ class DirectoryCleanup:
                     raise
 
     def _held(self, state: NodeState) -> dict[str, DirectoryOwner | None]:
-        """Returns the directories of slots in the record -> the owner. None: of a displaced container."""
         return {
             slots_directory_name(*pair): DirectoryOwner(each.id, each.pod_uid) if each is not None else None
             for each, pair in held_slots(state)

@@ -88,8 +88,8 @@ class Calls:
         at: float,
     ) -> Holder:
         """
-        Returns the container that starts, for a call for this half at this monotonic second. `written`: the owner of its
-        directory. Raises Unavailable if containers of several pods have the units, or none has.
+        Returns the container that starts by a call of monotonic second `at`. `written`: the owner of its directory.
+        Raises Unavailable if containers of no pod or of several pods have the units.
         """
         self._identified = {pod: each for pod, each in self._identified.items() if at - each[1] <= KNOWN_SECONDS}
         found = sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
@@ -112,8 +112,8 @@ class Calls:
 
 def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
     """
-    Returns the limits of a container. For equal parts of several GPUs they are those of one GPU, because the library reads
-    only the first GPU. A container with whole GPUs has all their memory.
+    Returns the limits of a container. For equal parts of several GPUs they are those of one, because the library reads
+    only the first GPU.
     """
     amounts = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
@@ -232,7 +232,7 @@ class VcudaLimiter:
         self, root: Callable[[], str], hardware: Callable[[], Topology], proc: Path = PROC, cgroups: Path = CGROUPS
     ) -> None:
         """
-        `root`: `flags.vcudaRoot` of the newest configuration, empty: there is none. `proc`, `cgroups`: where the host's are
+        `root`: `flags.vcudaRoot` of the newest configuration, empty: none. `proc`, `cgroups`: where the host's are
         mounted.
         """
         self._root = root
@@ -253,8 +253,8 @@ class VcudaLimiter:
 
     async def starting(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """
-        Prepares the directories of a container with these units that is about to start, if a limiter is configured or was
-        before. Raises StateFault if they cannot be written, and Unavailable if the owner of the units is not known.
+        Prepares the directories of a container that is about to start. Raises StateFault if they cannot be written, and
+        Unavailable if the owner of the units is not known.
         """
         if not (configured := self._root()):
             return
@@ -267,8 +267,8 @@ class VcudaLimiter:
 
     def register(self, root: Path, name: str, pid: int) -> None:
         """
-        Registers the processes of the caller's container in the directory of this name. Raises RegistrationRefused for a
-        process of another container, and StateFault if the files cannot be written.
+        Registers the processes of the caller's container. Raises RegistrationRefused for a process of another one, and
+        StateFault if the files cannot be written.
         """
         who = caller_of(self._proc, pid)
         try:
@@ -305,8 +305,8 @@ class VcudaLimiter:
 
     async def run(self, allocations: RecordView, clock: Clock) -> None:
         """
-        Cleans up every `COLLECT_SECONDS` until cancelled, and sooner after a failure, because a predecessor may still
-        have the sockets. Logs a failure once.
+        Cleans up every `COLLECT_SECONDS` until cancelled, sooner after a failure: a predecessor may still have the
+        sockets.
         """
         failing = None
         try:
@@ -331,8 +331,7 @@ class VcudaLimiter:
 
     async def clean_up(self, state: NodeState, poll: Poll | None) -> None:
         """
-        Opens a socket in every needed directory, and removes the others. Raises OSError and StateFault after it has done all
-        that is possible.
+        Opens a socket in every needed directory, and removes the others. Raises OSError and StateFault at the end.
         """
         poll = with_checkpoint(poll)
         async with self._turn:
@@ -398,7 +397,6 @@ class VcudaLimiter:
         self._servers[root / name] = server
 
     async def _stop_all(self, paths: Iterable[Path]) -> None:
-        """Closes these sockets at the same time: a container may keep its own open for a while."""
         async with anyio.create_task_group() as tasks:
             for path in paths:
                 tasks.start_soon(self._stop, path)
@@ -408,7 +406,6 @@ class VcudaLimiter:
             await server.stop(DRAIN_SECONDS)
 
     def _owners(self, root: Path, name: str) -> set[tuple[str, str]]:
-        """Returns the containers that own a directory: by the checkpoint, else by its own config."""
         owners = {(each.pod_uid, each.container) for each in self._parts if units_directory_name(*each[:2]) == name}
         written = read_config_owner(root, name)
         return owners or ({written} if written is not None else set())

@@ -158,9 +158,8 @@ def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
 
 def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
     """
-    Prepares the directory for a container with these limits that is about to start. Removes registrations of a former
-    container of the same name; creates the directory of another owner again. Raises OSError; then no incomplete file exists,
-    and the call can be repeated.
+    Prepares the directory of a container that is about to start; creates that of another owner again. Raises OSError;
+    then no incomplete file exists, and the call can be repeated.
     """
     make_root(root)
     with open_directory(root) as at:
@@ -184,8 +183,8 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
 
 def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
     """
-    Writes the files of a registered container into the directory of its id, and the file named `pids` also one level above.
-    Writes only changed files. Raises OSError, also if the directory no longer exists.
+    Writes the changed files of a registered container into the directory of its id, and `pids` also above. Raises
+    OSError.
     """
     with open_directory(root) as at, open_directory(name, at) as directory:
         with suppress(FileExistsError):

@@ -47,10 +47,7 @@ class VcudaEdits(EditProvider, frozen=True):
 
 
 def vcuda_edits(flags: Flags, proc: Path, cgroups: Path) -> VcudaEdits:
-    """
-    Returns the current edits of the limiter. Raises ContainerUnready if no container could be limited: the caller of a
-    registration could not be identified, its processes could not be found, or its files could not be written.
-    """
+    """Returns the current edits of the limiter. Raises ContainerUnready if no container could be limited."""
     if not flags.vcuda_root:
         finding = "the limiter vcuda has no directory (flags.vcudaRoot)"
         raise ContainerUnready(finding, "give discovery and allocator the same configuration file")
