@@ -29,7 +29,6 @@ from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.topology.device_offers import Limiter
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.plugin_config.configuration import Configuration
@@ -92,16 +91,17 @@ class Containers:
             found = tuple(kind for kind in cdi.extras(lists.configuration) if kind in specified)
             providers.append(CdiNames(lists, found))
         # Most nodes share nothing by MPS and have no limiter, and do not import these modules.
-        limiter = limiter_of(topology, resource)
-        if limiter == "hami-core":
+        offers = topology.offers_of.get(resource, ())
+        limiters = {offer.limiter for offer in offers}
+        if "hami-core" in limiters:
             from topoalign.allocator.containers.hami_core.slot_edits import hami_core_edits
 
             providers.append(hami_core_edits(flags))
-        elif limiter == "vcuda":
+        elif "vcuda" in limiters:
             from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
 
             providers.append(vcuda_edits(flags, self._proc, self._cgroups))
-        elif any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ())):
+        elif any(offer.sharing == "mps" for offer in offers):
             from topoalign.allocator.containers.mps import mps_edits
 
             providers.append(mps_edits(flags.mps_root, topology, resource))
@@ -176,9 +176,3 @@ async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> Non
     """Waits until the allocator's hardware is another one than `topology`."""
     while allocator.state.hardware is topology:
         await allocator.wait_past(allocator.version)
-
-
-def limiter_of(topology: Topology, resource: ResourceName) -> Limiter:
-    """Returns the library that limits containers with this resource."""
-    named = (each.limiter for each in topology.offers_of.get(resource, ()))
-    return next((limiter for limiter in named if limiter not in (None, "none")), "none")

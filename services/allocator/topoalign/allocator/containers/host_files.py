@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,11 +38,11 @@ class HostRoot(NamedTuple):
     here: Path
 
     def on_host(self, path: str) -> str:
-        """What the host calls this absolute path below the root."""
+        """Returns the host's path of this absolute path below the root."""
         return os.path.join(self.host, path.lstrip("/"))
 
     def below(self, path: str) -> Path:
-        """Where this process sees this absolute path below the root."""
+        """Returns the path at which this process sees it."""
         return self.here / path.lstrip("/")
 
     def has(self, path: str) -> bool:
@@ -112,7 +113,10 @@ def find_driver_files(root: HostRoot) -> DriverFiles:
     """Finds the files of the one driver below the root. Raises ContainerUnready if there is none, or more than one."""
     for directory in LIBRARIES:
         here = root.below(directory)
-        names = library_names(here)
+        # A host has thousands of files there: only those of the driver are checked one by one.
+        names = list[str]()
+        with suppress(OSError):
+            names = sorted(os.listdir(here))
         versions = [named[1] for name in names if (named := _CUDA.fullmatch(name)) and is_regular(here / name)]
         if len(versions) > 1:
             raise ContainerUnready(
@@ -131,14 +135,6 @@ def find_driver_files(root: HostRoot) -> DriverFiles:
         f"no libcuda.so.<version> is found below {root.here}, so that a CDI specification would give containers no driver",
         "mount the driver's root into this container at containerDriverRoot, or use deviceListStrategy envvar",
     )
-
-
-def library_names(directory: Path) -> list[str]:
-    """Returns the sorted names in a directory; none where it cannot be read."""
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
 
 
 def is_regular(path: Path) -> bool:

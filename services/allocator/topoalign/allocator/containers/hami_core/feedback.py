@@ -18,8 +18,16 @@ from pathlib import Path
 import structlog
 from anyio import CancelScope, to_thread
 
-from topoalign.allocator.containers.hami_core import shared_files, slot_directories
-from topoalign.allocator.containers.hami_core.shared_files import MOST_CONTAINERS, Unusable, all_limited, opened_file
+from topoalign.allocator.containers.hami_core import slot_directories
+from topoalign.allocator.containers.hami_core.shared_files import (
+    MOST_CONTAINERS,
+    RECENT_KERNEL,
+    RECENT_KERNEL_AT,
+    Unusable,
+    all_limited,
+    opened_file,
+    read_region,
+)
 from topoalign.allocator.containers.limiter_files import list_own_directories
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
@@ -90,33 +98,18 @@ def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str
     with suppress(OSError):
         for name in list_own_directories(root, slot_directories.NAME)[:MOST_CONTAINERS]:
             try:
-                tail = tail_in(root, name)
+                with suppress(OSError), opened_file(root, name, os.O_RDONLY) as opened:
+                    region = read_region(*opened) if opened is not None else None
+                    if region is not None:
+                        _, tail = region
+                        found.append((name, Launches(gpus.get(name, frozenset()), tail.recent_kernel, tail.priority)))
             except Unusable as error:
                 unusable[name] = str(error)
-                continue
-            if tail is not None:
-                found.append((name, Launches(gpus.get(name, frozenset()), tail.recent_kernel, tail.priority)))
     notes = next_notes([each for _, each in found])
     for (name, each), note in zip(found, notes, strict=True):
         if note != each.recent_kernel and (gpus or each.recent_kernel < 0):
             write_note(root, name, each.recent_kernel, note)
     return unusable
-
-
-def tail_in(root: Path, name: str) -> shared_files.Tail | None:
-    """Reads the end of the region in a directory; None: it is not ready, or cannot be read. Raises Unusable."""
-    with suppress(OSError), opened_file(root, name, os.O_RDONLY) as found:
-        return checked_tail(*found) if found is not None else None
-    return None
-
-
-def checked_tail(file: int, layout: shared_files.RegionLayout) -> shared_files.Tail | None:
-    """Checks a region and reads its end; None: it is not ready. Raises Unusable and OSError."""
-    head = os.pread(file, layout.processes_at, 0)
-    if not shared_files.is_written(head):
-        return None
-    layout.uuids_of(head)
-    return shared_files.tail_of(os.pread(file, shared_files.TAIL.size, layout.tail_at))
 
 
 def write_note(root: Path, name: str, before: int, note: int) -> None:
@@ -125,8 +118,9 @@ def write_note(root: Path, name: str, before: int, note: int) -> None:
     wait.
     """
     with suppress(Unusable, OSError), opened_file(root, name, os.O_RDWR) as found:
-        if found is None or (tail := checked_tail(*found)) is None:
+        if found is None or (region := read_region(*found)) is None:
             return
         file, layout = found
+        _, tail = region
         if note < 0 or tail.recent_kernel == before:
-            os.pwrite(file, shared_files.RECENT_KERNEL.pack(note), layout.recent_kernel_at)
+            os.pwrite(file, RECENT_KERNEL.pack(note), layout.tail_at + RECENT_KERNEL_AT)

@@ -94,6 +94,8 @@ STATUS_AT = 1_928
 """Of a process: where the percent of kernels of the first GPU is, how far that of the next; whether it runs."""
 TAIL = Struct("<4iQ")
 RECENT_KERNEL = Struct("<i")
+RECENT_KERNEL_AT = 8
+"""Of the tail."""
 
 LARGEST = 2**53
 """The largest plausible count: a library that subtracts more than it added has a number near 2**64."""
@@ -112,11 +114,6 @@ class Tail(NamedTuple):
     recent_kernel: int
     priority: int
     last_kernel: int
-
-
-def is_written(head: bytes) -> bool:
-    """Whether a process has completed the region. Before that the magic number is zero."""
-    return any(head[:4])
 
 
 def tail_of(tail: bytes) -> Tail:
@@ -150,11 +147,6 @@ class RegionLayout(NamedTuple):
     def tail_at(self) -> int:
         """Where the bytes for `tail_of` are."""
         return 2_008_896 + self.shift
-
-    @property
-    def recent_kernel_at(self) -> int:
-        """Where `Tail.recent_kernel` is."""
-        return self.tail_at + 8
 
     @property
     def size(self) -> int:
@@ -348,14 +340,10 @@ def read_library_use(root: Path, limited: Limited) -> LibraryUse | None:
         return None  # the directory is of a former container, and Allocate is about to create it again
     try:
         with opened_file(root, limited.directory, os.O_RDONLY) as found:
-            if found is None:
+            if found is None or (region := read_region(*found)) is None:
                 return None
             file, layout = found
-            head = os.pread(file, layout.processes_at, 0)
-            if not is_written(head):
-                return None
-            uuids = layout.uuids_of(head)
-            tail = tail_of(os.pread(file, TAIL.size, layout.tail_at))
+            uuids, tail = region
             processes = os.pread(file, tail.processes * PROCESS_SIZE, layout.processes_at)
             counts = tuple(layout.counts_of(uuids, processes, tail, limited.gpus))
     except Unusable as error:
@@ -363,6 +351,14 @@ def read_library_use(root: Path, limited: Limited) -> LibraryUse | None:
     except OSError as error:
         return LibraryUse(allocation=limited.allocation, failure=f"it cannot be read: {error.strerror}")
     return LibraryUse(allocation=limited.allocation, counts=counts)
+
+
+def read_region(file: int, layout: RegionLayout) -> tuple[list[str], Tail] | None:
+    """Reads the uuids of the GPUs and the end of a region; None: it is not complete yet. Raises Unusable and OSError."""
+    head = os.pread(file, layout.processes_at, 0)
+    if not any(head[:4]):
+        return None  # the magic number is written last
+    return layout.uuids_of(head), tail_of(os.pread(file, TAIL.size, layout.tail_at))
 
 
 @contextmanager
