@@ -55,8 +55,8 @@ class Outbox:
 
     async def watch(self) -> None:
         """
-        Checks every `POLL_SECONDS` whether the stream still has the published facts: an idle node would not notice
-        otherwise. Publishes a snapshot if another client published under ids of this node since the last check.
+        Checks every `POLL_SECONDS` whether the stream still has the published facts, and whether another client
+        published under ids of this node.
         """
         subject = wire.allocation_subjects(self._ledger.node)
         taken = 0
@@ -70,8 +70,8 @@ class Outbox:
 
     def due(self) -> Sequence[Message]:
         """
-        The messages of the oldest pending facts, or of the oldest if it goes out alone. A fact that is too large for the bus
-        is skipped.
+        Returns the messages of the oldest pending facts, or of one if it goes out alone; skips a fact that is too large
+        for the bus.
         """
         self._due = []
         while self._ledger.pending:

@@ -49,9 +49,8 @@ class StateInUse(StateFault):
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """
-    Makes the directory if it is missing, and holds its lock.
-
-    Raises StateInUse if another process has it (naming its pid), InvalidField if the directory cannot be used.
+    Makes the directory if it is missing, and holds its lock. Raises StateInUse if another process has it, InvalidField
+    if it cannot be used.
     """
     with usable():
         with faults(directory, "use the state directory"):
@@ -144,6 +143,16 @@ def write_whole(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a file that is on disk when this returns; its name is not synced. Raises OSError, also for a link."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        write_whole(file, data)
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 @contextmanager

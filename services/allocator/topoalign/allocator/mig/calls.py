@@ -101,9 +101,9 @@ class InstanceCalls:
         amounts: Callable[[Collection[DeviceID]], Mapping[DeviceID, Amount]],
     ) -> AsyncIterator[Mapping[DeviceID, CreatedInstance]]:
         """
-        Yields slot -> its instance, for the slots of containers that become instances. They are created, and kept during the
-        block; discovery has read them when the block begins and after it ends. `amounts`: the least amounts of the slots.
-        Raises DeviceInUse, NoPlace, DriverFault, StateFault and Unavailable; then only recorded instances are kept.
+        Yields slot -> its instance for slots that become instances. Discovery has read them when the block begins and
+        after it. `amounts`: the least amounts of the slots. Raises DeviceInUse, NoPlace, DriverFault, StateFault and
+        Unavailable.
         """
         by_instances = gpus_by_instances(self._ledger.state.hardware)
         slots = [slot for each in containers for slot in each if base_of(slot) in by_instances] if by_instances else []
@@ -153,7 +153,6 @@ class InstanceCalls:
         return taken if taken is not None else frozenset()
 
     async def _displaced_from(self, slots: Collection[DeviceID]) -> frozenset[AllocationID]:
-        """Returns the allocations with instances for these slots whose containers may still run. Raises Unavailable."""
         live = self._ledger.state.allocations.values()
         bound = [each for each in live if each.owner is not None and not each.instances.keys().isdisjoint(slots)]
         return frozenset([each.id for each in bound if await self._is_displaced(each)])
@@ -162,9 +161,9 @@ class InstanceCalls:
         self, instances: Instances, slot: DeviceID, wanted: Amount, displaced: Collection[AllocationID]
     ) -> CreatedInstance | None:
         """
-        Returns the instance of a live record for this slot, without those of `displaced`, if it is ours, exists and is large
-        enough. Raises DeviceInUse if it is too small and may be that of an init container of the same pod, which starts when
-        all containers have their devices.
+        Returns the recorded instance of this slot, without those of `displaced`, if it is ours and large enough. Raises
+        DeviceInUse if it is too small and may be that of an init container of the same pod, which starts when all
+        containers have devices.
         """
         state = self._ledger.state
         for each in state.allocations.values():
@@ -185,8 +184,7 @@ class InstanceCalls:
 
     async def _until_seen(self, uuids: Sequence[DeviceID], until: float) -> None:
         """
-        Waits until discovery's newest reading has these instances, and returns in the same iteration of the event loop.
-        Raises DriverFault if one is missing at the monotonic second `until`.
+        Waits until discovery's newest reading has these instances. Raises DriverFault if one lacks at second `until`.
         """
         while not all(uuid in self._ledger.state.hardware.cards for uuid in uuids):
             left = until - self._clock.monotonic()

@@ -14,7 +14,6 @@ them.
 One line, as in the journal: CRC-32 of the JSON, a blank, the JSON.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from zlib import crc32
 import msgspec
 
 from topoalign.allocator.ledger.journal_format import is_whole
-from topoalign.allocator.ledger.state_dir import faults, no_link, sync_directory, write_whole
+from topoalign.allocator.ledger.state_dir import faults, no_link, sync_directory, write_synced
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement
@@ -114,11 +113,6 @@ class InstanceLog:
 def put_whole(path: Path, payload: bytes) -> None:
     """Replaces the file with this JSON. If the node stops meanwhile, the old or the new file is there. Raises OSError."""
     temporary = path.with_name(f"{path.name}.new")
-    target = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        write_whole(target, b"%08x %s\n" % (crc32(payload), payload))
-        os.fsync(target)
-    finally:
-        os.close(target)
+    write_synced(temporary, b"%08x %s\n" % (crc32(payload), payload))
     temporary.replace(path)
     sync_directory(path.parent)

@@ -45,7 +45,7 @@ def displaced_by(
 ) -> tuple[Displaced, ...]:
     """
     Returns the containers that may still run although the devices `asked` are allocated to another one: those of the
-    released `records`, and those that these records had displaced.
+    released `records`, and those that these had displaced.
     """
     found: list[Displaced] = []
     for record in records:
@@ -114,11 +114,9 @@ def remainders(
     granted: Sequence[Allocation],
 ) -> list[Rest]:
     """
-    Creates an allocation of the remaining devices of each replaced record.
-
-    Usually these are the devices that the kubelet still has allocated: an app container reuses some devices of an init
-    container, and the init container keeps the others until the pod ends. A displaced record keeps all devices that were not
-    allocated again, because its container still runs. Co-allocated devices stay with the remaining devices.
+    Creates an allocation of the remaining devices of each replaced record: of those that the kubelet still has
+    allocated, such as an init container's that no app container reuses, and of all others of a container that may still
+    run.
     """
     asked = {device for devices in containers for device in devices}
     held = reported_places(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
@@ -152,8 +150,8 @@ def remainders(
 
 def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
     """
-    Marks the remainders of ended containers as ended, too, before the kubelet's files are read again. Else units and slots
-    that the kubelet counts as free would be listed as unhealthy on a GPU that seems to have nothing left.
+    Marks the remainders of ended containers as ended, before the kubelet's files are read again. Else their GPUs would
+    seem to have nothing left.
     """
     kubelet = ledger.state.usage.kubelet if ledger.state.usage is not None else None
     if kubelet is None:
@@ -180,8 +178,8 @@ def displaced_pod_name(
     gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: KubeletListing | None
 ) -> str:
     """
-    Returns the UID of the pod whose init container, with a released record, has slots that were reserved for other pods: a
-    later container of the pod reuses some of them. Empty: there is none by the kubelet's checkpoint.
+    Returns the UID of the pod whose init container, with a released record, has slots that were reserved for other
+    pods: a later container of the pod reuses some of them. Empty: there is none by the checkpoint.
     """
     for each in gone if listing is not None else ():
         here = each.device_ids.intersection(slots) if each.reserved_for else ()
@@ -195,9 +193,7 @@ def displaced_pod_name(
 
 
 def kept_of(record: Allocation, listing: KubeletListing) -> Allocation:
-    """
-    Returns a record with the devices that remain after its release: those still in the kubelet's record (`remainders`).
-    """
+    """Returns a record with the devices that remain after its release: those still in the kubelet's record."""
     if listing.checkpoint is None:
         return record
     held = reported_places(listing) | listing.checkpoint

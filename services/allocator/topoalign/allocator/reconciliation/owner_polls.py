@@ -83,7 +83,6 @@ class OwnerPolls:
                         self._waiting = dict.fromkeys(self._waiting, self._clock.monotonic() + GIVE_UP_SECONDS)
 
     async def _is_answered(self) -> bool:
-        """Polls. Returns False without a result: the kubelet does not answer, or the hardware is not known."""
         if self._state().topology is None:
             return False
         try:

@@ -56,10 +56,7 @@ UNREAD = CheckpointDevices()
 
 
 class PodResourcesClient:
-    """
-    Polls the kubelet's PodResources socket, over a connection that is kept until the end of an `async with`, and reads the
-    checkpoint and the pod directories.
-    """
+    """Polls the kubelet's PodResources socket, and reads the checkpoint and the pod directories."""
 
     def __init__(self, socket: Path, checkpoint_dir: Path, clock: Clock | None = None) -> None:
         """
@@ -92,9 +89,8 @@ class PodResourcesClient:
 
     async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
-        Polls the devices of all containers, and reads the checkpoint and the pod directories. Raises KubeletAway after at
-        most `seconds`, `LIST_SECONDS` if None. A checkpoint or pod directories that take longer than `READ_SECONDS` count as
-        unreadable.
+        Polls the devices of all containers, and reads the kubelet's files; those that take longer than `READ_SECONDS`
+        are unreadable. Raises KubeletAway after at most `seconds`, `LIST_SECONDS` if None.
         """
         kubelet = unix_sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
@@ -129,8 +125,8 @@ class PodResourcesClient:
 
     async def devices(self, ours: Collection[ResourceName] = ()) -> Listed:
         """
-        Reads the healthy devices of all plugins, in use or not. Leaves out the resources `ours`, which may have thousands of
-        shares. Raises KubeletAway after at most `LIST_SECONDS`.
+        Reads the healthy devices of all plugins but `ours`, which may have thousands of shares. Raises KubeletAway
+        after at most `LIST_SECONDS`.
         """
         known, listed = self._listed
         codec = ComparingCodec(known, tuple(field(1, resource.encode()) for resource in ours))
@@ -169,11 +165,6 @@ class PodResourcesClient:
         return self._checkpoint
 
     async def _pod_directories(self, any_listed: bool) -> PodDirectories | None:
-        """
-        Reads the pod directories. Logs why they cannot be used, and when they can again; frequent changes are counted.
-        If the kubelet has `any_listed` pods, an empty directory is not the kubelet's: then `pods/` is a file system of
-        its own that is not mounted here.
-        """
         found = None
         unknown = "they could not be read in time"
         try:
@@ -185,6 +176,7 @@ class PodResourcesClient:
                 unknown = f"there is no directory {self._checkpoint_dir.parent / pod_directories.NAME}"
         except StateFault as fault:
             unknown = str(fault)
+        # An empty directory beside running pods: `pods/` is a file system of its own that is not mounted here.
         if found is not None and any_listed and not found.torn_down:
             found = None
             unknown = f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty although pods run"
@@ -226,8 +218,8 @@ ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
     """
-    Returns resource -> the healthy devices of its plugin, grouped by NUMA nodes. A device with several nodes is
-    listed once for each. Raises ValueError for NUMA nodes that cannot be, and for more than `MOST_OTHERS` devices.
+    Returns resource -> the healthy devices of its plugin, grouped by NUMA nodes. Raises ValueError for impossible NUMA
+    nodes, and for more than `MOST_OTHERS` devices.
     """
     found: dict[ResourceName, dict[DeviceID, set[int]]] = {}
     for part in response.devices:
@@ -250,10 +242,7 @@ def group_by_numa_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[Li
 
 
 def read_container_usage(pod: v1.PodResources, container: v1.ContainerResources, devices: Devices) -> ContainerUsage:
-    """
-    Reads the CPUs, memory and `devices` that PodResources reports of a container. A device that is listed under several NUMA
-    nodes counts once. Raises ValueError for invalid values.
-    """
+    """Reads the CPUs, memory and `devices` that PodResources reports of a container. Raises ValueError."""
     return ContainerUsage(
         owner=Owner(namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)),
         cpus=format_cpuset(container.cpu_ids),
@@ -264,8 +253,8 @@ def read_container_usage(pod: v1.PodResources, container: v1.ContainerResources,
 
 def read_memory_block(memory: v1.ContainerMemory) -> MemoryBlock:
     """
-    Reads one block of memory of a container, `size` in bytes. Its distribution over its NUMA nodes is not reported, so
-    all of it counts on the first. Raises ValueError for invalid NUMA nodes.
+    Reads one block of memory, in bytes. Its distribution over its NUMA nodes is not reported, so all of it counts on
+    the first. Raises ValueError.
     """
     listed = memory.topology.nodes if memory.topology is not None else []
     nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
@@ -296,8 +285,8 @@ def add_pod_uids(
     holdings: Sequence[ReportedDevices], given: Iterable[ResourceEntry], directories: PodDirectories | None
 ) -> tuple[ReportedDevices, ...]:
     """
-    Adds the UIDs of their pods to the holdings, if exactly one pod has a checkpoint entry for a container of this name with
-    these devices. If several have, deleted pods do not count.
+    Adds the UID of the pod to each holding, if one pod has a checkpoint entry for a container of this name with these
+    devices. If several have, deleted pods do not count.
     """
     uids: dict[tuple[str, ResourceName, frozenset[DeviceID]], set[str]] = {}
     for part in given:

@@ -79,8 +79,8 @@ class Reconciliation:
 
     def compare(self, poll: Poll) -> None:
         """
-        Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded. Before the hardware is known
-        it only notes the kubelet, because then it is not known which devices are ours.
+        Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded. Before the hardware is
+        known it only notes the kubelet.
         """
         self._settle(poll)
         self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
@@ -129,8 +129,8 @@ class Reconciliation:
 
     def _settle(self, poll: Poll) -> None:
         """
-        Notes a new kubelet. Its age comes from the wall clock, which is often set after a reboot; so after a reboot the
-        kubelet counts as new.
+        Notes a new kubelet. After a reboot it counts as new, because its age comes from the wall clock, which is often
+        set then.
         """
         state = self._ledger.state
         before = self._settling
@@ -156,8 +156,8 @@ class Reconciliation:
 
     def note(self, poll: Poll) -> None:
         """
-        Notes what this poll reports and what its kubelet has written. Every poll counts, also without a comparison, because
-        the kubelet may drop a container before the next poll. A poll older than a noted one is ignored.
+        Notes what this poll reports and what its kubelet has written. Every poll counts, also without a comparison,
+        because the kubelet may drop a container before the next one.
         """
         if poll.at < self._noted:
             return
@@ -175,7 +175,6 @@ class Reconciliation:
         self.liveness.shown(allocation, listing.kubelet)
 
     def _find(self, allocation: Allocation, poll: Poll) -> tuple[PollFinding, Binding | None]:
-        """Finds where the kubelet reports an allocation, and the binding to record."""
         held = kubelet_places(allocation)
         listing = poll.listing
         boot = self._ledger.boot
@@ -237,8 +236,8 @@ class Reconciliation:
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[ReportedDevices | None]) -> Owner | None:
         """
-        Returns the container that is reported with exactly the devices of a record. None: there are several, or it has only
-        some of the devices, or more devices of ours, which must not count as free.
+        Returns the container that is reported with exactly the devices of a record. None: there are several, or it has
+        only some of them, or more devices of ours, which must not count as free.
         """
         hardware = self._ledger.state.hardware
         each_once = {id(holding): holding for holding in holdings}.values()  # a share may be hundreds of units
@@ -249,9 +248,8 @@ class Reconciliation:
 
     def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
         """
-        Whether the kubelet has contradicted a record long enough to release it: for at least two polls, and
-        `APART_SECONDS` if it reports the owner of the devices. Otherwise longer, because the checkpoint is written only
-        once all resources are allocated.
+        Whether the kubelet has contradicted a record for at least two polls and `APART_SECONDS`; longer if it reports
+        no owner, because the checkpoint is written only once all resources are allocated.
         """
         patience = APART_SECONDS if poll.listing.shows(allocation) else self._unbound_seconds
         return self._presence[allocation.id].is_contradicted(poll.at, patience)
@@ -284,8 +282,8 @@ class Reconciliation:
 
     def _confirm(self, poll: Poll) -> None:
         """
-        Confirms an unconfirmed record. A checkpoint has everything that its kubelet allocated; without one, a settled
-        kubelet reports all running containers. Confirmed hardware is needed to know which devices are ours.
+        Confirms an unconfirmed record by a checkpoint, or by a settled kubelet, which reports all running containers.
+        Confirmed hardware shows which devices are ours.
         """
         if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")

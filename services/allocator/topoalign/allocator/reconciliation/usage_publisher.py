@@ -68,7 +68,8 @@ class UsagePublisher:
 
     async def watch(self) -> None:
         """
-        Checks the stream every `POLL_SECONDS` until cancelled. Publishes the usage again if it is not the newest message.
+        Checks the stream every `POLL_SECONDS` until cancelled. Publishes the usage again if it is not the newest
+        message.
         """
         while True:
             await self._clock.sleep(POLL_SECONDS)
@@ -109,10 +110,7 @@ class UsagePublisher:
         return True
 
     def _message(self, usage: UsageObserved) -> Message:
-        """
-        Builds the message. If it exceeds the limit, the kubelet's containers are left out and the message states that. The
-        predictions of this node itself still use all of it.
-        """
+        """Builds the message. If it is too large, the kubelet's containers are left out and the message states that."""
         message = wire.encode_event(usage, self._clock.wall())
         size = len(message.body)
         had = self._shortened
@@ -136,7 +134,7 @@ def without_details(usage: UsageObserved, size: int) -> UsageObserved:
 
 def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
     """
-    Whether this allocator records a device: a GPU under any resource, because it may have been offered under another name
+    Whether this allocator records a device: a GPU under any resource, as it may have been offered under another name
     before, and a NIC under a resource that is offered now.
     """
     owner = hardware.card_of(device)
