@@ -22,8 +22,7 @@ from topoalign.allocator.reconciliation.displacement import (
     log_ended,
     remainders,
 )
-from topoalign.allocator.reconciliation.evidence import Grant, Rest
-from topoalign.allocator.reconciliation.liveness import kubelet_places, reported_places
+from topoalign.allocator.reconciliation.liveness import Grant, Rest, kubelet_places, reported_places
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import (
     StateFault,

@@ -47,7 +47,7 @@ from topoalign.allocator.ports import (
 )
 from topoalign.allocator.reconciliation.adoption import without_allocations
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
-from topoalign.allocator.reconciliation.evidence import Grant
+from topoalign.allocator.reconciliation.liveness import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.settings import DEFAULT_SETTINGS, AllocationSettings

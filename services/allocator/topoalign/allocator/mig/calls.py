@@ -22,11 +22,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import anyio
-import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import CreatedInstance, Instances
 from topoalign.allocator.ports import AskedDevices
+from topoalign.allocator.reconciliation.displacement import with_devices
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import DeviceInUse, DriverFault, Unavailable
 from topoalign.core.model.holdings import Amount, base_of
@@ -49,20 +49,6 @@ SEEN_SECONDS = 20.0
 How long discovery may take to read the instances of a call. It reads a second after an event of the driver, else every few
 seconds.
 """
-
-
-def without_slot(allocation: Allocation, slot: DeviceID) -> Allocation:
-    """Returns the allocation without a slot."""
-    if slot not in allocation.device_ids:
-        return allocation
-    return msgspec.structs.replace(
-        allocation,
-        devices={name: tuple(each for each in ids if each != slot) for name, ids in allocation.devices.items()},
-        co_allocated=(),
-        virtual_functions={},
-        slots={each: amount for each, amount in allocation.slots.items() if each != slot},
-        instances={each: uuid for each, uuid in allocation.instances.items() if each != slot},
-    )
 
 
 class InstanceCalls:
@@ -147,7 +133,10 @@ class InstanceCalls:
         state = self._ledger.state
         now = self._clock.monotonic()
         with_reserved = with_reserved_shares(state, self._reserved(), now)
-        kept = [without_slot(each, slot) for each in with_reserved.allocations.values()]
+        kept = [
+            with_devices(each, {name: tuple(id for id in ids if id != slot) for name, ids in each.devices.items()})
+            for each in with_reserved.allocations.values()
+        ]
         held = held_by_slot(state.hardware, kept).get(gpu, {})
         taken = taken_by(state.hardware.gpu_by_id[gpu], held, instances_of(kept))
         return taken if taken is not None else frozenset()

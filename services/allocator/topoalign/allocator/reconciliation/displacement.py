@@ -3,7 +3,7 @@ Handles records that are released because the kubelet has allocated their device
 containers may still run. The log names each container whose devices another one may use.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -12,9 +12,9 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.ports import KubeletListing, Place
 from topoalign.allocator.reconciliation.adoption import of_devices
-from topoalign.allocator.reconciliation.evidence import Rest
 from topoalign.allocator.reconciliation.liveness import (
     LivenessCheck,
+    Rest,
     has_other_devices,
     is_before,
     kubelet_places,
@@ -128,21 +128,15 @@ def remainders(
         whole = unread or record.id in displaced
         given = overlapping_devices(ledger.state.ownership, record, asked)
         kept = [place for place in kubelet_places(record) if (whole or place in held) and place not in given]
-        co_allocated = [each for each in co_allocated_of(record) if each[1] not in new] if kept or whole else []
+        co_allocated = list[Place]()
+        if kept or whole:  # co-allocated devices stay with the remaining devices
+            left = {each for each in record.co_allocated if each not in new}
+            co_allocated = [(name, each) for name, ids in record.devices.items() for each in ids if each in left]
         if kept or co_allocated:
             rest = msgspec.structs.replace(
-                record,
+                with_devices(record, group_by_resource([*kept, *co_allocated])),
                 id=ledger.next_id(len(granted) + len(rests)),
-                devices=group_by_resource([*kept, *co_allocated]),
-                virtual_functions={
-                    nic: some
-                    for nic, some in record.virtual_functions.items()
-                    if any(nic == each for _, each in co_allocated)
-                },
-                co_allocated=tuple(device for _, device in co_allocated),
                 displaced=of_devices(ledger.state, record.displaced, [device for _, device in kept]),
-                slots={device: record.slots[device] for _, device in kept if device in record.slots},
-                instances={device: record.instances[device] for _, device in kept if device in record.instances},
             )
             rests.append(Rest(rest, record.id))
     return rests
@@ -159,11 +153,6 @@ def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
     over = tuple(rest.allocation.id for rest in rests if rest.former in kubelet.ended)
     if over:
         ledger.observe(kubelet=msgspec.structs.replace(kubelet, ended=kubelet.ended + over))
-
-
-def co_allocated_of(record: Allocation) -> list[Place]:
-    """Returns resource and device of the co-allocated devices of a record."""
-    return [(resource, each) for resource, ids in record.devices.items() for each in ids if each in record.co_allocated]
 
 
 def group_by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
@@ -197,13 +186,19 @@ def kept_of(record: Allocation, listing: KubeletListing) -> Allocation:
     if listing.checkpoint is None:
         return record
     held = reported_places(listing) | listing.checkpoint
-    kept = {name: tuple(each for each in ids if (name, each) in held) for name, ids in record.devices.items()}
-    left = {each for ids in kept.values() for each in ids}
+    return with_devices(
+        record, {name: tuple(each for each in ids if (name, each) in held) for name, ids in record.devices.items()}
+    )
+
+
+def with_devices(record: Allocation, devices: Mapping[ResourceName, tuple[DeviceID, ...]]) -> Allocation:
+    """Returns a record with some of its devices, and with what is recorded of these."""
+    kept = {each for ids in devices.values() for each in ids}
     return msgspec.structs.replace(
         record,
-        devices=kept,
-        co_allocated=(),
-        virtual_functions={},
-        slots={slot: amount for slot, amount in record.slots.items() if slot in left},
-        instances={slot: uuid for slot, uuid in record.instances.items() if slot in left},
+        devices=dict(devices),
+        co_allocated=tuple(each for each in record.co_allocated if each in kept),
+        virtual_functions={nic: some for nic, some in record.virtual_functions.items() if nic in kept},
+        slots={slot: amount for slot, amount in record.slots.items() if slot in kept},
+        instances={slot: uuid for slot, uuid in record.instances.items() if slot in kept},
     )

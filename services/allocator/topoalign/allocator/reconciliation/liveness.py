@@ -14,9 +14,9 @@ ended containers from its memory before its next Allocate, and from the file onl
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
 
 from topoalign.allocator.ports import KubeletListing, Place, ReportedDevices, ResourceEntry
-from topoalign.allocator.reconciliation.evidence import Evidence, Grant, Kubelet, Rest
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
@@ -24,6 +24,38 @@ NEVER: tuple[int, ...] = ()
 """The version of a missing checkpoint."""
 UNWRITTEN_SECONDS = 5.0
 """The kubelet writes its checkpoint as soon as a container has the devices of all its resources."""
+
+
+Kubelet = tuple[int, ...]
+"""Identifies a run of the kubelet (`KubeletListing.kubelet`)."""
+
+
+class Grant(NamedTuple):
+    """The moment at which an allocation was granted."""
+
+    written: tuple[int, ...]
+    """The version of the checkpoint at the kubelet's call."""
+    at: float
+    """Monotonic seconds."""
+
+
+class Rest(NamedTuple):
+    """The remainder of an allocation that was replaced by others."""
+
+    allocation: Allocation
+    former: AllocationID
+    """The replaced allocation."""
+
+
+class Evidence(NamedTuple):
+    """What runs of the kubelet have reported or written of one allocation."""
+
+    reported_by: Kubelet | None = None
+    """The kubelet that reported it last."""
+    written_by: Kubelet | None = None
+    """The kubelet that last wrote an entry of the allocation's pod with a device of it."""
+    grant: Grant | None = None
+    """None: it is older than this process."""
 
 
 class LivenessCheck:
@@ -39,19 +71,22 @@ class LivenessCheck:
         """
         names = {each.id for each in asked}
         for each in new:
-            if each.id in names:
-                self._evidence[each.id] = self._evidence[each.id].give(grant)
-            elif each.owner is None:
-                self._evidence[each.id] = self._evidence[each.id].give(grant._replace(written=NEVER))
+            if each.id in names or each.owner is None:
+                given = grant if each.id in names else grant._replace(written=NEVER)
+                self._evidence[each.id] = self._evidence[each.id]._replace(grant=given)
 
     def inherit(self, rests: Iterable[Rest]) -> None:
         """Copies what is remembered of former allocations to their remainders."""
         for rest in rests:
-            self._evidence[rest.allocation.id] = self._evidence[rest.allocation.id].inherit(self._evidence[rest.former])
+            former = self._evidence[rest.former]
+            own = self._evidence[rest.allocation.id]
+            self._evidence[rest.allocation.id] = own._replace(
+                reported_by=former.reported_by or own.reported_by, written_by=former.written_by or own.written_by
+            )
 
     def shown(self, allocation: AllocationID, kubelet: Kubelet) -> None:
         """Remembers that this run of the kubelet has reported the allocation."""
-        self._evidence[allocation] = self._evidence[allocation].show(kubelet)
+        self._evidence[allocation] = self._evidence[allocation]._replace(reported_by=kubelet)
 
     def was_reported(self, allocation: AllocationID, kubelet: Kubelet) -> bool:
         """Whether this run of the kubelet was the last to report the allocation."""
@@ -65,7 +100,7 @@ class LivenessCheck:
         entries = {(part.pod_uid, part.resource, device) for part in listing.parts for device in part.devices}
         for each in new:
             if any((each.pod_uid, *place) in entries for place in kubelet_places(each)):
-                self._evidence[each.id] = self._evidence[each.id].write(listing.kubelet)
+                self._evidence[each.id] = self._evidence[each.id]._replace(written_by=listing.kubelet)
 
     def forget_all_but(self, live: Collection[AllocationID]) -> None:
         """Forgets allocations that are no longer live."""

@@ -6,7 +6,7 @@ exclusive CPUs, and its memory if the Static memory manager allocated it. It has
 and no names of pods. An entry of the checkpoint belongs to a container with the same name and the same devices.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -230,36 +230,30 @@ def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
             found.setdefault(ResourceName(part.resource_name), {}).setdefault(DeviceID(device), set()).update(nodes)
     if (count := sum(map(len, found.values()))) > MOST_OTHERS:
         raise ValueError(f"{count} devices are more than {MOST_OTHERS}")
-    return {resource: group_by_numa_nodes(devices) for resource, devices in sorted(found.items())}
-
-
-def group_by_numa_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[ListedDevices, ...]:
-    """Groups devices by their NUMA nodes; devices without NUMA nodes have `nodes` None."""
-    ids: dict[tuple[int, ...], list[DeviceID]] = {}
-    for device in sorted(devices):
-        ids.setdefault(tuple(sorted(devices[device])), []).append(device)
-    return tuple(ListedDevices(nodes=nodes or None, ids=tuple(ids[nodes])) for nodes in sorted(ids))
+    listed: Listed = {}
+    for resource, devices in sorted(found.items()):
+        ids: dict[tuple[int, ...], list[DeviceID]] = {}
+        for device in sorted(devices):
+            ids.setdefault(tuple(sorted(devices[device])), []).append(device)
+        listed[resource] = tuple(ListedDevices(nodes=nodes or None, ids=tuple(ids[nodes])) for nodes in sorted(ids))
+    return listed
 
 
 def read_container_usage(pod: v1.PodResources, container: v1.ContainerResources, devices: Devices) -> ContainerUsage:
     """Reads the CPUs, memory and `devices` that PodResources reports of a container. Raises ValueError."""
+    memory: list[MemoryBlock] = []
+    for block in container.memory:
+        listed = block.topology.nodes if block.topology is not None else []
+        nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
+        # Its distribution over its NUMA nodes is not reported, so all of it counts on the first.
+        taken = (block.size, *(0 for _ in nodes[1:])) if nodes else ()
+        memory.append(MemoryBlock(resource=ResourceName(block.memory_type), nodes=nodes, size=block.size, taken=taken))
     return ContainerUsage(
         owner=Owner(namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)),
         cpus=format_cpuset(container.cpu_ids),
-        memory=tuple(map(read_memory_block, container.memory)),
+        memory=tuple(memory),
         devices={resource: tuple(sorted(ids)) for resource, ids in devices.items()},
     )
-
-
-def read_memory_block(memory: v1.ContainerMemory) -> MemoryBlock:
-    """
-    Reads one block of memory, in bytes. Its distribution over its NUMA nodes is not reported, so all of it counts on
-    the first. Raises ValueError.
-    """
-    listed = memory.topology.nodes if memory.topology is not None else []
-    nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
-    taken = (memory.size, *(0 for _ in nodes[1:])) if nodes else ()
-    return MemoryBlock(resource=ResourceName(memory.memory_type), nodes=nodes, size=memory.size, taken=taken)
 
 
 def read_checkpoint_devices(file: Path) -> CheckpointDevices:

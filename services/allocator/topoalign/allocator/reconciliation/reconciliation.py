@@ -22,6 +22,8 @@ settled and
 
 from collections import defaultdict
 from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple
 
 import structlog
 
@@ -31,8 +33,8 @@ from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.ports import KubeletListing, Place, Poll, ReportedDevices
 from topoalign.allocator.reconciliation.adoption import adopt_unrecorded, return_displaced
 from topoalign.allocator.reconciliation.displacement import log_forgotten, log_readmitted
-from topoalign.allocator.reconciliation.evidence import APART_SECONDS, PollFinding, Presence, Settling
 from topoalign.allocator.reconciliation.liveness import (
+    Kubelet,
     LivenessCheck,
     checkpoint_entries_of,
     is_before,
@@ -44,7 +46,98 @@ from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock
 
+APART_SECONDS = 1.0
+"""
+How long, and for at least two polls, the kubelet must contradict a record before the record is released. Polls for an owner
+may be 0.1 s apart.
+"""
+
+
 log = structlog.get_logger("topoalign.allocator.reconciliation.reconciliation")
+
+
+class PollFinding(Enum):
+    """The result of a poll for one allocation."""
+
+    NOTHING = auto()
+    """It is not judged, for example because it was granted after the poll."""
+    SHOWN = auto()
+    """Its devices are reported with one owner."""
+    APART = auto()
+    """
+    Its devices are reported with several owners, some with none, or together with others; or it has no owner, and the
+    checkpoint has some of its devices. If this lasts, it contradicts the record.
+    """
+    FORGOTTEN = auto()
+    """The kubelet has lost its container, which runs."""
+    MISSING = auto()
+    """The kubelet does not report it."""
+
+
+class Presence(NamedTuple):
+    """The results of the polls for one allocation so far."""
+
+    is_inherited: bool = False
+    """Live at the start of this process, and not reported since: if it has ended, it ended while no allocator ran."""
+    missing_since: float | None = None
+    """Monotonic seconds of the first poll at which it was missing; None: it is not missing."""
+    finding: PollFinding = PollFinding.NOTHING
+    """What the last poll found."""
+    apart_since: float | None = None
+    """Monotonic seconds of the first of the last polls that found it APART; None: the last did not."""
+    is_explained: bool = False
+    """A poll has shown why it is not reported although it may run. A poll that can read less does not change that."""
+
+    def show(self) -> "Presence":
+        """The presence after the kubelet has reported the allocation."""
+        return Presence(finding=self.finding, apart_since=self.apart_since)
+
+    def miss(self, at: float) -> "Presence":
+        """The presence after a poll of monotonic second `at` that misses it; the wait runs from the first such poll."""
+        return self if self.missing_since is not None else self._replace(missing_since=at)
+
+    def explain(self) -> "Presence":
+        """
+        The presence if it may run unreported, because the kubelet has lost it or waits for its pod: it is not missing
+        yet.
+        """
+        return self._replace(missing_since=None, is_explained=True)
+
+    def restart_wait(self) -> "Presence":
+        """The presence after a restart of the kubelet: what the former run did not report does not count."""
+        return self._replace(missing_since=None)
+
+    def find(self, finding: PollFinding, at: float) -> "Presence":
+        """The presence with this as the finding of the last poll, of monotonic second `at`."""
+        since = at if self.apart_since is None else self.apart_since
+        return self._replace(finding=finding, apart_since=since if finding is PollFinding.APART else None)
+
+
+class Settling(NamedTuple):
+    """Whether the kubelet has settled: a kubelet that has just started lists fewer pods than run."""
+
+    kubelet: Kubelet | None = None
+    """None: none has answered yet."""
+    until: float = 0.0
+    """Monotonic seconds until which it settles."""
+    is_boot_known: bool = False
+    """Whether there was a poll with known hardware, and so a known boot."""
+
+    def meet(self, kubelet: Kubelet, at: float, seconds: float, age: float, *, rebooted: bool) -> "Settling":
+        """
+        The settling after a kubelet has answered at monotonic second `at`, which needs `seconds` from its start to settle.
+
+        By the wall clock it is `age` seconds old, which counts only for the first kubelet, and not after a reboot. Example:
+        with `seconds` 120, the first kubelet of age 100 settles until `at + 20`, any other one until `at + 120`.
+        """
+        if kubelet == self.kubelet and not rebooted:
+            return self
+        is_new = self.kubelet is not None or rebooted
+        return self._replace(kubelet=kubelet, until=at + max(0.0, seconds - (0.0 if is_new else max(0.0, age))))
+
+    def know_boot(self, known: bool) -> "Settling":
+        """The settling after a poll at which the hardware, and with it the boot, was `known` or not."""
+        return self._replace(is_boot_known=self.is_boot_known or known)
 
 
 class Reconciliation:
@@ -252,7 +345,8 @@ class Reconciliation:
         no owner, because the checkpoint is written only once all resources are allocated.
         """
         patience = APART_SECONDS if poll.listing.shows(allocation) else self._unbound_seconds
-        return self._presence[allocation.id].is_contradicted(poll.at, patience)
+        since = self._presence[allocation.id].apart_since
+        return since is not None and poll.at - since >= patience
 
     def _is_settled(self, poll: Poll) -> bool:
         return poll.at >= self._settling.until and poll.listing.pods > 0
@@ -272,8 +366,10 @@ class Reconciliation:
         elif self.liveness.is_waited_for(allocation, poll.listing):
             self._presence[allocation.id] = before.explain()
             return False
-        elif before.is_explained and is_unread(poll.listing) and not self.liveness.is_gone(allocation, poll.listing):
-            return False
+        elif before.is_explained and None in (poll.listing.checkpoint, poll.listing.directories):
+            # A poll that can read less does not change what was found.
+            if not self.liveness.is_gone(allocation, poll.listing):
+                return False
         elif presence.is_inherited and settled and not kept:
             return True
         if not settled:
@@ -287,8 +383,3 @@ class Reconciliation:
         """
         if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")
-
-
-def is_unread(listing: KubeletListing) -> bool:
-    """Whether the checkpoint or the directories of pods could not be read."""
-    return None in (listing.checkpoint, listing.directories)
