@@ -95,16 +95,6 @@ class WaitingContainer(NamedTuple):
     """Whether no container has its GPUs, so that its Allocate is still to come."""
 
 
-class Replacement(NamedTuple):
-    """The devices of a waiting container if the kubelet allocates other GPUs than the reserved ones."""
-
-    container: ReservedContainer
-    given: ContainerDevices | None
-    """None: no devices fit."""
-    is_certain: bool
-    """As in `WaitingContainer`."""
-
-
 class JointClaim(Claim):
     """Claims the co-allocated devices of a container, by the node's reservations."""
 
@@ -201,7 +191,7 @@ class JointClaim(Claim):
             return ()
         others = tuple(device for device in available if device not in must_include)
         found = self._replacement(Bounds(size, tuple(must_include), others), ())
-        return found.given.devices.get(GPU, ()) if found is not None and found.given is not None else ()
+        return found[1].devices.get(GPU, ()) if found is not None and found[1] is not None else ()
 
     def choose_for_unreserved(
         self, resource: ResourceName, devices: Collection[DeviceID], gone: Collection[AllocationID]
@@ -219,7 +209,7 @@ class JointClaim(Claim):
         )
         if found is None:
             return CoAllocated(), ()
-        waiting, given, is_certain = found
+        (_, waiting, is_certain), given = found
         reserved = tuple(
             each for part in (waiting.devices, waiting.co_allocated) for ids in part.values() for each in ids
         )
@@ -234,25 +224,27 @@ class JointClaim(Claim):
         }
         return CoAllocated({name: ids for name, ids in co_allocated.items() if ids}, given.functions), reserved
 
-    def _replacement(self, gpus: Bounds, gone: Collection[AllocationID]) -> Replacement | None:
-        """Chooses devices for a container that waits for this number of GPUs; None: no container does."""
+    def _replacement(
+        self, gpus: Bounds, gone: Collection[AllocationID]
+    ) -> tuple[WaitingContainer, ContainerDevices | None] | None:
+        """Chooses devices for a container that waits for this number of GPUs, if any fit; None: no container does."""
         reserved = self.view.reserved
         waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
         held = reserved.held(self.view.now) if waiting else ()
-        for (pod, container, is_certain), with_planned in product(waiting, (True, False)):
-            request = self._requests.get((pod.namespace, pod.pod))
+        for each, with_planned in product(waiting, (True, False)):
+            request = self._requests.get((each.pod.namespace, each.pod.pod))
             state = self.view.state
             for name in gone:
                 state = state.without(name)
-            others = [each for each in held if each.pod_uid != pod.pod_uid and (with_planned or not each.planned)]
+            others = [pod for pod in held if pod.pod_uid != each.pod.pod_uid and (with_planned or not pod.planned)]
             for allocation in chain.from_iterable(map(reserved_allocations, others)):
-                state = state.holding(without_gpus(allocation))
-            if (
-                request is not None
-                and (given := place_joint_devices(state, request, container, gpus, self._placement)) is not None
-            ):
-                return Replacement(container, given, is_certain)
-        return Replacement(waiting[0].container, None, waiting[0].is_certain) if waiting else None
+                without_gpus = {name: ids for name, ids in allocation.devices.items() if name != GPU}
+                state = state.holding(msgspec.structs.replace(allocation, devices=without_gpus, slots={}))
+            if request is not None:
+                given = place_joint_devices(state, request, each.container, gpus, self._placement)
+                if given is not None:
+                    return each, given
+        return (waiting[0], None) if waiting else None
 
     def _waiting_for(self, amount: int) -> list[WaitingContainer]:
         """
@@ -334,12 +326,6 @@ def place_joint_devices(
         return place_among(state, container, rules, bounds, (node_mask(numa_nodes), None) if numa_nodes else (None,))
     except (BadRequest, NoFit, StopIteration):
         return None
-
-
-def without_gpus(allocation: Allocation) -> Allocation:
-    """Returns the allocation without its GPUs."""
-    devices = {name: ids for name, ids in allocation.devices.items() if name != GPU}
-    return msgspec.structs.replace(allocation, devices=devices, slots={})
 
 
 def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:

@@ -57,18 +57,34 @@ def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> 
     return Owner(namespace=kept.namespace, pod=kept.pod, container=ContainerName(container))
 
 
-def record_refused_start(ledger: Ledger, owner: Owner, misfit: NoFit) -> None:
-    """Records, as an event of its pod, that a container was not started, and why. Raises StateFault."""
-    refusal = Refusal(
-        reason="PreStartContainer",
-        code=misfit.code,
-        finding=misfit.finding,
-        remedy=misfit.remedy,
-        container=owner.container,
-        provider=DeviceProvider.name,
-        explanation=Explanation(),
-    )
-    ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
+MOST_LOGGED = 1_000
+"""Refusals that are remembered. The kubelet retries, and each is recorded once."""
+
+
+class ContainerStarts:
+    """Records, as an event of its pod, that a container was not started, and why: each container and reason once."""
+
+    def __init__(self, ledger: Ledger, view: NodeView) -> None:
+        self._ledger = ledger
+        self._view = view
+        self._logged: dict[tuple[object, str], None] = {}
+
+    def _record(self, name: object, owner: Owner | None, misfit: NoFit) -> None:
+        if (name, misfit.code) in self._logged or owner is None:
+            return
+        self._logged[name, misfit.code] = None
+        if len(self._logged) > MOST_LOGGED:
+            del self._logged[next(iter(self._logged))]
+        refusal = Refusal(
+            reason="PreStartContainer",
+            code=misfit.code,
+            finding=misfit.finding,
+            remedy=misfit.remedy,
+            container=owner.container,
+            provider=DeviceProvider.name,
+            explanation=Explanation(),
+        )
+        self._ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
 
 
 MIB = 2**20
@@ -92,21 +108,18 @@ class NotAsReserved(NoFit):
         )
 
 
-class SlotStarts:
+class SlotStarts(ContainerStarts):
     """Judges containers with vGPU slots that are about to start."""
 
     def __init__(self, ledger: Ledger, grants: SlotClaim) -> None:
         """`grants`: knows which slots were granted instead of reserved ones."""
-        self._ledger = ledger
-        self._view = grants.view
+        super().__init__(ledger, grants.view)
         self._grants = grants
         self._judged: dict[tuple[AllocationID, str], NotAsReserved | None] = {}
         """
         The judgement of an allocation when its pod had this UID. Empty UID: the pod is known by its names only, which a pod
         that is created again has as well.
         """
-        self._logged = set[AllocationID]()
-        """Allocations whose refusal is recorded. The kubelet retries, and each is recorded once."""
 
     def observe(self) -> None:
         """
@@ -116,7 +129,6 @@ class SlotStarts:
         live = self._ledger.state.allocations
         for name in [each for each in self._judged if each[0] not in live]:
             del self._judged[name]
-        self._logged &= live.keys()
         for each in [*live.values()]:
             is_other_pods = each.reserved_for or each.denied
             is_open = is_other_pods or self._judged.get((each.id, each.pod_uid), UNKNOWN) is not None
@@ -142,7 +154,10 @@ class SlotStarts:
             else:
                 misfit = self._judged.get((each.id, listed.pod_uid))
             if misfit is not None:
-                self._record(listed, misfit)
+                owner = listed.owner
+                if owner is not None and not owner.pod:  # the checkpoint has UIDs, and no names
+                    owner = reserved_owner(self._view.reserved, listed.pod_uid, owner.container)
+                self._record(listed.id, owner, misfit)
                 raise misfit
 
     def _is_offered(self, record: Allocation) -> bool:
@@ -177,7 +192,12 @@ class SlotStarts:
             name = None if record.owner is None else record.owner.container
             bounds = None if own is None else bounds_for(own, name, resource)
             if bounds is not None:
-                if all(is_as_reserved(record, slot, bounds) for slot in amounts):
+                least, highest = bounds
+                # A MIG instance needs at least as much memory.
+                if all(
+                    amount.memory >= least.memory if slot in record.instances else is_within(least, amount, highest)
+                    for slot, amount in amounts.items()
+                ):
                     continue
                 return NotAsReserved(slots, most, f"{describe_amount(bounds[1])} are reserved for it")
             unequal = () if own is not None else self._unequal(record, amounts)  # every container may have equal parts
@@ -228,28 +248,11 @@ class SlotStarts:
                     moved = self._grants.moved.get((each.pod_uid, container.container))
                     yield each, container, frozenset(slots) if moved is None else moved.slots
 
-    def _record(self, record: Allocation, misfit: NotAsReserved) -> None:
-        owner = record.owner
-        if owner is not None and not owner.pod:  # the checkpoint has UIDs, and no names
-            owner = reserved_owner(self._view.reserved, record.pod_uid, owner.container)
-        if record.id in self._logged or owner is None:
-            return
-        self._logged.add(record.id)
-        record_refused_start(self._ledger, owner, misfit)
-
 
 def unknown_owner(slots: Iterable[DeviceID]) -> Unavailable:
     """Returns the refusal for slots whose owner is not known."""
     finding = f"the kubelet does not report yet which container has the slots of {quoted(sorted(map(base_of, slots)))}"
     return Unavailable(finding, STARTED_AGAIN)
-
-
-def is_as_reserved(record: Allocation, slot: DeviceID, bounds: tuple[Amount, Amount]) -> bool:
-    """Whether the amount of a slot is between these two. A MIG instance needs at least as much memory."""
-    least, most = bounds
-    if slot in record.instances:
-        return record.slots[slot].memory >= least.memory
-    return is_within(least, record.slots[slot], most)
 
 
 def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
@@ -300,17 +303,10 @@ def describe_amount(amount: Amount) -> str:
 
 Amounts = Mapping[DeviceID, Amount]
 """GPU -> how much of it a container has."""
-MOST_LOGGED = 1_000
-"""Refusals that are remembered. The kubelet retries, and each is recorded once."""
 
 
-class ShareStarts:
+class ShareStarts(ContainerStarts):
     """Judges containers with vcuda units that are about to start."""
-
-    def __init__(self, ledger: Ledger, view: NodeView) -> None:
-        self._ledger = ledger
-        self._view = view
-        self._logged: dict[tuple[Holder, str], None] = {}
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """
@@ -334,7 +330,12 @@ class ShareStarts:
             try:
                 self._check_container(mine, parts, poll)
             except NoFit as misfit:
-                self._record(mine, listing, misfit)
+                names = [each.owner for each in listing.holdings if mine.pod and each.pod_uid == mine.pod]
+                owner = reserved_owner(self._view.reserved, mine.pod, mine.container)
+                if names:  # PodResources reports a container of the pod
+                    name = ContainerName(mine.container)
+                    owner = Owner(namespace=names[0].namespace, pod=names[0].pod, container=name)
+                self._record(mine, owner, misfit)
                 raise
 
     def _check_container(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> None:
@@ -358,23 +359,15 @@ class ShareStarts:
         for each, units in held.items():
             if each == mine or not each.pod or (each.pod == mine.pod and not {each, mine} <= shown.keys()):
                 continue
-            if can_start(each, parts):
-                owner = shown.get(each)
-                named = (
-                    " ".join(each) if owner is None else f"{owner.namespace}/{owner.pod}, container {owner.container},"
+            try:
+                check_gpus(
+                    amounts_of(unit for part in entries_of_holder(each, parts) for unit in part.devices), gpus=None
                 )
-                yield named, amounts_of(units)
-
-    def _record(self, mine: Holder, listing: KubeletListing, misfit: NoFit) -> None:
-        if (mine, misfit.code) in self._logged:
-            return
-        owner = owner_of_holder(mine, listing) or reserved_owner(self._view.reserved, mine.pod, mine.container)
-        if owner is None:
-            return
-        self._logged[mine, misfit.code] = None
-        if len(self._logged) > MOST_LOGGED:
-            del self._logged[next(iter(self._logged))]
-        record_refused_start(self._ledger, owner, misfit)
+            except NoFit:
+                continue  # its halves are of different GPUs, so it cannot have started
+            owner = shown.get(each)
+            named = " ".join(each) if owner is None else f"{owner.namespace}/{owner.pod}, container {owner.container},"
+            yield named, amounts_of(units)
 
 
 def live_unit_entries(listing: KubeletListing) -> tuple[ResourceEntry, ...]:
@@ -385,16 +378,6 @@ def live_unit_entries(listing: KubeletListing) -> tuple[ResourceEntry, ...]:
         for part in listing.parts
         if amounts_of(part.devices) and (directories is None or not directories.is_gone(part.pod_uid))
     )
-
-
-def can_start(holder: Holder, parts: Collection[ResourceEntry]) -> bool:
-    """Whether a container with these entries can have started: not if its halves are of different GPUs."""
-    own = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
-    try:
-        check_gpus(own, gpus=None)
-    except NoFit:
-        return False
-    return True
 
 
 def entries_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Iterator[ResourceEntry]:
@@ -409,12 +392,3 @@ def limit_keys_by_kind(holder: Holder, parts: Collection[ResourceEntry]) -> tupl
         (amount, *_) = amounts_of(part.devices).values()
         named[0 if amount.cores else 1].append(f"limits[{part.resource}]")
     return named
-
-
-def owner_of_holder(holder: Holder, listing: KubeletListing) -> Owner | None:
-    """Returns a container with the names of its pod, if PodResources reports a container of the pod; else None."""
-    for holding in listing.holdings:
-        if holder.pod and holding.pod_uid == holder.pod:
-            owner = holding.owner
-            return Owner(namespace=owner.namespace, pod=owner.pod, container=ContainerName(holder.container))
-    return None

@@ -36,7 +36,6 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping_devices
 from topoalign.core.sharing.choosers import choose_gpus_for_share, several_of_one_gpu, slot_of
 from topoalign.core.sharing.reserved_shares import (
-    OpenPart,
     PartName,
     ShareQuestion,
     amounts_reserved,
@@ -102,8 +101,13 @@ class SlotClaim(Claim):
         instead = {name: each.slots for name, each in self.moved.items()}
         parts = [*iterate_open_parts(live, reserved, now, question, instead)]
         own = answering_part(question, parts)
-        if own is not None and not are_used(live, own.slots.difference(must_include)):
-            self._swap(parts[0], own, reserved)
+        # A known container may have one of them: a kubelet that has lost its checkpoint offers its slots again.
+        holders = live.ownership.holders
+        used = own.slots.difference(must_include) & holders.keys() if own is not None else ()
+        if own is not None and all(live.allocations[holders[slot]].owner is None for slot in used):
+            if parts[0] is not own:  # the other container will get the slots of this one
+                self._move(parts[0].name, MovedSlots(own.slots, parts[0].amount), reserved)
+                self._move(own.name, MovedSlots(parts[0].slots, parts[0].amount), reserved)
             return tuple(slot for slot in live.hardware.devices[resource] if slot in own.slots)
         if parts and not parts[0].may_move:
             return ()
@@ -132,12 +136,6 @@ class SlotClaim(Claim):
                 self._move(parts[0].name, MovedSlots(frozenset(chosen), amount), reserved)
             return chosen
         return ()
-
-    def _swap(self, asking: OpenPart, other: OpenPart, reserved: NodeReservations) -> None:
-        """Records that the kubelet got the slots of another container, which will get those of this one."""
-        if asking is not other:
-            self._move(asking.name, MovedSlots(other.slots, asking.amount), reserved)
-            self._move(other.name, MovedSlots(asking.slots, asking.amount), reserved)
 
     def _move(self, name: PartName, moved: MovedSlots, reserved: NodeReservations) -> None:
         self.moved = {key: each for key, each in self.moved.items() if key[0] in reserved.until} | {name: moved}
@@ -219,18 +217,6 @@ class SlotClaim(Claim):
         reserved = self._amounts_moved(slots) or amounts_reserved(kept, now, resource, slots)
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
-    def reserved_for(self, resource: ResourceName, amounts: Mapping[DeviceID, Amount]) -> tuple[str, ...]:
-        """Returns the UIDs of the pods for which these amounts are reserved; () for equal parts and other devices."""
-        hardware = self.view.state.hardware
-        if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
-            return ()
-        return pods_reserved_for(self.view.reserved, self.view.now, resource, amounts)
-
-    def displaced_pod_of(self, resource: ResourceName, slots: Collection[DeviceID]) -> str:
-        """Returns the UID of a pod that must not start with these slots, because others got its reservation; else empty."""
-        is_moved = bool(self._amounts_moved(slots))
-        return "" if is_moved else displaced_pod(self.view.state, self.view.reserved, self.view.now, resource, slots)
-
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """Returns the records of these GPUs if they do not leave enough for the slots. Raises as `check_reserved`."""
         self.check_reserved(asked.resource, asked.ids)
@@ -269,18 +255,24 @@ class SlotClaim(Claim):
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
         """Adds the amounts and instances of the slots, and whose reservation they were."""
         resource = asked.resource
-        if resource not in resources_in_slots(self.view.state.hardware):
+        hardware = self.view.state.hardware
+        if resource not in resources_in_slots(hardware):
             return allocation
+        reserved = self.view.reserved
+        now = self.view.now
         slots = allocation.devices[resource]
         amounts = self.amounts(resource, slots)
+        is_equal = all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items())
+        displaced = displaced_pod_name(asked.new.gone.values(), resource, slots, asked.listing)
+        if not displaced and not self._amounts_moved(slots):
+            displaced = displaced_pod(self.view.state, reserved, now, resource, slots)
         made = {slot: asked.made[slot] for slot in slots if slot in asked.made}
         return msgspec.structs.replace(
             allocation,
             slots={**amounts, **{slot: each.amount for slot, each in made.items()}},
             instances={slot: each.uuid for slot, each in made.items()},
-            reserved_for=self.reserved_for(resource, amounts),
-            denied=displaced_pod_name(asked.new.gone.values(), resource, slots, asked.listing)
-            or self.displaced_pod_of(resource, slots),
+            reserved_for=() if is_equal else pods_reserved_for(reserved, now, resource, amounts),
+            denied=displaced,
         )
 
     def _refusal(
@@ -318,9 +310,3 @@ class SlotClaim(Claim):
             if memory < asked.memory:
                 return NotEnoughShareMemory(FIELDS, asked.memory, 1, [max(0, memory)])
         return None
-
-
-def are_used(live: NodeState, slots: Collection[DeviceID]) -> bool:
-    """Whether a known container has one of these slots. A kubelet that has lost its checkpoint offers them again."""
-    holders = live.ownership.holders
-    return any(slot in holders and live.allocations[holders[slot]].owner is not None for slot in slots)

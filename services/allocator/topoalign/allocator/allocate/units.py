@@ -248,7 +248,7 @@ class UnitClaim(Claim):
             if (kind := first_unit_kind(units)) is None:
                 return
             before = self.open_half(kind, poll)
-            pods = self._possible_owners(resource, units, poll, before).pods
+            pods = self.possible_owners(resource, units, poll, before).pods
             is_second = before is not None and before.allocation.amounts.keys() == answer.amounts.keys()
             self._newest = NewestUnitGrant(answer.id, self.view.now, is_second, pods)
 
@@ -300,18 +300,13 @@ class UnitClaim(Claim):
             for each in amounts_of(unit for part in entered for unit in part.devices).values()
         )
 
-    def possible_owners(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> PossibleOwners:
-        """
-        Returns the containers that a call for these units may be for: of a pod that has some by the checkpoint, of a
-        pod for which exactly these are reserved, and of the newest grant, if it lacks them.
-        """
-        kind = first_unit_kind(units)
-        half = self.open_half(kind, poll) if kind is not None else None
-        return self._possible_owners(resource, units, poll, half)
-
-    def _possible_owners(
+    def possible_owners(
         self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None, half: OpenHalf | None
     ) -> PossibleOwners:
+        """
+        Returns the containers that a call for these units may be for: of a pod that has some by the checkpoint, of a pod for
+        which exactly these are reserved, and of the newest grant, if these may be its other `half`.
+        """
         asked = frozenset(units)
         parts = poll.listing.parts if poll is not None else ()
         pods = {part.pod_uid for part in parts if part.resource == resource and not asked.isdisjoint(part.devices)}
@@ -471,7 +466,9 @@ class UnitClaim(Claim):
             is_over = (record.owner, record.pod_uid) in over and not runs_on
             is_dropped = liveness.dropped(gone, (), (), poll.at) or (gone and self._is_unowned(record, listing))
             (ended if is_over or is_dropped else counted).append(record)
-        owners = self.possible_owners(resource, asked.ids, poll)
+        kind = first_unit_kind(asked.ids)
+        half = self.open_half(kind, poll) if kind is not None else None
+        owners = self.possible_owners(resource, asked.ids, poll, half)
         for holder, held in units_held(counted, conflicts, listing, liveness).items():
             gpus = exclusive_conflicts(amounts, amounts_of(held))
             if gpus and holder.pod not in owners.pods and holder.container not in owners.records:

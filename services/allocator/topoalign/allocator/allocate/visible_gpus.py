@@ -27,7 +27,6 @@ from topoalign.core.model.errors import NoFit, quoted
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import gpus_by_instances
 
 Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
@@ -110,9 +109,13 @@ class VisibleGpus(Claim):
         if all(devices.keys() <= {resource} for devices in parts):
             return {}
         instances = {slot: uuid for each in state.allocations.values() for slot, uuid in each.instances.items()}
+        by_instances = gpus_by_instances(state.hardware)
         found: dict[ResourceName, tuple[DeviceID, ...]] = {}
         for name, ids in ((name, ids) for devices in parts for name, ids in devices.items()):
-            known = (instances.get(each, each) for each in ids if has_final_id(state, each, instances))
+            # A slot that becomes a MIG instance has its final id once the instance is created.
+            known = [
+                instances.get(each, each) for each in ids if each in instances or base_of(each) not in by_instances
+            ]
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), *known)))
         return found
 
@@ -185,8 +188,3 @@ def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices
 def resource_sets(devices: Devices) -> set[Part]:
     """Returns each resource with its devices."""
     return {(name, frozenset(ids)) for name, ids in devices.items()}
-
-
-def has_final_id(state: NodeState, device: DeviceID, instances: Mapping[DeviceID, DeviceID]) -> bool:
-    """Whether a device has its final id: a slot that becomes a MIG instance has it once the instance is created."""
-    return device in instances or base_of(device) not in gpus_by_instances(state.hardware)
