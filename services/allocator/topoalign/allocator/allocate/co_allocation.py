@@ -3,15 +3,12 @@ Chooses the co-allocated devices of a container: NICs, or virtual functions of N
 and that it does not request from the kubelet.
 
 Allocate names only the GPUs. So the co-allocated devices are those of the container for which exactly these GPUs are
-reserved. A NIC is lacking if another container has it meanwhile, or if it is not healthy. A virtual function can be replaced
-by another one of its NIC. If a container needs its co-allocated devices and some are lacking, it is refused, so that its pod
-fails visibly, is created again and scheduled again. Any other container gets the devices that are left.
+reserved. If some are lacking, because another container has them or they are unhealthy, the container gets those that are
+left, or is refused if it needs them all: its pod fails visibly and is scheduled again.
 
-GPUs without a reservation have no co-allocated devices. But the kubelet may allocate other GPUs than the reserved ones: its
-alignment changes when a pod ends or a GPU becomes unhealthy. So if a container waits for this number of GPUs and for
-co-allocated devices, devices are chosen that fit the allocated GPUs. They are chosen by the request of the pod, if it was
-received since this process started, and if possible without devices that are planned for other pods. If there are none and
-the container needs them, it is refused. Registries bind no other pod with this number of GPUs to the node meanwhile.
+The kubelet may allocate other GPUs than the reserved ones, when a pod ends or a GPU becomes unhealthy. If a container waits
+for this number of GPUs and for co-allocated devices, devices are chosen for the allocated GPUs by the request of the pod,
+if possible without devices that are planned for other pods. Registries bind no other pod with this number of GPUs meanwhile.
 """
 
 from collections import OrderedDict

@@ -1,14 +1,10 @@
 """
 Follows what the registries have reserved on this node, for answers to the kubelet's GetPreferredAllocation.
 
-The newest message on the node's subject (`ReservationsChanged`) replaces all earlier ones. While the bus is
-disconnected, the last message counts until its reservations expire. A node without a message answers as if nothing were
-reserved: reservations change preferences, and nothing is allocated because of them alone. But they decide which NICs are
-co-allocated with GPUs, so a process that has just started waits for a moment until it has read them (`until_read`).
-
-A registry reserves what the node has confirmed, and then binds the pod. On a busy node the kubelet may call before this
-process has received the reservation. So for a while after a confirmation, the newest position of the stream is read first,
-and the process waits for that message.
+The newest `ReservationsChanged` of the node replaces all earlier ones, and counts until its reservations expire.
+Reservations change preferences and decide which NICs are co-allocated with GPUs. So a process that has just started waits
+for a moment until it has read them. A registry reserves what the node has confirmed: for a while after a confirmation, the
+process waits for the newest message of the stream (`until_read`).
 """
 
 from contextlib import suppress

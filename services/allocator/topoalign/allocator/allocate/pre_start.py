@@ -1,19 +1,16 @@
 """
 Decides whether a container may start with its vGPU slots or vcuda units.
 
-The amounts of a container with vGPU slots are those reserved with its slots. Allocate does not name the container, so a
-container may get the slots of another one that waits for the same number, for example if its pod bypassed the scheduler.
-When a container starts, its pod is known. It does not start if it has other amounts than are reserved for it, or amounts
-reserved for a container of another pod. Example with ten slots, 100 cores and 40960 MiB for each GPU:
+Allocate does not name the container, so a container may get the slots of another one that waits for the same number. When it
+starts, its pod is known. It does not start if it has other amounts than are reserved for it, or amounts reserved for a
+container of another pod. Example with ten slots, 100 cores and 40960 MiB for each GPU:
 
     reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation, and the kubelet calls Allocate for b first
     b gets GPU-0::3, and then a gets another slot with an equal part, 10 cores and 4096 MiB: neither starts
 
-A container is judged as soon as the kubelet reports it. Its reservation may end before that, for example while PodResources
-does not answer, and the agent may restart before the container starts. So the record keeps for which pods its amounts were
-reserved (`Allocation.reserved_for`). A later container of a pod may reuse slots of an init container that has more.
-
-PodResources does not report init containers, so if only these have slots, the checkpoint alone shows their pod.
+A container is judged as soon as the kubelet reports it. The record keeps for which pods its amounts were reserved
+(`Allocation.reserved_for`), because the reservation may end and the agent may restart before that. PodResources does not
+report init containers, so if only these have slots, the checkpoint alone shows their pod.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -2,21 +2,15 @@
 Answers the kubelet's calls for devices, and keeps the record of what the kubelet allocates.
 
 Allocate does not name the container. So an allocation is identified by its set of devices, and its owner is read afterwards
-from the kubelet's PodResources. PodResources also shows which containers have ended, because no call to a device plugin
-does.
-
-If a live record has devices of an Allocate, PodResources decides:
+from PodResources, which also shows which containers have ended. If a live record has devices of an Allocate, it decides:
 
 - If no container has the devices any more, the record is stale and is released.
 - If exactly this set is reported with a container, the kubelet repeats its call and gets the same answer.
-- Anything else is refused, because two containers would get one device. The same holds for a part of a device that a record
-  holds as a whole, and for a whole device of which a record holds a part.
+- Anything else is refused, because two containers would get one device.
 
-A kubelet that has lost its checkpoint reports containers without their devices, and allocates these to other containers.
-Preferences avoid what the record holds. If the kubelet allocates such devices all the same, the call is granted, because the
-next kubelet reads the allocation from its checkpoint. The new allocation names the displaced one until one of the two ends.
-
-While the record is unconfirmed after a damaged journal, every Allocate first waits for the kubelet's own record.
+A kubelet that has lost its checkpoint may allocate devices of running containers to others. Preferences avoid these. If it
+allocates them all the same, the call is granted, because the next kubelet reads it from its checkpoint; the new allocation
+names the displaced one. While the record is unconfirmed, every Allocate first waits for the kubelet's own record.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,18 +1,14 @@
 """
-Prefers and checks vGPU slots in the kubelet's calls.
+Prefers and checks vGPU slots in the kubelet's calls, which name a number of slots and never amounts.
 
-A kubelet asks for a number of slots, and never for amounts of cores and memory. A container that gets exactly the slots of a
-reservation has the amounts that are reserved with them. All other slots count as equal parts.
+A container that gets exactly the slots of a reservation has the amounts that are reserved with them. All other slots count
+as equal parts.
 
-- GetPreferredAllocation prefers the slots that are reserved for a request of this size. The kubelet may not offer them,
-  because it aligns the container to other NUMA nodes, or another container may have one. Then slots of other GPUs with as
-  much left are preferred, and stand for the reservation; none, if the container must have its own slots or no GPUs have as
-  much left. Without a reservation, slots of GPUs with an equal part left are preferred. Reserved amounts are avoided if
-  possible, and held amounts always.
-- Allocate refuses two slots of one GPU (`InvalidShare`), amounts that a GPU has no longer left by the record, and other
-slots
-  than a container must have (`ShareSplit`). A container whose reservation may move has the reserved amounts with any slots.
-  Records of ended containers are released.
+- GetPreferredAllocation prefers the slots that are reserved for a request of this size. If the kubelet does not offer them,
+  slots of other GPUs with as much left stand for the reservation, unless the container must have its own. Without a
+  reservation, slots of GPUs with an equal part left are preferred, if possible without reserved amounts.
+- Allocate refuses two slots of one GPU (`InvalidShare`), amounts that a GPU no longer has left by the record, and other
+  slots than a container must have (`ShareSplit`).
 """
 
 from collections.abc import Collection, Mapping, Sequence

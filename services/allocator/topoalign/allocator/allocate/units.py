@@ -2,20 +2,12 @@
 Prefers and checks vcuda units in the kubelet's calls.
 
 A kubelet allocates a container's computing time and its memory one after the other, in any order, and does not name the
-container. Both halves have to be of one GPU. If one container has all computing time of a GPU, no other container may have
-anything of it.
+container. Both halves have to be of one GPU. If one container has all computing time of a GPU, no other may have anything.
 
-- GetPreferredAllocation prefers, in this order: the units that are reserved for a request of this size, if the other half is
-  on their GPU; units of the GPU of the newest grant, if that may lack its other half; units of the GPU that `gpus_for`
-  chooses, for the share of a container that waits for this number, or for these units and an equal part of the other kind.
-  Only a reservation connects a whole GPU with a second half.
-- Allocate refuses units of several GPUs, except whole GPUs with memory that is reserved with them, and equal parts of
-several
-  GPUs as they are reserved. It also refuses memory of another GPU than the computing time granted just before, and units
-  other than the reserved ones of a container that waits for this number of units of several GPUs.
-- Allocate, by the record (`UnitClaim.evict`), refuses a whole GPU while a container has units of it, and units while a
-  container has the GPU as a whole. Records of ended containers are released. Records reserved for one pod do not count
-  against each other.
+- GetPreferredAllocation prefers the units that are reserved for a request of this size, if the other half is on their GPU;
+  then units of the GPU of the newest grant, if that may lack its other half; then those of the GPU that `gpus_for` chooses.
+- Allocate refuses units of several GPUs unless they are reserved, memory of another GPU than the computing time granted just
+  before, a whole GPU while a container has units of it, and units while a container has the GPU as a whole.
 - PreStartContainer (`pre_start`) checks again, because the kubelet's checkpoint then shows the devices of each container.
 
 The record does not contain which grant may lack its other half, so an agent that has just started knows none.

@@ -1,19 +1,15 @@
 """
 Refuses GPUs that their container would not see, if it requests GPUs of several resources (`core.demand.device_lists`).
 
-A reservation lists the devices of all resources of a container, so each answer to Allocate names all GPUs of the container.
-Without a reservation, an answer names the GPUs of its own resource only. If NVIDIA_VISIBLE_DEVICES is the only list
-(`deviceListStrategy: envvar`), the container would not see the others. So the next Allocate is refused, and the pod fails at
-its admission, with the reason, before it holds a GPU that it cannot use.
-
-An Allocate is for the container of the newest grant of GPUs as long as the kubelet's checkpoint does not have that
-grant, for at most OPEN_SECONDS. The kubelet writes the checkpoint when a container has all its devices, and admits one
-container after the other (kubelet v1.36.3, devicemanager allocateContainerResources).
-
-Example, of a container with one GPU and one MIG instance:
+A reservation lists the devices of all resources of a container, so each answer names all its GPUs. Without one, an answer
+names the GPUs of its own resource only. If NVIDIA_VISIBLE_DEVICES is the only list (`deviceListStrategy: envvar`), the
+container would not see the others, so the next Allocate is refused. Example of one GPU and one MIG instance:
 
     reserved GPU-0, MIG-1-0    Allocate of GPU-0 names GPU-0,MIG-1-0    Allocate of MIG-1-0 names GPU-0,MIG-1-0
     nothing reserved           Allocate of GPU-0 names GPU-0            Allocate of MIG-1-0 is refused
+
+An Allocate is for the container of the newest grant of GPUs as long as the checkpoint, which is written when a container has
+all its devices, does not have that grant, for at most OPEN_SECONDS (kubelet v1.36.3, allocateContainerResources).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,16 +1,13 @@
 """
-Writes the CDI specifications of the node's devices for the container runtime, and the annotation that names them.
+Writes the CDI specifications of the node's devices for the container runtime: device nodes, the driver's libraries, and the
+hooks that make the loader find these (decision record 0008).
 
-Vendor, classes and names of devices are those of NVIDIA's device plugin. They are known to users, and our file replaces the
-plugin's, because two specifications of one kind contradict each other. Each device has its uuid and its index as names.
-Every GPU and MIG instance is included, offered or not, because a running container may be started again under an old
-name.
+Vendor, classes and names are those of NVIDIA's device plugin, so that our file replaces its file: two specifications of one
+kind would contradict each other. Each device has its uuid and its index as names. Every GPU and MIG instance is included,
+offered or not, because a running container may be started again under an old name.
 
-A specification contains everything that a container needs: device nodes, the libraries of the driver, and the hooks that
-make the loader find these (decision record 0008).
-
-Sources: Container Device Interface specification 1.1.0 (of which this needs no more than version 0.5.0: host paths, names
-that begin with a digit); k8s-device-plugin v0.20.0, internal/cdi; nvidia-container-toolkit v1.17, pkg/nvcdi.
+Sources: Container Device Interface specification 1.1.0 (of which this needs no more than version 0.5.0); k8s-device-plugin
+v0.20.0, internal/cdi; nvidia-container-toolkit v1.17, pkg/nvcdi.
 """
 
 import hashlib

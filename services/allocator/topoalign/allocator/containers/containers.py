@@ -1,9 +1,9 @@
 """
 Prepares the host for passing devices to containers, when the configuration or the hardware changes.
 
-Most device list strategies need no preparation. With the CDI strategies a container gets only names, and the specification
-that they refer to must exist before. An Allocate is refused as long as it cannot be written. This is also checked every few
-seconds, so that an error is known before a pod fails.
+With the CDI strategies a container gets only names, and the specification that they refer to must exist before. An Allocate
+is refused as long as it cannot be written. This is also checked every few seconds, so that an error is known before a pod
+fails.
 """
 
 from collections.abc import Callable, Collection, Mapping

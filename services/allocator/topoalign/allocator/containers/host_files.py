@@ -1,9 +1,8 @@
 """
 Finds files of the host: the driver's libraries, and device nodes.
 
-The driver may be installed on the host or by a container of its own, and this process may run in a container, too. So a path
-has two roots. The kubelet gets the host's path of a file. Whether the file exists is checked at the path where this process
-sees it.
+The driver may be installed on the host or by a container, and this process may run in a container, too. So a path has two
+roots: the kubelet gets the host's path of a file, and whether it exists is checked where this process sees it.
 """
 
 import os

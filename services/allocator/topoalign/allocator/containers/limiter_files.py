@@ -1,9 +1,9 @@
 """
 Manages the files and directories of limiters, below a root that only this process' user can access.
 
-Directories are named after the allocated devices. Files are replaced as a whole. A container may write in its directory. So
-only regular files and directories are opened there, and no link is followed. A directory is removed in two steps: it is
-renamed at once, and its content is removed in small batches.
+A container may write in its directory. So only regular files and directories are opened there, and no link is followed. A
+directory is removed in two steps: it is renamed at once, and its content is removed in small batches, so that a deep tree or
+a million files neither keep the agent busy nor block the devices for the next container.
 """
 
 import errno

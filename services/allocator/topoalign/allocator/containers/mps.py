@@ -2,14 +2,9 @@
 Adds to Allocate's answers what a container needs for GPUs shared by MPS: pipes of the control daemon, and its shared memory.
 
 Nothing is allocated while the daemon does not serve, because a CUDA program that finds no daemon runs without limits.
-
-- Shares (`sharing.mps`) have the daemon's default limits. A variable in the container could only lower them, and the pod
-  could remove it.
-- A container with vcuda units or vGPU slots (`sharing.limiter: mps`) has limits of its own, in variables that a pod can
-  change. For units each of the two answers sets its half: computing time limits the threads, memory limits the memory. The
-  kubelet passes on both. Pipes and mounts are the same in both, because one daemon serves both resources. Example: 20 cores
-  and 16 blocks are 20 per cent of the threads and `0=4096M`.
-- Threads are not limited for a container without cores, or with all cores of a GPU.
+Shares (`sharing.mps`) have the daemon's limits. A container with vcuda units or vGPU slots (`sharing.limiter: mps`) has
+limits of its own, in variables that a pod can change. For units each of the two answers sets its half. Example: 20 cores and
+16 blocks are 20 per cent of the threads and `0=4096M`. Threads are not limited without cores, or with all cores of a GPU.
 
 Sources: k8s-device-plugin v0.20.0, internal/plugin/mps.go; NVIDIA's Multi-Process Service, "Environment Variables".
 """

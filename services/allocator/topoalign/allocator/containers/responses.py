@@ -1,13 +1,9 @@
 """
-Builds the answer to Allocate: how a container gets its devices.
+Builds the answer to Allocate: a list of edits of the container, each made by an `EditProvider`.
 
-The device list strategies are those of NVIDIA's device plugin, and several may be configured at once. Each names exactly the
-allocated devices, each once and by its base: for a share, the GPU that is shared. NICs and their virtual functions are
-always passed as device nodes, and so are GPUs whose driver names their device nodes (`Gpu.device_nodes`). Each
-`EditProvider` makes some of the edits of a container; the modules of MPS and the limiters have more of them.
-
-The same devices get the same answer, byte for byte, as long as configuration and hardware are the same, because the kubelet
-may repeat a call. Only the name of HAMi-core's file differs, because it must not be predictable.
+The device list strategies are those of NVIDIA's device plugin, and several may be configured at once. NICs and their virtual
+functions are always passed as device nodes, and so are GPUs whose driver names its nodes (`Gpu.device_nodes`). The kubelet
+may repeat a call: the same devices get the same answer, except for the unpredictable name of HAMi-core's file.
 
 Sources: k8s-device-plugin v0.20.0, internal/plugin/server.go; sriov-network-device-plugin v3.7, which names the variable of
 PCI addresses; kubelet v1.36.3, devicemanager, for what is merged over the resources of a container.

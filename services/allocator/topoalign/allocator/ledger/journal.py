@@ -1,11 +1,10 @@
 """
 Keeps the record of a node's allocations on disk.
 
-The state directory holds `lock`, held by the one process that may write; `journal`, written as `record` says; `published`,
-the newest fact that the bus has; and damaged journals. A damaged journal does not stop the node: it is set aside as
-`journal.corrupt-N`, for inspection, and a new one starts with what can be trusted of it. If something may be
-missing, the header of the new one has the reason (`JournalHeader.unconfirmed`), and the record is unconfirmed until it is
-confirmed. Journals set aside are never written again; the newest few are kept.
+The state directory holds `lock`, held by the one process that may write; `journal` (`journal_format`); `published`, the
+newest fact that the bus has; and damaged journals. A damaged journal does not stop the node: it is set aside as
+`journal.corrupt-N`, and a new one starts with what can be trusted of it. If something may be missing, the new header has the
+reason, and the record is unconfirmed until it is confirmed.
 """
 
 import errno

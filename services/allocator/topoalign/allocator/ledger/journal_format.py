@@ -1,16 +1,13 @@
 """
 Encodes and decodes journals, and finds what can be trusted in a damaged one.
 
-A header, and then one line per entry. A line is the CRC-32 of its JSON, a blank, and the JSON. A line without an end is an
-append that was cut short and never answered, so it is dropped; anything else that is not as it was written is damage.
+A header, and then one line per entry: the CRC-32 of its JSON, a blank, and the JSON. A line without an end was never
+answered, so it is dropped; anything else that is not as it was written is damage.
 
-The state follows from the newest snapshot on. So damage before it loses only facts that the bus has not received, and the
-snapshot replaces them. Damage after it, or in the header, means that allocations may be missing, and leaves the record
-unconfirmed. Of the undamaged lines, those around the newest snapshot are trusted as far as they follow one another. A
-journal of another node, or of a later version of this format, is not trusted at all.
-
-Fields may be added to the format and to events, never renamed: readers ignore unknown fields. A fact of an unknown kind may
-have changed the allocations, so it counts as damage.
+The state follows from the newest snapshot on, so damage before it loses nothing. Damage after it, or in the header, means
+that allocations may be missing, and leaves the record unconfirmed; the lines around the newest snapshot are trusted as far
+as they follow one another. A journal of another node, or of a later version of this format, is not trusted at all. A fact of
+an unknown kind may have changed the allocations, so it counts as damage; unknown fields are ignored.
 """
 
 from collections.abc import Sequence

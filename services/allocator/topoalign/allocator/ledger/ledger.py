@@ -2,16 +2,9 @@
 Keeps the allocations of this node. It is the only place that changes them.
 
 Every change takes the same steps without a pause: facts are created, folded into the next state, appended to the journal and
-synced. Only then do they count, and only then may a call be answered. So after a crash the ledger has the state before the
-change or after it. Changes of several callers can be joined (`transaction`). Facts that the bus has not received yet wait in
-`pending`, in order.
-
-The journal is kept short: after `compact_after` facts it is rewritten as one snapshot of the live allocations, preceded only
-by the facts that are still to be published. If these become more than `pending_limit` because the bus is disconnected for
-long, they are dropped. Then the snapshot brings every subscriber up to date.
-
-A damaged journal leaves the record unconfirmed: allocations may be missing. The ledger only reports this. The callers poll
-the kubelet first, or refuse, until the record is confirmed.
+synced. Only then do they count, and only then may a call be answered. Facts that the bus has not received yet wait in
+`pending`. After `compact_after` facts the journal is rewritten as one snapshot, preceded only by the pending facts; if these
+become more than `pending_limit`, they are dropped, and the snapshot brings subscribers up to date.
 """
 
 from collections import deque

@@ -1,15 +1,8 @@
 """
-Publishes the facts of the journal that the bus does not have yet, in the journal's order.
+Publishes the facts of the journal that the bus does not have yet, in the journal's order, up to `MOST_FACTS` at once.
 
-Nothing waits for this: the kubelet is answered before the first attempt. Up to `MOST_FACTS` are in flight at once. Confirmed
-facts are removed from the ledger and marked in its directory.
-
-The stream has the facts in the journal's order. If the bus stores a later fact in flight before an earlier one, subscribers
-notice the gap and wait for a snapshot. The confirmed positions then go back, and a snapshot is published.
-
-If the stream has another message under the id of a fact, the fact is published under another id, after those in flight with
-it, and a snapshot follows in the same way. If none was in flight, a snapshot is published soon afterwards (`watch`), because
-subscribers may have accepted that message.
+If the bus stores a later fact in flight before an earlier one, or has lost facts, or has another message under the id of a
+fact, a snapshot follows: subscribers notice the gap and wait for it.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """
 Checks and locks the directory of a node's record, and explains its failures.
 
-It belongs to the user that the allocator runs as, or to root, and to one process at a time, which holds its lock. A link in
-the place of the directory or of a file in it is refused: who could put it there could have the allocator write elsewhere.
+It belongs to the allocator's user or to root, and to one process at a time. A link in the place of the directory or of a
+file in it is refused: who could put it there could have the allocator write elsewhere.
 """
 
 import errno

@@ -2,18 +2,13 @@
 Creates the MIG instances for an Allocate of slots that become instances, before the call is recorded. Discovery must have
 read each instance, so that its device nodes, its CDI name and its health are known.
 
-- If a live record has an own instance for a slot, the slot keeps it: the kubelet repeats its call, a container reuses
-the slot
-  of an init container of its pod, or the former container has ended. The exception is a kubelet that has lost its checkpoint
-  and allocates the slot of a container that may still run: then the new container gets an instance of its own.
-- The uuid of an instance in another live record is used for no other container, also if the instance is gone, as after a
-  reboot, because its container was started with this uuid.
-- A reading of discovery may have begun before an instance was created, and may show a former instance with the same uuid,
-  because the driver derives the uuid from the placement. So the instances must be read before the call is recorded and again
-  before it is answered. An instance that a reading lacks counts as gone only if the driver confirms it.
-- Both waits have one deadline. If a recorded call fails there, its record ends like that of a pod that the kubelet
-refuses. A
-  call for the slot before that gets the instance, so that none is created twice.
+- A slot with an own instance in a live record keeps it: the kubelet repeats its call, a container reuses the slot of an init
+  container of its pod, or the former container has ended. Only a container that may still run after the kubelet lost its
+  checkpoint keeps its instance for itself.
+- The uuid of an instance in another live record is used for no other container, even after a reboot.
+- The driver derives the uuid from the placement, so a reading may show a former instance. So the instances must be read
+  before the call is recorded and again before it is answered. Both waits have one deadline; if a recorded call fails there,
+  its record ends like that of a pod that the kubelet refuses.
 - A slot has one call at a time: a kubelet that has restarted may repeat a call that is still in progress.
 """
 

@@ -1,8 +1,6 @@
 """
 Destroys the MIG instances of ended allocations: whenever the record changes, and every few seconds after a failure.
 
-GPUs whose instances cannot be changed are reported repeatedly, so that discovery publishes them as unhealthy.
-
 While the record is unconfirmed, or not yet compared with the kubelet's, nothing is destroyed, because containers may have
 instances that are not in it.
 """

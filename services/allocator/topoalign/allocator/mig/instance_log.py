@@ -2,16 +2,12 @@
 Records which MIG instances this allocator created, in a file that survives a crash of the node.
 
 Before an instance is created, the log gets an intent: the slot, the profile, the placement, and the ids of the existing
-instances. So a new instance at this placement is ours, also if the process ended before it got the id. Then the log gets the
-id and the uuid. An entry is removed when the instance is known to be gone.
+instances. So a new instance at this placement is ours, even before the log has its id. An entry is removed when the instance
+is known to be gone.
 
 A reboot destroys all MIG instances, so entries of another boot are dropped. The driver derives ids and uuids from the
-placement, so another user's instance at the placement of one of ours looks the same. Therefore the log has the time of its
-last write. If a process finds a log older than `AWAY_SECONDS`, its entries are unconfirmed and never destroyed. A log that
-cannot be read is set aside. Then no instance counts as ours: instances of a former process stay until an operator removes
-them.
-
-One line, as in the journal: CRC-32 of the JSON, a blank, the JSON.
+placement, so another user's instance at the placement of one of ours looks the same. Therefore entries of a log that was
+last written more than `AWAY_SECONDS` ago are unconfirmed and never destroyed. A log that cannot be read is set aside.
 """
 
 from collections.abc import Callable, Sequence

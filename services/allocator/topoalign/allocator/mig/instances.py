@@ -11,15 +11,9 @@ The steps, and what a start does if the process ended after one of them:
     6  the allocation has ended         as after 4
     7  the instance is destroyed        nothing exists with this id, placement and uuid: the entry is removed
 
-So every allocation has its instance, and no other own instance exists. Instances of other users are never touched. While the
-driver does not answer, an instance to destroy stays in the log, its placement counts as taken, and the call is repeated.
-
-An instance that is known to be gone does not count as ours again, whatever is created at its placement, also while the log
-cannot be written. An unconfirmed one (`OwnInstance.unconfirmed`) is removed from the log without being destroyed. An
-instance of another profile, or with several compute instances, is not ours.
-
-A placement is skipped if the driver has no room there, and if it creates an instance with a uuid of another container:
-after a reboot the kubelet starts that container again without a call.
+Instances of other users are never touched. While the driver does not answer, an instance to destroy stays in the log and its
+placement counts as taken. A placement is skipped if the driver has no room there, or if it creates an instance with the uuid
+of another container: after a reboot the kubelet starts that container again without a call.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

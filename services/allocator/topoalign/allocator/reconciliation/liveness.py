@@ -1,15 +1,11 @@
 """
 Decides whether the container of an allocation has ended, from three sources of the kubelet.
 
-- PodResources reports the devices of active pods.
-- The checkpoint has init containers and the UIDs of pods. It keeps entries of deleted pods until its next write.
+- PodResources reports the devices of active pods; a kubelet that has just started reports fewer, and one that has lost its
+  checkpoint reports containers without their devices.
+- The checkpoint has init containers and the UIDs of pods. It keeps entries of deleted pods until its next write, so an entry
+  that existed before an allocation was granted does not belong to the allocation.
 - A deleted pod has no directory, or its volumes are torn down.
-
-Each source alone may be wrong: a kubelet that has just started reports fewer containers than run, and a kubelet that has
-lost its checkpoint reports containers without their devices as long as they run.
-
-An entry of the checkpoint that existed before an allocation was granted does not belong to the allocation: the kubelet drops
-ended containers from its memory before its next Allocate, and from the file only when it writes it.
 """
 
 from collections import defaultdict

@@ -1,20 +1,13 @@
 """
 Compares the record with each poll of the kubelet: binds owners, releases ended containers, adds unrecorded ones.
 
-- A kubelet that has just started lists fewer pods than run, for minutes if its API server is unreachable. So a missing
-  container is released late, and still later after a restart of the kubelet. A container that is reported with devices of no
-  record is adopted; it was released too early, or is older than this allocator.
-- A container that ended while no allocator ran is an orphan. It is released at the first poll, if the kubelet has
-settled and
-  its checkpoint does not have the devices either.
-- A pod that was refused after Allocate has entries in the checkpoint and no directory. It is released like a missing one. If
-  its directory was only late, the devices are adopted again.
-- A container is not missing if a new kubelet has not listed its pod yet, a volume of the pod is mounted, and the checkpoint
-  keeps its devices.
+- A kubelet that has just started lists fewer pods than run. So a missing container is released late, and still later after a
+  restart of the kubelet. A container that is reported with devices of no record is adopted.
+- A container that ended while no allocator ran is an orphan. It is released at the first poll of a settled kubelet whose
+  checkpoint does not have the devices either.
+- A pod that was refused after Allocate has entries in the checkpoint and no directory, and is released like a missing one.
 - A container whose devices the kubelet has lost keeps its record as long as its pod exists. If the kubelet has allocated the
-  devices to another container meanwhile (`Allocation.displaced`), the record returns when that one ends. A record from
-  before a reboot is kept in the same way if a settled kubelet lists its container without devices
-  (`LivenessCheck.has_returned`).
+  devices to another container meanwhile (`Allocation.displaced`), the record returns when that one ends.
 - A record without an owner is replaced if the checkpoint has only some of its devices and no container has the others.
 - After a damaged journal the record is unconfirmed. Once discovery has confirmed the hardware, the devices of the checkpoint
   that PodResources does not report are adopted, too, and then the record is confirmed.

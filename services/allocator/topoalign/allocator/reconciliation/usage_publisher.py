@@ -1,10 +1,9 @@
 """
 Publishes what the kubelet allocates without this allocator: CPUs, memory, and devices of other plugins.
 
-It is read from PodResources, kept in the node's state, and published whenever it changes, so that predictions elsewhere know
-what is left. Only the newest reading matters, so an unpublished one is replaced by the next. The stream may lose the
-reading, or another client may publish over it, so the stream is checked from time to time. Over a forged reading it is
-published again under a new epoch, because subscribers drop messages without a greater revision of the same epoch.
+It is published whenever it changes, so that predictions elsewhere know what is left. Only the newest reading matters. The
+stream may lose the reading, or another client may publish over it: then it is published again, over a forged one under a new
+epoch, because subscribers drop messages without a greater revision of the same epoch.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,13 +1,9 @@
 """
 Lets containers of low priority wait while one of high priority computes on their GPU, through HAMi-core's shared files.
 
-Every few seconds the launches of all containers are read, and a note of four bytes is written to each file, through the
-descriptor that was just checked. No file is created. No file is extended, unless its container truncates it at that moment.
-
-A file that cannot be used is logged once: its container does not wait and lets no other wait.
-
-A container waits until its note changes. So all notes are reset when this is switched off, when the agent stops, and when it
-starts with this switched off.
+Every few seconds the launches of all containers are read, and a note of four bytes is written to each file through the
+descriptor that was just checked. A file that cannot be used is logged once: its container does not wait and lets no other
+wait. A container waits until its note changes, so all notes are reset when this is switched off or the agent stops.
 """
 
 import os

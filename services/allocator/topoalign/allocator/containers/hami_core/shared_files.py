@@ -1,9 +1,8 @@
 """
 Reads the files that HAMi-core shares between the processes of each container, to report the use of GPUs.
 
-A container writes its file, and may replace or truncate it at any time. So only a regular file is opened, its size is
-checked through the descriptor, and it is read in blocks of a bounded size and never mapped. An error in a file affects
-only its container's entry; it is logged once and counted.
+A container may replace or truncate its file at any time. So only a regular file is opened, its size is checked through the
+descriptor, and it is read in blocks and never mapped. An error in a file affects only its container's entry.
 
 Files are read in a thread, at most once a second and for about a second. The next reading continues with the remaining
 containers. While a disk does not answer, readings report this and start no new one.

@@ -1,21 +1,15 @@
 """
-Manages the directories of the library's shared files: one for each allocation of slots, below one root.
+Manages the directories of HAMi-core's shared files: one for each allocation of slots, below one root.
 
-A directory is named by a digest of the resource and the slots, as those of vcuda are, and not after the record, which
-changes if the journal is lost. So the mount that the kubelet keeps for each start of a container stays valid, and a
-missing directory can be created again.
+A directory is named by a digest of the resource and the slots, so that the mount which the kubelet keeps for each start of a
+container stays valid even if the journal is lost, and a missing directory can be created again.
 
     <root>/slots-2f1c…          of this process' user, mode 0755: a container cannot change what is in it
         of                      the id of its allocation and, once known, the UID of its pod
         cache/                  mode 0777, mounted read-write at /usr/local/vgpu
     <root>/vgpulock/            mode 0777, mounted at /tmp/vgpulock of all containers
 
-The root is closed to other users of the host (mode 0700), because root in a container may leave setuid programs and device
-nodes there. Containers need no access to it, because their directories are mounted.
-
-For another record Allocate creates the directory again: the former one is renamed, and the cleanup removes it. `cache`
-belongs to the container, which may change it in any way. `vgpulock` is shared by all containers; if one of them has
-taken ownership of it, the next containers get a new one.
+The root is closed to other users of the host (mode 0700), because root in a container may leave setuid programs there.
 """
 
 import errno

@@ -2,16 +2,13 @@
 Limits containers with vcuda units through Gaia's library: writes its files before a container starts, and registers
 processes.
 
-- PreStartContainer gets the owner of units from the kubelet's checkpoint. Each half of its share has a directory, and the
-  kubelet chooses which of the two it mounts. So both get the same limits and a socket. If that fails, the container does not
-  start, and the kubelet's next attempt repeats it.
-- RegisterVDevice writes the processes of the container, for a caller in the container that has these units.
-- Every few seconds, and after the start of the agent, each directory gets its socket if its units are in the record or
-in the
-  checkpoint, or if its pod exists. Any other directory is removed. Nothing is removed without an answer of the kubelet,
-  or if its checkpoint cannot be read.
+- PreStartContainer gets the owner of units from the checkpoint. Each half of a share has a directory, and the kubelet mounts
+  one of the two. So both get the same limits and a socket. If that fails, the container does not start.
+- RegisterVDevice writes the processes of the caller's container, if it has these units.
+- Every few seconds each directory gets its socket if its units are in the record or in the checkpoint, or if its pod exists.
+  Any other directory is removed, but nothing without an answer of the kubelet and its checkpoint.
 
-Calls and cleanups exclude each other, and nothing here waits for a caller. Leftovers of containers are removed in a thread.
+Calls and cleanups exclude each other, and nothing here waits for a caller.
 """
 
 from asyncio import shield

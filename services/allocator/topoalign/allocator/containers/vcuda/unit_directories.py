@@ -1,9 +1,8 @@
 """
 Manages the directories that containers see at /etc/vcuda: one for each allocation of units, below one root.
 
-A directory is named by a digest of the resource and the ids of the devices. It is not named after the pod, because Allocate
-does not name it, nor after the record, which changes if the journal is lost. So the mount that the kubelet keeps for each
-start of a container stays valid.
+A directory is named by a digest of the resource and the devices, because Allocate does not name the pod, and so that the
+mount which the kubelet keeps for each start of a container stays valid.
 
     <root>/units-2f1c…          of this process' user, mode 0755, mounted read-only
         vcuda.config            owner and limits; written before the container starts
@@ -11,19 +10,9 @@ start of a container stays valid.
         vcuda.sock
         <container id>/         copies of the two files, which the library reads if there is no vcuda.config above
 
-If another container gets the same units later, its directory is created again. If the former container still runs, its mount
-is empty from then on, and the library ends its processes, because it opens `pids.config` regularly (source: vcuda-controller
-72e0115, src/hijack_call.c).
-
-The root is closed to other users of the host (mode 0700). Callers are identified by control groups and mounts, and a host
-user with a delegated control group could give it and its mounts the names of a container.
-
-Files are replaced as a whole, and only own directories with such a name are touched. Leftovers of a killed process
-(temporary files, directories under removal) are removed.
-
-A container may write in its directory if its mount is not read-only. So only regular files and directories are opened there,
-and no link is followed. A directory to remove is renamed at once, and its content is removed in small batches. So a pipe, a
-deep tree or a million files neither keep the agent busy nor block the units for the next container.
+If another container gets the same units, its directory is created again. A former container that still runs finds its mount
+empty, and the library ends its processes (vcuda-controller 72e0115, src/hijack_call.c). The root is closed to other users
+(mode 0700): callers are identified by control groups and mounts, which a host user could give the names of a container.
 """
 
 import os
