@@ -159,10 +159,7 @@ class WholeDevices(Claim):
         return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, asked.devices)))]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """
-        Releases records whose devices the kubelet reports with no container, or whose container has ended. Raises
-        DeviceInUse.
-        """
+        """Releases records of ended containers. Raises DeviceInUse if the kubelet reports a container of one."""
         owned = self.view.state.ownership
         for record in conflicts:
             poll = asked.known_poll

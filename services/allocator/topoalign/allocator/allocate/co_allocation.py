@@ -123,9 +123,7 @@ class JointClaim(Claim):
         return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, ids)))]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """
-        Releases records that have ended; another one excludes nobody, as the container may do without the devices.
-        """
+        """Releases records that have ended. The container may do without the devices of others."""
         has_ended = self.view.liveness.has_ended
         asked.release(each for each in conflicts if has_ended(each, asked.known_poll.listing, asked.known_poll.at))
 
@@ -181,9 +179,7 @@ class JointClaim(Claim):
     def preferred(
         self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """
-        Returns GPUs for a container that waits for this number and can no longer have its own; () if there are none.
-        """
+        """Returns GPUs for a container that waits for this number and can no longer have its own; else ()."""
         if not self.view.reserved.reservations:  # most often, and thousands of shares may be available
             return ()
         others = tuple(device for device in available if device not in must_include)

@@ -61,10 +61,7 @@ class Preferences:
     def deviations(
         self, resource: ResourceName, granted: Sequence[Allocation]
     ) -> dict[AllocationID, tuple[DeviceID, ...]]:
-        """
-        Returns allocation -> the devices that were preferred instead; empty if the kubelet followed. Forgets the
-        preference.
-        """
+        """Returns allocation -> the devices that were preferred instead, and forgets the preference."""
         given = self._newest.pop(resource, None)
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}
@@ -213,10 +210,7 @@ class Grants:
         return asked
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
-        """
-        Judges calls in order and records all with one sync. A refused call does not affect the others; a failing disk
-        refuses all.
-        """
+        """Judges calls in order and records all with one sync. Only a failing disk refuses more than one call."""
         grant = Grant(self._pod_resources.written(), self._view.now)
         judged: list[tuple[AllocateCall, Judgement]] = []
         try:

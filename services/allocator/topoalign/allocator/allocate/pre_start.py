@@ -44,10 +44,7 @@ STARTED_AGAIN = "the kubelet starts the container again; see whether its device 
 
 
 def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> Owner | None:
-    """
-    Returns a container with the names of its pod from a reservation, for pods that PodResources does not report; else
-    None.
-    """
+    """Returns a container with the names of its pod by its reservation; None: nothing is reserved."""
     kept = next((each for each in reserved.reservations if each.pod_uid == pod_uid), None)
     if kept is None or not container:
         return None
@@ -91,7 +88,9 @@ UNKNOWN = object()
 
 class NotAsReserved(NoFit):
     """
-    Raised for a container whose slots have other amounts than are reserved for it, or are reserved for another pod.
+    Raised for a container whose slots have other amounts than are reserved for it.
+
+    Or they are reserved for another pod.
 
     Remedy: Delete the pod, and use one scheduler for all pods.
     """
@@ -163,10 +162,7 @@ class SlotStarts(ContainerStarts):
         )
 
     def _judge(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
-        """
-        Judges an allocation. A judgement outlives its reservation, unless a later one shows that the container has its
-        own.
-        """
+        """Judges an allocation; the result outlives its reservation, unless a later one shows that it has its own."""
         name = (record.id, record.pod_uid)
         found = self._misfit(record, is_read=is_read)
         if (before := self._judged.get(name)) is None or (found is None and self._has_bounds(record)):

@@ -206,10 +206,7 @@ class DeviceAllocations:
     async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """
-        As `AllocatorPort.prefer`. Devices of ended containers count as free, and reserved ones are avoided or are the
-        answer.
-        """
+        """As `AllocatorPort.prefer`. Devices of containers that have ended, as the kubelet reports, are free."""
         await self._reservations.until_read()
         at = self._clock.monotonic()
         if self.state.allocations and self.state.hardware.kind_of(resource) in ("unit", "slot"):
@@ -354,10 +351,7 @@ class DeviceAllocations:
         return poll
 
     async def _poll(self, seconds: float | None = None) -> Poll:
-        """
-        Polls PodResources. If this process was stopped meanwhile, the answer is old, and it polls again. Raises
-        Unavailable.
-        """
+        """Polls PodResources again if this process was stopped meanwhile. Raises Unavailable."""
         for _ in range(POLL_ATTEMPTS):
             live = frozenset(self.state.allocations)
             at = self._clock.monotonic()

@@ -137,9 +137,7 @@ class SlotClaim(Claim):
         self.moved = {key: each for key, each in self.moved.items() if key[0] in reserved.until} | {name: moved}
 
     def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
-        """
-        Returns the amounts of a container that gets exactly the slots recorded instead of reserved ones; else empty.
-        """
+        """Returns the amounts of a container that gets exactly slots recorded instead of reserved ones."""
         until = self.view.reserved.until
         now = self.view.now
         wanted = frozenset(slots)
@@ -149,10 +147,7 @@ class SlotClaim(Claim):
         return {}
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """
-        Raises InvalidShare for several slots of one GPU, which give no more of it than one, and ShareSplit as
-        `check_reserved`.
-        """
+        """Raises InvalidShare for several slots of one GPU, and ShareSplit as `check_reserved`."""
         if resource not in resources_in_slots(self.view.state.hardware):
             return
         gpus = [base_of(slot) for slot in devices]
@@ -224,10 +219,7 @@ class SlotClaim(Claim):
         return sharing if self._lacking(amounts, (*sharing, *asked.new.granted)) is not None else ()
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """
-        Releases ended records if the GPUs lack something. Raises NotEnoughShareCores, NotEnoughShareMemory and
-        ShareSplit.
-        """
+        """Releases ended records if the GPUs lack something. Raises ShareDoesNotFit."""
         if not conflicts:
             return
         poll = asked.known_poll
@@ -274,9 +266,7 @@ class SlotClaim(Claim):
     def _refusal(
         self, resource: ResourceName, slots: Collection[DeviceID], lacking: ShareDoesNotFit
     ) -> ShareDoesNotFit:
-        """
-        Returns the refusal of slots whose GPUs lack something. If they stood for reserved slots, they no longer do.
-        """
+        """Returns the refusal of slots whose GPUs lack something; they no longer stand for reserved slots."""
         moved = [name for name, each in self.moved.items() if each.slots == frozenset(slots)]
         if not moved:
             return lacking

@@ -166,9 +166,7 @@ def gpus_for(
 def with_other_half(
     topology: Topology, left: SharesLeft, share: Share, kind: UnitKind, *, was_split: bool
 ) -> list[DeviceID]:
-    """
-    Returns the GPUs with enough left that have most of the other kind, those in use with an equal part of both first.
-    """
+    """Returns the GPUs with enough left that have most of the other kind, those in use first."""
     room = gpus_with_enough(topology, left, share)
     in_use = [
         gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
@@ -271,10 +269,7 @@ class UnitClaim(Claim):
         return OpenHalf(newest, not self._newest.is_second and needs_memory(newest))
 
     def _recent_half(self, kind: UnitKind) -> OpenHalf | None:
-        """
-        Returns the newest grant, if it may be a first half, for preferences: the checkpoint may be written between two
-        halves.
-        """
+        """Returns the newest grant, if it may be a first half, without regard to the checkpoint."""
         if self._newest is None or self._newest.is_second or self.view.now - self._newest.at > OPEN_SECONDS:
             return None
         newest = self.view.state.allocations.get(self._newest.id)
@@ -392,9 +387,7 @@ class UnitClaim(Claim):
         )
 
     def check_spread(self, resource: ResourceName, units: Collection[DeviceID]) -> None:
-        """
-        Raises ShareSplit if a container waits for this number of units of several GPUs and these are not its units.
-        """
+        """Raises ShareSplit if a container that waits for this number of units of several GPUs has others."""
         own = spread_for(self.view.reserved, self.view.now, resource, len(units), units)
         if own is None:
             return

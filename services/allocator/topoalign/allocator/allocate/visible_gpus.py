@@ -121,10 +121,7 @@ class VisibleGpus(Claim):
         return () if newest is None else [self.view.state.allocations[newest.id]]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """
-        Raises NotVisible, once, for GPUs that the answer to the newest grant does not name, if both are for one
-        container.
-        """
+        """Raises NotVisible, once, for GPUs that the answer to the newest grant, of this container, does not name."""
         newest = self._newest
         if not conflicts or newest is None or self._is_entered(newest, asked.known_poll):
             return

@@ -62,10 +62,7 @@ class Containers:
         proc: Path = PROC,
         cgroups: Path = CGROUPS,
     ) -> None:
-        """
-        `configuration` returns the newest one; `cdi_dir` is where the runtime reads CDI specifications; `proc` and
-        `cgroups` are the host's.
-        """
+        """`cdi_dir` is where the runtime reads CDI specifications; `proc` and `cgroups` are the host's."""
         self._configuration = configuration
         self._proc = proc
         self._cgroups = cgroups

@@ -53,9 +53,7 @@ def is_pod_present(pod_uid: str, poll: Poll) -> bool:
 
 
 def amount_of_slot(slot: DeviceID, gpu: DeviceID, amounts: Mapping[DeviceID, Amount], hardware: Topology) -> Amount:
-    """
-    Returns the recorded amount of a slot, else an equal part. Raises ContainerUnready for a GPU no longer in slots.
-    """
+    """Returns the amount of a slot, an equal part without one. Raises ContainerUnready if the GPU is not in slots."""
     if gpu not in offered_in_slots(hardware):
         raise ContainerUnready(f"{gpu} is not in slots any more", "let the pod be created again")
     return amounts.get(slot) or equal_part(hardware, gpu)
@@ -107,9 +105,7 @@ def remove_own_directory(root: Path, name: str) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """
-    Removes `MOST_REMOVED` entries of renamed directories, divided equally. Raises OSError at the end if some remain.
-    """
+    """Removes `MOST_REMOVED` entries of renamed directories, divided equally. Raises OSError if some remain."""
     failure: OSError | None = None
     with suppress(FileNotFoundError), open_directory(root) as at:
         names = [each for each in list_entries(at) if GONE.fullmatch(each)]
@@ -253,10 +249,7 @@ def read_file(directory: int, name: str) -> bytes:
 
 
 def write_file(directory: int, name: str, content: bytes, *, durable: bool = False) -> None:
-    """
-    Replaces a file as a whole: a reader sees the former content or this one. `durable`: it is synced to disk. Raises
-    OSError.
-    """
+    """Replaces a file as a whole, so that readers see one content. `durable`: synced to disk. Raises OSError."""
     temporary = f".{name}.new"
     with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=directory)

@@ -87,10 +87,7 @@ class EditProvider(msgspec.Struct, frozen=True):
 
 
 class DeviceLists(EditProvider, frozen=True):
-    """
-    Lists GPUs and MIG instances by `deviceListStrategy`. With both `envvar` and `volume-mounts` the variable points to
-    the mounts.
-    """
+    """Lists GPUs by `deviceListStrategy`. With both `envvar` and `volume-mounts` the variable points to the mounts."""
 
     configuration: Configuration = Configuration()
     dev: HostRoot = HostRoot("/", Path("/"))
@@ -219,10 +216,7 @@ class ResponseWriter(NamedTuple):
     """In the order in which their edits are in an answer."""
 
     def check(self, topology: Topology, containers: Iterable[Iterable[DeviceID]]) -> None:
-        """
-        Checks before the record that each container could use its devices; ignores unknown ids. Raises
-        ContainerUnready.
-        """
+        """Checks that each container could use its devices; ignores unknown ids. Raises ContainerUnready."""
         by_base = topology.offers_by_base
         for devices in containers:
             gpus, _, _ = self._read_devices(topology, [base for base in bases_of(devices) if base in by_base])
@@ -282,9 +276,7 @@ def visible_device(topology: Topology, base: DeviceID, lists: DeviceLists) -> Vi
 
 
 def named_bases(devices: ContainerDevices) -> list[DeviceID]:
-    """
-    Returns the bases of all devices of the container, each GPU before its MIG instances, each NIC before its functions.
-    """
+    """Returns the bases of a container's devices; GPUs come before their instances, NICs before their functions."""
     bases = {base_of(each) for ids in devices.named.values() for each in ids}
     hardware = devices.hardware
     gpus = [(gpu.id, *(instance.uuid for instance in gpu.mig or ())) for gpu in hardware.gpus]

@@ -176,10 +176,7 @@ class FileJournal:
             return None
 
     def mark_published(self, epoch: int, seq: int) -> None:
-        """
-        Marks this fact as published, in place and with a fixed length, so that a sector has all of it or none; never
-        raises.
-        """
+        """Marks this fact as published; never raises. A sector has all of the mark or none."""
         with suppress(OSError):
             mark = os.open(self.directory / "published", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:

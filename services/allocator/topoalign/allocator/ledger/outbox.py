@@ -47,10 +47,7 @@ class Outbox:
         await self.publisher.run()
 
     async def watch(self) -> None:
-        """
-        Checks every `POLL_SECONDS` whether the stream still has the published facts, and whether another client
-        published under ids of this node.
-        """
+        """Publishes a snapshot if the stream has lost facts, or if another client published under ids of this node."""
         subject = wire.allocation_subjects(self._ledger.node)
         taken = 0
         while True:
@@ -62,10 +59,7 @@ class Outbox:
                 self.notice(await self._bus.last_position(Stream.ALLOCATIONS, subject))
 
     def due(self) -> Sequence[Message]:
-        """
-        Returns the messages of the oldest pending facts, or of one if it goes out alone; skips a fact that is too large
-        for the bus.
-        """
+        """Returns the messages of the oldest pending facts; skips a fact that is too large for the bus."""
         self._due = []
         while self._ledger.pending:
             size = 0

@@ -49,8 +49,7 @@ class StateInUse(StateFault):
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """
-    Makes the directory if it is missing, and holds its lock. Raises StateInUse if another process has it, InvalidField
-    if it cannot be used.
+    Makes the directory if it is missing, and holds its lock. Raises StateInUse, and InvalidField if it is unusable.
     """
     with usable():
         with faults(directory, "use the state directory"):

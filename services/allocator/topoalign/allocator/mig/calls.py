@@ -167,9 +167,7 @@ class InstanceCalls:
         return instances.has(slot, uuid)
 
     async def _until_seen(self, uuids: Sequence[DeviceID], until: float) -> None:
-        """
-        Waits until discovery's newest reading has these instances. Raises DriverFault if one lacks at second `until`.
-        """
+        """Waits until discovery has read these instances. Raises DriverFault at second `until`."""
         while not all(uuid in self._ledger.state.hardware.cards for uuid in uuids):
             left = until - self._clock.monotonic()
             if left <= 0:

@@ -79,10 +79,7 @@ class PlaceTaken(NoFit):
 
 
 class InstanceMaker(Protocol):
-    """
-    Creates and destroys MIG instances within time limits. DriverFault means that it failed or that its result is
-    unknown.
-    """
+    """Creates and destroys MIG instances. After a DriverFault `there` shows the result later."""
 
     async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
         """All GPU instances of a GPU. Raises DriverFault."""
@@ -302,9 +299,7 @@ class Instances:
             self._log.replace(())
 
     async def forget(self, missing: Collection[OwnInstance]) -> None:
-        """
-        Forgets the `missing` instances that the driver does not have either, for example after a reset of the GPU.
-        """
+        """Forgets the `missing` instances that the driver does not have either."""
         for own in missing:
             with anyio.CancelScope(shield=True), suppress(DriverFault, StateFault):  # they are checked again later
                 async with self._turn:

@@ -18,9 +18,7 @@ from topoalign.core.state.fold import NodeState
 
 
 def in_offered_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
-    """
-    Sorts devices as the resource offers them, which is the order that the container sees; others come last, by name.
-    """
+    """Sorts devices as the resource offers them and the container sees them; others come last, by name."""
     offered = hardware.devices.get(resource, NO_DEVICES)
     if isinstance(devices, DeviceSet) and devices.devices is offered:
         return tuple(devices)

@@ -111,9 +111,7 @@ class LivenessCheck:
         return uids.pop() if len(uids) == 1 and self.is_written_since(allocation, listing) else ""
 
     def is_kept(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """
-        Whether the checkpoint has a device of the allocation with a pod that still exists; True if it cannot be read.
-        """
+        """Whether the checkpoint, if it can be read, has a device of the allocation with an existing pod."""
         held = kubelet_places(allocation)
         if listing.checkpoint is None:
             return True

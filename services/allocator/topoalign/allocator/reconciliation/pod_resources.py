@@ -124,10 +124,7 @@ class PodResourcesClient:
         )
 
     async def devices(self, ours: Collection[ResourceName] = ()) -> Listed:
-        """
-        Reads the healthy devices of all plugins but `ours`, which may have thousands of shares. Raises KubeletAway
-        after at most `LIST_SECONDS`.
-        """
+        """Reads the healthy devices of all plugins but `ours`. Raises KubeletAway within `LIST_SECONDS`."""
         known, listed = self._listed
         codec = ComparingCodec(known, tuple(field(1, resource.encode()) for resource in ours))
         response = await self.channel.ask(

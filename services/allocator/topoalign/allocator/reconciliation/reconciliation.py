@@ -90,10 +90,7 @@ class Presence(NamedTuple):
         return self if self.missing_since is not None else self._replace(missing_since=at)
 
     def explain(self) -> "Presence":
-        """
-        The presence if it may run unreported, because the kubelet has lost it or waits for its pod: it is not missing
-        yet.
-        """
+        """Returns the presence if it may run unreported, because the kubelet has lost it or waits for its pod."""
         return self._replace(missing_since=None, is_explained=True)
 
     def restart_wait(self) -> "Presence":
@@ -134,9 +131,7 @@ class Settling(NamedTuple):
 
 
 class Reconciliation:
-    """
-    Compares the record with each poll of the kubelet, and records what follows. Synchronous: nothing changes meanwhile.
-    """
+    """Compares the record with each poll of the kubelet, and records what follows, without a pause."""
 
     def __init__(
         self, ledger: Ledger, clock: Clock, *, gone_seconds: float, unbound_seconds: float, settle_seconds: float
@@ -214,10 +209,7 @@ class Reconciliation:
         self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
 
     def _settle(self, poll: Poll) -> None:
-        """
-        Notes a new kubelet. After a reboot it counts as new, because its age comes from the wall clock, which is often
-        set then.
-        """
+        """Notes a new kubelet. After a reboot it counts as new: the wall clock is often set then."""
         state = self._ledger.state
         before = self._settling
         rebooted = not before.is_boot_known and bool(state.stale)
@@ -298,9 +290,7 @@ class Reconciliation:
         return None if is_recorded else binding
 
     def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
-        """
-        Records that these have ended and, in the same entry of the journal, the displaced containers that replace them.
-        """
+        """Records that these have ended and, in one entry of the journal, what returns of displaced ones."""
         log_readmitted(gone, listing)
         for reason, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),

@@ -66,10 +66,7 @@ class UsagePublisher:
         return self._published is not None
 
     async def watch(self) -> None:
-        """
-        Checks the stream every `POLL_SECONDS` until cancelled. Publishes the usage again if it is not the newest
-        message.
-        """
+        """Checks every `POLL_SECONDS` whether the usage is the stream's newest message; else publishes it again."""
         while True:
             await self._clock.sleep(POLL_SECONDS)
             published = self._published

@@ -109,10 +109,7 @@ def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str
 
 
 def write_note(root: Path, name: str, before: int, note: int) -> None:
-    """
-    Writes a container's note, unless the container has launched a kernel since the reading (`before`) and need not
-    wait.
-    """
+    """Writes a container's note, unless it need not wait and has launched a kernel since the reading (`before`)."""
     with suppress(Unusable, OSError), opened_file(root, name, os.O_RDWR) as found:
         if found is None or (region := read_region(*found)) is None:
             return

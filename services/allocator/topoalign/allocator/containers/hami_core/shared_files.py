@@ -176,10 +176,7 @@ class RegionLayout(NamedTuple):
     def counts_of(
         self, uuids: list[str], processes: bytes, tail: Tail, gpus: Collection[DeviceID]
     ) -> Iterator[LibraryCount]:
-        """
-        Yields the counts of these GPUs over all running processes. `processes`: the bytes of all processes. Raises
-        Unusable.
-        """
+        """Yields the counts of these GPUs over all running processes, which `processes` encodes. Raises Unusable."""
         if len(processes) != tail.processes * PROCESS_SIZE:
             raise Unusable("it is cut off")
         status_at = STATUS_AT + self.process_shift
@@ -362,10 +359,7 @@ def read_region(file: int, layout: RegionLayout) -> tuple[list[str], Tail] | Non
 
 @contextmanager
 def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, RegionLayout] | None]:
-    """
-    Opens the file of a container; yields descriptor and layout, None without a file or for an empty one. Raises
-    Unusable and OSError.
-    """
+    """Opens a container's file; yields descriptor and layout, or None without content. Raises Unusable and OSError."""
     with open_directory(root) as at, open_directory(name, at) as directory, open_directory(CACHE, directory) as cache:
         found = list_entries(cache, MOST_ENTRIES + 1)
         if len(found) > MOST_ENTRIES:

@@ -91,10 +91,7 @@ def make_locks(root: Path) -> None:
 
 
 def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> None:
-    """
-    Prepares the directory of this record, empty unless it was its own before. Raises OSError; then the call can be
-    repeated.
-    """
+    """Prepares the directory of this record, empty unless it was its own before. Raises OSError."""
     with open_directory(root) as at:
         former = read_directory_owner(root, name)
         if former is not None and former.allocation == owner.allocation:
@@ -116,9 +113,7 @@ def write_owner(root: Path, name: str, owner: DirectoryOwner) -> None:
 
 
 def make_open(at: int, name: str) -> None:
-    """
-    Creates a directory that all users may write to, or opens it again if its container has closed it. Raises OSError.
-    """
+    """Creates a directory that all users may write to, or opens it again after its container. Raises OSError."""
     with suppress(FileExistsError):
         os.mkdir(name, OPEN, dir_fd=at)
     directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)

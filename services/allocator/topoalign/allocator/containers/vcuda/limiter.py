@@ -108,10 +108,7 @@ class Calls:
 
 
 def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
-    """
-    Returns the limits of a container. For equal parts of several GPUs they are those of one, because the library reads
-    only the first GPU.
-    """
+    """Returns a container's limits; those of one GPU for equal parts of several, because the library reads only one."""
     amounts = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
     cores = sum(each.cores for each in amounts.values())
@@ -228,10 +225,7 @@ class VcudaLimiter:
     def __init__(
         self, root: Callable[[], str], hardware: Callable[[], Topology], proc: Path = PROC, cgroups: Path = CGROUPS
     ) -> None:
-        """
-        `root`: `flags.vcudaRoot` of the newest configuration, empty: none. `proc`, `cgroups`: where the host's are
-        mounted.
-        """
+        """`root`: `flags.vcudaRoot` of the newest configuration, empty: none. `proc`, `cgroups`: the host's."""
         self._root = root
         self._hardware = hardware
         self._proc = proc
@@ -301,10 +295,7 @@ class VcudaLimiter:
             ) from error
 
     async def run(self, allocations: RecordView, clock: Clock) -> None:
-        """
-        Cleans up every `COLLECT_SECONDS` until cancelled, sooner after a failure: a predecessor may still have the
-        sockets.
-        """
+        """Cleans up every `COLLECT_SECONDS`, sooner after a failure: a predecessor may still have the sockets."""
         failing = None
         try:
             while True:
@@ -327,9 +318,7 @@ class VcudaLimiter:
             await self._stop_all(self._servers)
 
     async def clean_up(self, state: NodeState, poll: Poll | None) -> None:
-        """
-        Opens a socket in every needed directory, and removes the others. Raises OSError and StateFault at the end.
-        """
+        """Opens a socket in every needed directory, and removes the others. Raises OSError and StateFault."""
         poll = with_checkpoint(poll)
         async with self._turn:
             configured = self._root()

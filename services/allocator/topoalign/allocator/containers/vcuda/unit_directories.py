@@ -171,10 +171,7 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
 
 
 def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
-    """
-    Writes the changed files of a registered container into the directory of its id, and `pids` also above. Raises
-    OSError.
-    """
+    """Writes the changed files of a container into the directory of its id, and `pids` above. Raises OSError."""
     with open_directory(root) as at, open_directory(name, at) as directory:
         with suppress(FileExistsError):
             os.mkdir(container_id, MODE, dir_fd=directory)
