@@ -257,8 +257,7 @@ def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
         return record
     places = [(resource, device) for resource, ids in record.from_kubelet.items() for device in ids]
     entries = {entry for place in places for entry in listing.parts_by_place.get(place, ())}
-    gone = listing.directories.is_gone if listing.directories is not None else lambda uid: False
-    holders = {(entry.pod_uid, entry.container) for entry in entries if not gone(entry.pod_uid)}
+    holders = {(entry.pod_uid, entry.container) for entry in entries if not listing.is_gone(entry.pod_uid)}
     uids = {uid for uid, _ in holders}
     if len(uids) != 1 or "" in uids:
         return record
@@ -321,7 +320,13 @@ class ShareStarts(ContainerStarts):
             )
         for mine in starting:
             try:
-                self._check_container(mine, parts, poll)
+                fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
+                own = amounts_of(unit for part in entries_of_holder(mine, parts) for unit in part.devices)
+                check_units_asked(sum_amounts(own.values()), fields)
+                check_gpus(own, fields.memory, gpus=None)
+                for name, theirs in self._others(mine, parts, poll):
+                    if gpus := exclusive_conflicts(own, theirs):
+                        raise WholeGpuInUse(gpus, name, fields.cores)
             except NoFit as misfit:
                 names = [each.owner for each in listing.holdings if mine.pod and each.pod_uid == mine.pod]
                 owner = reserved_owner(self._view.reserved, mine.pod, mine.container)
@@ -330,15 +335,6 @@ class ShareStarts(ContainerStarts):
                     owner = Owner(namespace=names[0].namespace, pod=names[0].pod, container=name)
                 self._record(mine, owner, misfit)
                 raise
-
-    def _check_container(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> None:
-        fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
-        own = amounts_of(unit for part in entries_of_holder(mine, parts) for unit in part.devices)
-        check_units_asked(sum_amounts(own.values()), fields)
-        check_gpus(own, fields.memory, gpus=None)
-        for name, theirs in self._others(mine, parts, poll):
-            if gpus := exclusive_conflicts(own, theirs):
-                raise WholeGpuInUse(gpus, name, fields.cores)
 
     def _others(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> Iterator[tuple[str, Amounts]]:
         """Yields each other container that counts, with its amounts."""
@@ -365,12 +361,7 @@ class ShareStarts(ContainerStarts):
 
 def live_unit_entries(listing: KubeletListing) -> tuple[ResourceEntry, ...]:
     """Returns the entries of the checkpoint with vcuda units, without those of deleted pods."""
-    directories = listing.directories
-    return tuple(
-        part
-        for part in listing.parts
-        if amounts_of(part.devices) and (directories is None or not directories.is_gone(part.pod_uid))
-    )
+    return tuple(part for part in listing.parts if amounts_of(part.devices) and not listing.is_gone(part.pod_uid))
 
 
 def entries_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Iterator[ResourceEntry]:

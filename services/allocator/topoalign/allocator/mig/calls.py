@@ -100,7 +100,11 @@ class InstanceCalls:
             created: dict[DeviceID, CreatedInstance] = {}
             try:
                 wanted = {slot: amount for each in containers for slot, amount in amounts(each).items()}
-                displaced = await self._displaced_from(slots)
+                live = self._ledger.state.allocations.values()
+                bound = [
+                    each for each in live if each.owner is not None and not each.instances.keys().isdisjoint(slots)
+                ]
+                displaced = [each.id for each in bound if await self._is_displaced(each)]
                 for slot in slots:
                     known = await self._find_recorded(self._instances, slot, wanted[slot], displaced)
                     if known is not None:
@@ -135,11 +139,6 @@ class InstanceCalls:
         held = held_by_slot(state.hardware, kept).get(gpu, {})
         taken = taken_by(state.hardware.gpu_by_id[gpu], held, instances_of(kept))
         return taken if taken is not None else frozenset()
-
-    async def _displaced_from(self, slots: Collection[DeviceID]) -> frozenset[AllocationID]:
-        live = self._ledger.state.allocations.values()
-        bound = [each for each in live if each.owner is not None and not each.instances.keys().isdisjoint(slots)]
-        return frozenset([each.id for each in bound if await self._is_displaced(each)])
 
     async def _find_recorded(
         self, instances: Instances, slot: DeviceID, wanted: Amount, displaced: Collection[AllocationID]

@@ -114,13 +114,13 @@ def return_displaced(
                 )
             )
             state = state.holding(found[-1])
-    return [msgspec.structs.replace(each, displaced=others_of(state, each, formers)) for each in found]
-
-
-def others_of(state: NodeState, returning: Allocation, displaced: Sequence[Displaced]) -> tuple[Displaced, ...]:
-    """Returns the displaced containers, each once, with devices of a returning one, without that one."""
-    found = {(each.owner, each.pod_uid): each for each in of_devices(state, displaced, returning.device_ids)}
-    return tuple(each for name, each in found.items() if name != (returning.owner, returning.pod_uid))
+    returned: list[Allocation] = []
+    for each in found:
+        own = each.owner, each.pod_uid
+        others = {(it.owner, it.pod_uid): it for it in of_devices(state, formers, each.device_ids)}
+        displaced = tuple(other for name, other in others.items() if name != own)
+        returned.append(msgspec.structs.replace(each, displaced=displaced))
+    return returned
 
 
 def without_allocations(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:

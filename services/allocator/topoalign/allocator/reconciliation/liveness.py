@@ -111,29 +111,26 @@ class LivenessCheck:
         return uids.pop() if len(uids) == 1 and self.is_written_since(allocation, listing) else ""
 
     def is_kept(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """Whether the checkpoint, if it can be read, has a device of the allocation with an existing pod."""
+        """Whether the checkpoint has a device of the allocation with an existing pod; True if it cannot be read."""
         held = kubelet_places(allocation)
         if listing.checkpoint is None:
             return True
         if listing.checkpoint.isdisjoint(held):
             return False
         entries = checkpoint_entries_of(held, listing)
-        directories = listing.directories
-        return directories is None or not entries or not all(directories.is_gone(part.pod_uid) for part in entries)
+        return not entries or not all(listing.is_gone(part.pod_uid) for part in entries)
 
     def is_kept_in_part(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
         Whether the checkpoint has some devices of one resource with existing pods, and others with none: the kubelet
         has lost count, and then refused the pod.
         """
-        directories = listing.directories
         checkpoint = listing.checkpoint
         if checkpoint is None or not self.is_written_since(allocation, listing):
             return False
 
         def is_given_out(place: Place) -> bool:
-            entries = listing.parts_by_place.get(place, ())
-            gone = [directories is not None and directories.is_gone(part.pod_uid) for part in entries]
+            gone = [listing.is_gone(part.pod_uid) for part in listing.parts_by_place.get(place, ())]
             return not all(gone) if gone else place in checkpoint
 
         return any(
@@ -143,15 +140,12 @@ class LivenessCheck:
 
     def is_gone(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """Whether the allocation's pod is known, and deleted by its directory. False if the directories cannot be read."""
-        directories = listing.directories
-        if directories is None:
-            return False
         if allocation.pod_uid:
-            return directories.is_gone(allocation.pod_uid)
+            return listing.is_gone(allocation.pod_uid)
         if self._evidence[allocation.id].grant is None or not self.is_written_since(allocation, listing):
             return False
         entries = checkpoint_entries_of(kubelet_places(allocation), listing)
-        return bool(entries) and all(directories.is_gone(part.pod_uid) for part in entries)
+        return bool(entries) and all(listing.is_gone(part.pod_uid) for part in entries)
 
     def has_ended(self, allocation: Allocation, listing: KubeletListing, at: float) -> bool:
         """

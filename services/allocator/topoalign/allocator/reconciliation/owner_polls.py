@@ -8,6 +8,7 @@ the kubelet admits its pods without a call, so the owners of records from a form
 """
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 
 import anyio
 
@@ -70,17 +71,13 @@ class OwnerPolls:
                 if self._still_waiting():
                     self._interval = min(2 * self._interval, LONGEST_SECONDS)
                     self._is_repeated = False
-                    if not await self._is_answered():
+                    is_answered = False
+                    if self._state().topology is not None:
+                        with suppress(Unavailable):
+                            await self._poll()
+                            is_answered = True
+                    if not is_answered:
                         self._waiting = dict.fromkeys(self._waiting, self._clock.monotonic() + GIVE_UP_SECONDS)
-
-    async def _is_answered(self) -> bool:
-        if self._state().topology is None:
-            return False
-        try:
-            await self._poll()
-        except Unavailable:
-            return False
-        return True
 
     def _still_waiting(self) -> bool:
         """Whether to poll. Drops records that have ended, whose owner is known, or whose time is over."""

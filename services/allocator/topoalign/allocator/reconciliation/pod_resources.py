@@ -6,11 +6,10 @@ exclusive CPUs, and its memory if the Static memory manager allocated it. It has
 and no names of pods. An entry of the checkpoint belongs to a container with the same name and the same devices.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
-import anyio
 import msgspec
 import structlog
 
@@ -32,14 +31,13 @@ from topoalign.kubelet.grpc.kubelet_client import KubeletAway
 from topoalign.kubelet.grpc.pod_resources_codec import UNCHANGED, ComparingCodec, Devices, Fields, ListedPodsCodec
 from topoalign.kubelet.grpc.transport import Complaints
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.thread_reader import ThreadReader
 
 LIST_SECONDS = 1.0
 READ_SECONDS = 1.0
 
 Listed = dict[ResourceName, tuple[ListedDevices, ...]]
 """Resource -> the devices of its plugin."""
-
-T = TypeVar("T")
 
 log = structlog.get_logger("topoalign.allocator.podresources")
 
@@ -70,8 +68,8 @@ class PodResourcesClient:
         """Shared with the other callers of this kubelet."""
         self._checkpoint: tuple[tuple[int, ...], CheckpointDevices] = ((), UNREAD)
         """The version of the file (inode, time of change, size) and its content, which is read and verified once."""
-        self._checkpoints: Reader[CheckpointDevices] = Reader()
-        self._directories: Reader[PodDirectories | None] = Reader()
+        self._checkpoints: ThreadReader[CheckpointDevices] = ThreadReader()
+        self._directories: ThreadReader[PodDirectories | None] = ThreadReader()
         self._listed: tuple[Fields | None, Listed] = (None, {})
         """The fields of the last answer about the devices of all plugins, and these devices."""
         self._unknown: str | None = None
@@ -155,58 +153,33 @@ class PodResourcesClient:
         if not version:
             return (), UNREAD
         if version != self._checkpoint[0]:
-            read = await self._checkpoints.read(lambda: read_checkpoint_devices(file))
-            if read is None:
+            try:
+                read = await self._checkpoints.read(lambda: read_checkpoint_devices(file), READ_SECONDS)
+            except TimeoutError:
                 return version, UNREAD
-            self._checkpoint = version, read[0]
+            self._checkpoint = version, read
         return self._checkpoint
 
     async def _pod_directories(self, any_listed: bool) -> PodDirectories | None:
         found = None
-        unknown = "they could not be read in time"
+        root = self._checkpoint_dir.parent
+        unknown = f"there is no directory {root / pod_directories.NAME}"
         try:
-            read = await self._directories.read(
-                lambda: pod_directories.read_pod_directories(self._checkpoint_dir.parent)
-            )
-            if read is not None:
-                found = read[0]
-                unknown = f"there is no directory {self._checkpoint_dir.parent / pod_directories.NAME}"
+            found = await self._directories.read(lambda: pod_directories.read_pod_directories(root), READ_SECONDS)
+        except TimeoutError:
+            unknown = "they could not be read in time"
         except StateFault as fault:
             unknown = str(fault)
         # An empty directory beside running pods: `pods/` is a file system of its own that is not mounted here.
         if found is not None and any_listed and not found.torn_down:
             found = None
-            unknown = f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty although pods run"
+            unknown = f"{root / pod_directories.NAME} is empty although pods run"
         if found is not None and self._unknown is not None and self._is_logged:
             log.info("the directories of pods can be read again")
         if found is None and self._unknown != unknown:
             self._is_logged = self._complaints.report("deleted pods cannot be recognized by their directories", unknown)
         self._unknown = None if found is not None else unknown
         return found
-
-
-class Reader(Generic[T]):
-    """Reads files in a thread, and waits for at most `READ_SECONDS`. While one read hangs, no other is started."""
-
-    def __init__(self) -> None:
-        self._turn = anyio.Lock()
-        self._reading = False
-
-    async def read(self, read: Callable[[], T]) -> tuple[T] | None:
-        """Calls `read` in a thread; returns its result in a tuple, None where that takes too long."""
-
-        def work() -> T:
-            self._reading = True
-            try:
-                return read()
-            finally:
-                self._reading = False
-
-        with anyio.move_on_after(READ_SECONDS):
-            async with self._turn:
-                if not self._reading:
-                    return (await anyio.to_thread.run_sync(work, abandon_on_cancel=True),)
-        return None
 
 
 LIST = v1.ListPodResourcesRequest()

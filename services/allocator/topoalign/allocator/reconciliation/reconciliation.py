@@ -323,10 +323,8 @@ class Reconciliation:
         return owners.pop() if len(owners) == 1 and not has_more else None
 
     def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
-        """
-        Whether the kubelet has contradicted a record for at least two polls and `APART_SECONDS`; longer if it reports
-        no owner, because the checkpoint is written only once all resources are allocated.
-        """
+        """Whether the kubelet has contradicted a record for at least two polls, and long enough to release it."""
+        # Longer without an owner: the checkpoint is written only once all resources are allocated.
         patience = APART_SECONDS if poll.listing.shows(allocation) else self._unbound_seconds
         since = self._presence[allocation.id].apart_since
         return since is not None and poll.at - since >= patience

@@ -20,7 +20,7 @@ from struct import Struct
 from typing import NamedTuple
 
 import structlog
-from anyio import Lock, move_on_after, to_thread
+from anyio import Lock
 
 from topoalign.allocator.containers.hami_core.slot_directories import (
     CACHE,
@@ -35,6 +35,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.processes import LibraryCount, LibraryReading, LibraryUse
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.runtime.thread_reader import ThreadReader
 
 # The layout of the file that HAMi-core shares between the processes of a container.
 #
@@ -213,15 +214,6 @@ LAYOUTS = (RegionLayout((1, 2)), RegionLayout((1,), shift=32, process_shift=8))
 """The second is that of HAMi v2.8.1 alone."""
 
 
-def layout_of(size: int) -> RegionLayout:
-    """The layout of a file of so many bytes. Raises Unusable for a size that no version read has."""
-    for layout in LAYOUTS:
-        if size in (layout.size, layout.size + 1):
-            return layout
-    sizes = " or ".join(f"{layout.size + 1}" for layout in LAYOUTS)
-    raise Unusable(f"it has {size} bytes, and those of HAMi v2.4.1 and later (version 1.1 or 1.2) have {sizes}")
-
-
 FILE = pattern(r"[0-9a-f]{32}\.cache")
 MOST_ENTRIES = 64
 """Entries of a container's directory: the library creates one file, and the runtime the mount point."""
@@ -254,8 +246,7 @@ class SharedFiles:
         self._turn = Lock(fast_acquire=True)
         self._newest: tuple[LibraryReading, float] | None = None
         """With the monotonic seconds at which it was complete."""
-        self._is_reading = False
-        """Whether a thread is still reading."""
+        self._reader: ThreadReader[tuple[list[LibraryUse], int]] = ThreadReader()
         self._first = 0
         """The place of the container with which the next reading begins."""
         self._failing: dict[AllocationID, str] = {}
@@ -276,35 +267,27 @@ class SharedFiles:
         limited = [*all_limited(state)] if root else []
         if not limited:
             return LibraryReading(node=state.node)
-        found: tuple[list[LibraryUse], int] | None = None
-        if not self._is_reading:
-            with move_on_after(READ_SECONDS):
-                work = partial(self._read_all, Path(root), limited)
-                found = await to_thread.run_sync(work, abandon_on_cancel=True)
-        if found is None:
+        try:
+            uses, left_out = await self._reader.read(partial(self._read_all, Path(root), limited), READ_SECONDS)
+        except TimeoutError:
             return LibraryReading(node=state.node, finding="the disk with the files of HAMi-core does not answer")
-        uses, left_out = found
         self._note(uses, {each.allocation for each in limited})
         return LibraryReading(node=state.node, containers=tuple(uses), left_out=left_out)
 
     def _read_all(self, root: Path, limited: Sequence[Limited]) -> tuple[list[LibraryUse], int]:
         """Reads files in the thread, from where the last reading ended. Returns the uses and the number left out."""
-        self._is_reading = True
-        try:
-            began = self._clock.monotonic()
-            first = self._first % len(limited)
-            found = list[LibraryUse]()
-            turns = [*limited[first:], *limited[:first]][:MOST_CONTAINERS]
-            for done, each in enumerate(turns):
-                if done and self._clock.monotonic() - began >= WORK_SECONDS:
-                    turns = turns[:done]
-                    break
-                if (use := read_library_use(root, each)) is not None:
-                    found.append(use)
-            self._first = first + len(turns) if len(turns) < len(limited) else 0
-            return found, len(limited) - len(turns)
-        finally:
-            self._is_reading = False
+        began = self._clock.monotonic()
+        first = self._first % len(limited)
+        found = list[LibraryUse]()
+        turns = [*limited[first:], *limited[:first]][:MOST_CONTAINERS]
+        for done, each in enumerate(turns):
+            if done and self._clock.monotonic() - began >= WORK_SECONDS:
+                turns = turns[:done]
+                break
+            if (use := read_library_use(root, each)) is not None:
+                found.append(use)
+        self._first = first + len(turns) if len(turns) < len(limited) else 0
+        return found, len(limited) - len(turns)
 
     def _note(self, found: Sequence[LibraryUse], present: AbstractSet[AllocationID]) -> None:
         """Counts unusable files and logs each once. `present`: all allocations, also those not read."""
@@ -373,6 +356,10 @@ def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, Region
         return
     try:
         size = os.fstat(file).st_size
-        yield (file, layout_of(size)) if size else None
+        layout = next((each for each in LAYOUTS if size in (each.size, each.size + 1)), None)
+        if size and layout is None:
+            sizes = " or ".join(f"{each.size + 1}" for each in LAYOUTS)
+            raise Unusable(f"it has {size} bytes, and those of HAMi v2.4.1 and later (version 1.1 or 1.2) have {sizes}")
+        yield (file, layout) if layout is not None else None
     finally:
         os.close(file)

@@ -106,12 +106,6 @@ def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> Non
             write_file(directory, OWNER, "\n".join(owner).encode())
 
 
-def write_owner(root: Path, name: str, owner: DirectoryOwner) -> None:
-    """Writes the owner of a directory; its other content stays. Raises OSError."""
-    with open_directory(root) as at, open_directory(name, at) as directory:
-        write_file(directory, OWNER, "\n".join(owner).encode())
-
-
 def make_open(at: int, name: str) -> None:
     """Creates a directory that all users may write to, or opens it again after its container. Raises OSError."""
     with suppress(FileExistsError):
@@ -174,11 +168,10 @@ class DirectoryCleanup:
         failure = None
         held = self._held(state)
         # The entries of the checkpoint with slots, without those of deleted pods.
-        pods = poll.listing.directories if poll is not None else None
         in_checkpoint = {
             (each.resource, each.devices)
             for each in (poll.listing.parts if poll is not None else ())
-            if are_slots(each.devices) and (pods is None or not pods.is_gone(each.pod_uid))
+            if are_slots(each.devices) and poll is not None and not poll.listing.is_gone(each.pod_uid)
         }
         places = in_checkpoint.union(pair for _, pair in held_slots(state))
         limited = {slots_directory_name(*each) for each in places if is_limited(state, each[0])}
@@ -190,7 +183,8 @@ class DirectoryCleanup:
             try:
                 if name in held:
                     if (now := held[name]) is not None and now != owner:
-                        write_owner(root, name, now)
+                        with open_directory(root) as at, open_directory(name, at) as directory:
+                            write_file(directory, OWNER, "\n".join(now).encode())
                         self._owners[name] = now
                 elif (
                     poll is not None
