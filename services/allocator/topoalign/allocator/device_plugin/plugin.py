@@ -29,7 +29,6 @@ from topoalign.allocator.device_plugin.registration_states import (
     Registration,
     RegistrationEvent,
     RegistrationState,
-    Sign,
     register,
     socket_path,
 )
@@ -194,24 +193,22 @@ class Plugin:
         the last one did not.
         """
         visibility = self._registration.visibility
-        now = self._clock.monotonic()
         if not self.service.watch.open or not self._registration.is_registered:
-            visibility.apply(Sign.NOT_LISTENING, now)
+            visibility.stop_listening()
             return
         state = self._allocator.state
         listed = () if self.lists(shown) else state.hardware.devices.get(self.resource, ())
-        told = [device for device in listed if api_health(state, device) == HEALTHY]
-        if not told:
+        healthy = sum(api_health(state, device) == HEALTHY for device in listed)
+        if not healthy:
             if visibility.is_lost:
                 log.info("the kubelet shows our devices again", resource=self.resource)
-            visibility.apply(Sign.SHOWN, now)
+            visibility.show()
             return
-        if visibility.is_unseen:
-            self._hidden = len(told)
-        sign = visibility.hidden(now)
-        visibility.apply(sign, now)
-        if sign is Sign.HIDDEN_AGAIN:
-            log.error("the kubelet has lost the devices: registering again", resource=self.resource, devices=len(told))
+        if visibility.was_hidden:
+            self._hidden = healthy
+        now = self._clock.monotonic()
+        if visibility.hide(now):
+            log.error("the kubelet has lost the devices: registering again", resource=self.resource, devices=healthy)
             self._registration.apply(RegistrationEvent.LOST, now)
             self._changes.wake()
 
