@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.codec import QuickCodec
+from topoalign.kubelet.grpc.codec import ServerCodec
 
 TEXTS = st.text(max_size=20) | st.text(min_size=120, max_size=200)
 MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)
@@ -32,7 +32,7 @@ Response = v1beta1.AllocateResponse | v1beta1.PreferredAllocationResponse | v1be
 
 @given(ALLOCATED | PREFERRED | st.builds(v1beta1.PreStartContainerResponse))
 def test_every_response_is_read_by_the_generated_code_as_it_was(response: Response) -> None:
-    assert response == type(response).parse(QuickCodec().encode(response, type(response)))
+    assert response == type(response).parse(ServerCodec().encode(response, type(response)))
 
 
 @given(ALLOCATED)
@@ -41,9 +41,9 @@ def test_a_response_to_allocate_has_the_bytes_of_the_generated_code(response: v1
     for told in response.container_responses:
         assume(all(map(bool, [*told.mounts, *told.devices, *told.cdi_devices])))
 
-    assert bytes(response) == QuickCodec().encode(response, v1beta1.AllocateResponse)
+    assert bytes(response) == ServerCodec().encode(response, v1beta1.AllocateResponse)
 
 
 @given(PREFERRED)
 def test_a_preference_has_the_bytes_of_the_generated_code(response: v1beta1.PreferredAllocationResponse) -> None:
-    assert bytes(response) == QuickCodec().encode(response, v1beta1.PreferredAllocationResponse)
+    assert bytes(response) == ServerCodec().encode(response, v1beta1.PreferredAllocationResponse)

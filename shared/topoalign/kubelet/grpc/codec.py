@@ -1,28 +1,19 @@
 """
 Decodes messages that arrive over gRPC: complete, and with every field of the type in the API, or refused.
 
-The generated code decodes and encodes what is rare. The messages that a kubelet waits for when a pod starts have a codec of
-their own (`decoding`, `encoding`).
-
-Decoding is pure Python: four megabytes of the smallest fields take seconds, in which no other task of this process
-could run. So only messages of at most a millisecond's work are decoded at once. A larger request to this process is
-decoded in turns (`decoding`); a larger answer of the kubelet, which is requested one at a time, in a thread.
+The generated code decodes and encodes what is rare. The messages that a kubelet waits for when a pod starts are decoded in
+`decoding`, a large one in turns, and encoded below.
 """
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-import anyio
 from betterproto2 import Message
 from grpclib.encoding.proto import ProtoCodec
-from grpclib.events import RecvMessage
 
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.decoding import NAMING, Decoding, field, malformed_message, number_field
-
-DECODED_AT_ONCE = 2**10
-"""Bytes that the generated code decodes at once: 500 of the smallest fields, which take a millisecond or two."""
 
 
 class Codec(ProtoCodec):
@@ -42,17 +33,8 @@ class Codec(ProtoCodec):
 CODEC = Codec()
 
 
-class Undecoded(NamedTuple):
-    """An answer that is too large to be decoded between two turns of others."""
-
-    data: bytes
-    kind: Any
-    decode: Callable[[bytes, Any], Any]
-    """Holds the data and the type of the message."""
-
-
-class QuickCodec(ProtoCodec):
-    """Decodes small messages at once, and leaves large ones to `decode_received` or the server."""
+class ServerCodec(Codec):
+    """The codec of a server: leaves large requests to it, and encodes frequent answers by hand."""
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """The bytes of a message."""
@@ -60,24 +42,12 @@ class QuickCodec(ProtoCodec):
         return encode(message) if encode is not None else super().encode(message, message_type)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """
-        The decoded message; of a request that names more devices than are decoded at once its Decoding, and an Undecoded one
-        of any other that is larger than DECODED_AT_ONCE bytes.
-        """
-        if message_type in NAMING:
-            decoding = Decoding(data, message_type)
-            message = decoding.step()
-            return decoding if message is None else message
-        if len(data) > DECODED_AT_ONCE:
-            return Undecoded(data, message_type, CODEC.decode)
-        return CODEC.decode(data, message_type)
-
-
-async def decode_received(event: RecvMessage) -> None:
-    """Decodes a large answer in a thread. grpclib calls this before it returns the answer to the caller."""
-    if isinstance(event.message, Undecoded):
-        data, kind, decode = event.message
-        event.message = await anyio.to_thread.run_sync(decode, data, kind)
+        """The decoded message; of a request that names more devices than are decoded at once, its Decoding."""
+        if message_type not in NAMING:
+            return super().decode(data, message_type)
+        decoding = Decoding(data, message_type)
+        message = decoding.step()
+        return decoding if message is None else message
 
 
 def sound(message: Message) -> bool:

@@ -13,13 +13,11 @@ Source: kubelet v1.36.3, devicemanager `callPreStartContainerIfNeeded`, `GetCapa
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import structlog
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
-from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
@@ -32,9 +30,8 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.kubelet_client import KubeletAway, describe_call_error
-from topoalign.kubelet.grpc.pod_resources_codec import Encoded, allocatable_devices
+from topoalign.kubelet.grpc.kubelet_client import KeptChannel, KubeletAway, describe_call_error
+from topoalign.kubelet.grpc.pod_resources_codec import allocatable_devices
 from topoalign.kubelet.grpc.transport import Load
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
@@ -57,6 +54,9 @@ ANSWER_SECONDS = 2.0
 
 SLICE = 250
 """Messages of the answer that are read before others get their turn: a millisecond or two of work."""
+
+
+ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 
 class Guard:
@@ -85,16 +85,18 @@ class Guard:
         if kubelet is None or kubelet == self._unserved:
             return
         try:
-            answer = await self._channel.ask(allocatable, ANSWER_SECONDS, Encoded())
-        except KubeletAway as away:
-            log.debug("the kubelet does not say what can be allocated", reason=away.finding)
-            return
-        if answer is None:
-            self._unserved = kubelet
-            log.info("the kubelet does not serve what can be allocated: a loss of our devices will not be noticed")
-            return
-        try:
+            answer = await self._channel.ask(
+                lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
+                ANSWER_SECONDS,
+                bytes,  # it stays encoded, because it is read to its end only where devices are missing
+            )
             await self._compare(answer)
+        except KubeletAway as away:
+            if away.status is Status.UNIMPLEMENTED:
+                self._unserved = kubelet
+                log.info("the kubelet does not serve what can be allocated: a loss of our devices will not be noticed")
+            else:
+                log.debug("the kubelet does not say what can be allocated", reason=away.finding)
         except GRPCError as error:
             log.debug("the kubelet does not say what can be allocated", reason=describe_call_error(error))
 
@@ -114,23 +116,6 @@ class Guard:
                 await checkpoint()
         for plugin in missing.values():
             plugin.compare(())
-
-
-async def allocatable(channel: Channel) -> bytes | None:
-    """
-    Asks GetAllocatableResources over a channel that leaves the answer encoded. None if the kubelet does not serve it.
-
-    Raises GRPCError for any other failure.
-    """
-    try:
-        answer: Any = await v1.PodResourcesListerStub(channel).get_allocatable_resources(
-            v1.AllocatableResourcesRequest()
-        )
-    except GRPCError as error:
-        if error.status is Status.UNIMPLEMENTED:
-            return None
-        raise
-    return bytes(answer)
 
 
 class KubeletFront:
