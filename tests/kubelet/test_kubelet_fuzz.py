@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.codec import ServerCodec
+from topoalign.kubelet.grpc.decoding import ServerCodec
 
 REQUESTS = [
     v1beta1.AllocateRequest(

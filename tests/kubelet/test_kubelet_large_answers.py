@@ -9,7 +9,7 @@ import pytest
 from kubelet_support import short_directory
 
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.codec import CODEC
+from topoalign.kubelet.grpc.decoding import CODEC
 from topoalign.kubelet.grpc.kubelet_client import DECODED_AT_ONCE, KeptChannel, KubeletAway
 from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock

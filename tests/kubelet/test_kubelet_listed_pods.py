@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.codec import CODEC
-from topoalign.kubelet.grpc.decoding import field
+from topoalign.kubelet.grpc.decoding import CODEC, field
 from topoalign.kubelet.grpc.pod_resources_codec import read_listed_pods
 
 TEXTS = st.text(max_size=3)

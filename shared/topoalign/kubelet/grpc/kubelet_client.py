@@ -25,7 +25,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc import unix_sockets
-from topoalign.kubelet.grpc.codec import CODEC
+from topoalign.kubelet.grpc.decoding import CODEC
 
 T = TypeVar("T")
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.codec import CODEC
-from topoalign.kubelet.grpc.decoding import decode_text, field, field_at, iterate_fields, malformed_message
+from topoalign.kubelet.grpc.decoding import CODEC, decode_text, field, field_at, iterate_fields, malformed_message
 
 Devices = dict[ResourceName, set[DeviceID]]
 """Resource -> the devices of a container."""

@@ -32,8 +32,7 @@ from grpclib.exceptions import GRPCError
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, clean
 from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, SMALL_REQUEST, Arriving
-from topoalign.kubelet.grpc.codec import ServerCodec
-from topoalign.kubelet.grpc.decoding import NAMING, Decoding
+from topoalign.kubelet.grpc.decoding import NAMING, Decoding, ServerCodec
 from topoalign.kubelet.grpc.grpc_connection import CHUNK, PING_SECONDS, CallConnection, GrpcConnection
 from topoalign.kubelet.grpc.turns import TurnQueue
 
