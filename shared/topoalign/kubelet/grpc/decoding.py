@@ -250,6 +250,8 @@ def field_at(data: bytes, at: int, end: int, kind: type[Message]) -> WireField:
 
 def field(number: int, content: bytes) -> bytes:
     """Encodes a field of bytes: a string or a message. Numbers up to 15."""
+    if len(content) < 0x80:
+        return bytes((number << 3 | 2, len(content))) + content
     return bytes((number << 3 | 2,)) + encode_varint(len(content)) + content
 
 
