@@ -36,15 +36,6 @@ from topoalign.kubelet.grpc.transport import Load
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 
-# Asks the kubelet whether it has the devices that were listed to it.
-#
-# A plugin that runs and has its stream open, but whose devices the kubelet does not know, is the failure that is noticed
-# last: pods wait, and every component reports to be healthy. The kubelet's own list of allocatable devices shows it. A
-# kubelet that does not serve that list is not asked again; one that does not answer now proves nothing about the plugin.
-#
-# Source: PodResources v1 `GetAllocatableResources` of kubelet v1.36.3: the healthy devices of all plugins, held or not.
-
-
 log = structlog.get_logger()
 
 GUARD_SECONDS = 10.0
@@ -60,7 +51,13 @@ ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 
 class Guard:
-    """Asks the kubelet regularly what it can allocate, and passes it to each plugin, which compares it with its devices."""
+    """
+    Asks the kubelet regularly what it can allocate, and passes it to each plugin, which compares it with its devices.
+
+    A plugin that runs and has its stream open, but whose devices the kubelet does not know, is the failure that is noticed
+    last: pods wait, and every component reports to be healthy. Source: PodResources v1 `GetAllocatableResources` of kubelet
+    v1.36.3: the healthy devices of all plugins, held or not.
+    """
 
     def __init__(self, channel: KeptChannel, clock: Clock, plugins: Callable[[], Iterable[Plugin]]) -> None:
         """`channel`: to the kubelet's PodResources. `plugins`: those that are served now."""
@@ -79,7 +76,7 @@ class Guard:
     async def poll(self) -> None:
         """
         Asks the kubelet once, and has every plugin compare. A kubelet that is not running, or does not answer within
-        `ANSWER_SECONDS`, changes nothing; one that does not serve the list is not asked again.
+        `ANSWER_SECONDS`, proves nothing about a plugin; one that does not serve the list is not asked again.
         """
         kubelet = unix_sockets.identity(self._channel.path)
         if kubelet is None or kubelet == self._unserved:
@@ -134,10 +131,10 @@ class KubeletFront:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers get; None: by the
-        defaults of the configuration. `pod_resources`: to the kubelet's PodResources, where it is asked whether it has
-        our devices; None: it is not asked. `drain_seconds`: how long calls that have begun may go on when this is stopped.
-        `jitter` spreads the retries of many nodes. `changes` tells of changes in the directory; None: nobody does.
+        `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers get; None: by the defaults
+        of the configuration. `pod_resources`: where the kubelet is asked whether it has our devices; None: it is not asked.
+        `drain_seconds`: how long calls that have begun may go on when this is stopped. `jitter` spreads the retries of many
+        nodes. `changes` reports changes in the directory; None: no reports.
         """
         self._allocator = allocator
         self._directory = kubelet_dir
@@ -159,10 +156,8 @@ class KubeletFront:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """
-        Serves every resource that the node has devices of, from when it has them, until cancelled.
-
-        Started at once: the topology and the kubelet may come later, in any order, and `reason` says what is missing.
-        Raises InvalidField if the directory's path is too long for a socket.
+        Serves every resource that the node has devices of, until cancelled. Started at once: the topology and the kubelet
+        may come later, in any order. Raises InvalidField if the directory's path is too long for a socket.
         """
         unix_sockets.check_path_length(self._directory / digest_name(""), FIELD)
         async with anyio.create_task_group() as tasks:
@@ -195,9 +190,8 @@ class KubeletFront:
 
 def resources_to_serve(state: NodeState) -> set[ResourceName]:
     """
-    The resources to serve: those that are offered, and those that containers hold although they are offered no more.
-
-    Empty before the hardware is known: until then it is not known what is offered apart from what is held.
+    The resources to serve: those that are offered, and those that containers hold although they are offered no more. Empty
+    before the hardware is known.
     """
     if state.topology is None:
         return set()
