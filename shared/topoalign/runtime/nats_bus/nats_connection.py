@@ -25,7 +25,6 @@ from nats.aio.subscription import Subscription
 from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.nats_bus.access import Access, hide_credentials
-from topoalign.runtime.nats_bus.deferred import load_websockets
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.inbox import Accept, Inbox, anything
 from topoalign.runtime.nats_bus.nats_library import (
@@ -33,6 +32,7 @@ from topoalign.runtime.nats_bus.nats_library import (
     TolerantClient,
     abandon,
     contain_cancellation,
+    load_websockets,
     parked,
     socket_of,
 )
