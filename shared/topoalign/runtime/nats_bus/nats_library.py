@@ -79,7 +79,7 @@ class TolerantClient(Client):
         if take is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         else:
-            take(Delivered(subject, reply, data, headers or b""))
+            take(Delivered(subject, data, headers or b""))
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
