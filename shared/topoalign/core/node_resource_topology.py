@@ -74,11 +74,7 @@ class NodeResourceTopology(msgspec.Struct, frozen=True, kw_only=True, rename="ca
 
 
 def node_resource_topology(state: NodeState, rules: AdmissionRules) -> NodeResourceTopology:
-    """
-    The object of a node as its kubelet has it (`PredictionBasis`), under the kubelet's rules. 0.1 to 0.3 ms.
-
-    Raises NotEnoughCpus and TooMuchWork where the CPUs that the system keeps cannot be chosen.
-    """
+    """The object of a node under its kubelet's rules. Raises NotEnoughCpus and TooMuchWork."""
     attributes = {
         "topologyManagerPolicy": rules.policy.value,
         "topologyManagerScope": rules.scope.value,

@@ -42,9 +42,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     counts_devices_as_listed: bool
     """Devices count near the NUMA nodes that they are listed with to the kubelet; otherwise near those of their GPUs."""
     seeks_units_by_gpu: bool
-    """
-    Units and slots of GPUs are sought where GPUs have enough for the container; otherwise they are counted per NUMA node.
-    """
+    """Units and slots are sought where GPUs have enough for the container; otherwise counted per NUMA node."""
     silent_on_unmet_memory: bool
     """Memory that fits nowhere is left out, which counts as no opinion; otherwise it cannot be met."""
     offers_memory_without_cpus: bool

@@ -47,10 +47,7 @@ def encode_machine(machine: Machine) -> bytes:
 
 
 def decode_machine(raw: bytes, name: str) -> Machine:
-    """
-    The machine of a document; `name` is for a topology alone. Raises InvalidMachine for what is no JSON, and InvalidField
-    with the path of a value that is missing, unknown or wrong.
-    """
+    """The machine of a document; `name` is for a topology alone. Raises InvalidMachine, InvalidField (with path)."""
     try:
         content = msgspec.json.decode(raw)
     except msgspec.DecodeError as error:

@@ -56,10 +56,7 @@ class Cores:
         self.node_of = {cpu: self._home(unit) for cpu, unit in self._units.items()}
 
     def cpus(self) -> tuple[Cpu, ...]:
-        """
-        All CPUs, by ascending id. Cores, caches and sockets without an id of their own are numbered by their lowest
-        CPU.
-        """
+        """All CPUs, by ascending id. What has no id of its own is numbered by its lowest CPU."""
         cores = self._lowest(_core_element)
         caches = self._lowest(_cache)
         cache_ids = {cpu: parse_number(cache.get("os_index")) for cpu in caches if (cache := _cache(self._units[cpu]))}

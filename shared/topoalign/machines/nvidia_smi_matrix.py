@@ -261,11 +261,7 @@ _TAG = re.compile(r"<[A-Za-z/!][^<>]{0,1000}>")
 
 
 def other_forms(text: str, is_header: Callable[[str], bool]) -> Iterator[str]:
-    """
-    Yields the text without what may surround the matrix: first without markup, then without a prefix.
-
-    `is_header`: whether a text that begins with a label is the rest of a header.
-    """
+    """Yields the text without what may surround the matrix: first without markup, then without a prefix."""
     if _MARKUP.search(text):
         text = without_markup(text)
         yield text

@@ -32,10 +32,7 @@ MIB = 1 << 20
 
 
 def print_matrix(topology: Topology, wide: bool = False, used_by: Mapping[DeviceID, str] | None = None) -> str:
-    """
-    The matrix with its legends, ending in a line end. `wide` adds PCI address, id and memory of each device, and who
-    uses it, from `used_by`.
-    """
+    """The matrix with its legends. `wide` adds PCI address, id, memory and users (`used_by`) of each device."""
     rows = _matrix(topology)
     if wide:
         rows = _join_columns(rows, _wide(topology, used_by))

@@ -50,11 +50,7 @@ class MatrixRow:
 
 
 def read_rows(text: str, header: MatrixHeader) -> tuple[dict[str, MatrixRow], int]:
-    """
-    The rows by label, in the order of the text, and where in it they end.
-
-    Raises InvalidMachine for a row that is torn or there twice, or belongs to no column, and for a line that was wrapped.
-    """
+    """The rows by label in the order of the text, and where in it they end. Raises InvalidMachine."""
     rows: dict[str, MatrixRow] = {}
     columns = frozenset(header.labels)
     end = header.after

@@ -53,11 +53,7 @@ def between(a: Chain, b: Chain, *, same_node: bool) -> PcieClass:
 
 
 def link_devices(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, ...]:
-    """
-    A link for each pair of devices whose chains are known; the other pairs have none.
-
-    On a host with a single NUMA node (`one_node`) every device is on it, though the kernel often does not report it.
-    """
+    """A link for each pair of devices with known chains. `one_node`: the host has a single NUMA node."""
     found = []
     for a, b in combinations(devices, 2):
         if a.chain and b.chain:

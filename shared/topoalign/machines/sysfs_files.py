@@ -39,11 +39,7 @@ class Tree(ABC):
         """The target of links, as a path from the root. None: there is none, or it is outside the tree."""
 
     def text(self, path: str) -> str | None:
-        """
-        The content of a file up to its first null character, without blanks at either end.
-
-        Some kernels, such as 5.15, end `cpulist` and `cpumap` with a null, in captured trees also before the text.
-        """
+        """The content of a file, stripped, without the null with which some kernels (5.15) end a list."""
         content = self.content(path)
         if content is None:
             return None

@@ -76,9 +76,7 @@ class Announcer:
         )
 
     def request_announce(self) -> None:
-        """
-        Requests that everything is published again at the next check, because others may have used the current numbers.
-        """
+        """Publishes everything again at the next check, because others may have used the current numbers."""
         self._announce_due = True
 
     def submit(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
@@ -134,9 +132,7 @@ class Announcer:
         return await self.speaker.publish(message)
 
     async def _check_before(self, subject: str) -> None:
-        """
-        Notes a newer message of another client. After this node publishes, it is no longer the newest, and not noticed.
-        """
+        """Notes a newer message of another client, which this node is about to replace as the newest."""
         position = self._positions.get(subject)
         if position is not None and await self._hub.last_position(Stream.NODES, subject) > position:
             self._missed_other = True
@@ -167,9 +163,7 @@ class Announcer:
                 announce_all()
 
     async def _beyond(self) -> list[int]:
-        """
-        Returns, for each subject, how far the stream's newest position is after the one published here. Raises Unavailable.
-        """
+        """By how many positions the stream is ahead of what was published here, per subject. Raises Unavailable."""
         found: list[int] = []
         for subject, position in list(self._positions.items()):
             last = await self._hub.last_position(Stream.NODES, subject)

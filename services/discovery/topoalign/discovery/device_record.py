@@ -51,10 +51,7 @@ class RecordFile:
         """Inode and time of the file as it was read or written last."""
 
     def load(self) -> str | None:
-        """
-        Reads the file, if there is one. If it cannot be read, sets it aside and returns the reason. Later starts return the
-        reason, too, until an operator has cordoned or uncordoned a device.
-        """
+        """Reads the file. Returns why cordons may be missing, until an operator has cordoned or uncordoned a device."""
         path = self._directory / NAME
         self._seen = self._now()
         try:

@@ -135,10 +135,7 @@ class HealthJudge:
         self._unsubscribed = {} if reason is None else dict.fromkeys(gpus, reason)
 
     def sign(self, device: DeviceID, reason: str, now: float, *, lasting: bool = False) -> bool:
-        """
-        Takes a bad sign of a device, and returns whether it is new. The first reason stays, unless a lasting sign follows a
-        passing one.
-        """
+        """Takes a bad sign. Returns whether it is new: the first reason stays, unless a lasting sign follows."""
         mark = self._marks.get(device)
         news = mark is None or (lasting and not mark.lasting)
         if mark is None or news:
@@ -159,12 +156,7 @@ class HealthJudge:
         return {device: mark.reason for device, mark in self._marks.items() if mark.lasting}
 
     def health_by_device(self, cordons: Mapping[DeviceID, str]) -> dict[DeviceID, DeviceHealth]:
-        """
-        Returns the health of all GPUs and NICs, and of MIG instances with a mark or a cordon of their own. Empty before
-        a reading.
-
-        `cordons`: device -> the operator's reason.
-        """
+        """The health of GPUs and NICs, and of MIG instances with one of their own; `cordons`: device -> reason."""
         devices = [*self._found]
         devices += [each for each in self._gpu_or_nic_of if each in self._marks or each in cordons]
         return {device: add_cordon(self._health_of(device), cordons.get(device)) for device in devices}
@@ -226,10 +218,7 @@ class HealthKeeper:
         return self._record.kept.cordons
 
     def new_epoch(self) -> int:
-        """
-        Returns a new epoch, greater than all earlier ones, also if the clock was set back. Under an epoch that was used
-        before, subscribers would drop the messages as repetitions.
-        """
+        """Returns a new epoch, greater than all earlier ones, also if the clock was set back."""
         epoch = max(int(self._clock.wall() * 1000), self._record.kept.epoch + 1)
         try:
             self._record.change(lambda record: msgspec.structs.replace(record, epoch=epoch))
@@ -302,10 +291,7 @@ class HealthKeeper:
                 return Severity.READ, "its MIG instances or its recovery action changed"
 
     def apply_override(self, override: Override, devices: Sequence[DeviceID], reason: str) -> None:
-        """
-        Applies an override of an operator, or a service's report. Raises StateFault if it cannot be written; then it is
-        void.
-        """
+        """Applies an operator's override or a service's report. Raises StateFault if it cannot be written."""
         self._reload()
         match override:
             case "cordon":
@@ -324,19 +310,13 @@ class HealthKeeper:
         )
 
     def _report(self, devices: Sequence[DeviceID], reason: str) -> None:
-        """
-        Takes a service's report that these devices failed. The mark passes after the quiet time; only new ones are
-        logged.
-        """
+        """Takes a service's report that these devices failed. The mark passes after the quiet time."""
         now = self._clock.monotonic()
         if news := [device for device in devices if self._judge.sign(device, reason, now)]:
             log.warning("a service of the node reports a failure", devices=news, what=reason)
 
     def _keep(self, devices: Sequence[DeviceID], cordons: Mapping[DeviceID, str]) -> None:
-        """
-        Replaces the cordons of these devices. The operator who does so has looked at the cordons, so the record counts as
-        confirmed again.
-        """
+        """Replaces the cordons of these devices. The operator has looked at them, so the record counts as confirmed."""
 
         def with_these(record: DeviceRecord) -> DeviceRecord:
             others = {device: why for device, why in record.cordons.items() if device not in devices}

@@ -83,17 +83,12 @@ async def follow_configuration(
 
 
 def boot_of(root: Path, clock: Clock) -> str:
-    """
-    Returns the kernel's boot id. Where the kernel has none, each run of discovery counts as a boot. A described machine
-    boots with the host that simulates it, so a restart of discovery is no reboot there either.
-    """
+    """Returns the kernel's boot id, also for a described machine. Without one each run of discovery is a boot."""
     return boot_id(root) or f"run-{int(clock.wall() * 1000)}"
 
 
 def driver_for(settings: DiscoverySettings, clock: Clock) -> Driver:
-    """
-    Returns the driver that the settings name. Raises InvalidField for contradictory settings, and as `DescribedDriver`.
-    """
+    """The driver that the settings name. Raises InvalidField, and what `DescribedDriver` raises."""
     sysfs = SysfsDriver(settings.sysfs_root, clock, settings.driver_seconds)
     match settings.driver:
         case "nvml":

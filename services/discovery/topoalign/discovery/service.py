@@ -189,10 +189,7 @@ class Discovery:
         announcer: Announcer,
         answers: Sequence[Endpoint] = (),
     ) -> None:
-        """
-        `offered` adds the offers to a topology; its second argument is the previous topology. `answers`: endpoints that need
-        nothing else of the service.
-        """
+        """`offered` adds the offers to a topology, given the previous one. `answers`: further endpoints."""
         self._settings = settings
         self._node = settings.node
         self._driver = driver
@@ -266,10 +263,7 @@ class Discovery:
             task_status.started()
 
     def announce(self) -> None:
-        """
-        Publishes everything again, under new revisions and a new epoch (`Epochs`). Does nothing before the first
-        reading.
-        """
+        """Publishes everything again, under new revisions and a new epoch (`Epochs`)."""
         if self._topology is not None and self._health is not None:
             if self._epochs.renew():
                 self._metrics.epochs += 1
@@ -296,10 +290,7 @@ class Discovery:
         return self._newest(request.node)
 
     def _newest(self, node: NodeName) -> dict[str, tuple[int, int]]:
-        """
-        Returns epoch and revision last published. Raises InvalidField for another node, HardwareUnknown before a
-        reading.
-        """
+        """Epoch and revision last published. Raises InvalidField for another node, HardwareUnknown before a reading."""
         if node != self._node:
             raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")
         if self._topology is None or self._health is None:

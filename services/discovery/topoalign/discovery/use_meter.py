@@ -55,9 +55,7 @@ class UseMeter:
         return Endpoint(name="use", subject=wire.use_subject(self._node), answer=answer_with(UseRequest, self.answer))
 
     async def answer(self, request: UseRequest) -> "Measurement":
-        """
-        Returns the use of the GPUs. Raises InvalidField for another node, and DriverFault if the driver cannot measure.
-        """
+        """Returns the use of the GPUs. Raises InvalidField for another node, and DriverFault."""
         if request.node != self._node:
             raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")
         async with self._turn:

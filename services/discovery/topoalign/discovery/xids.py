@@ -190,10 +190,7 @@ class XidRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def xid_rules(ignored: Iterable[int] | None, environment: Mapping[str, str]) -> XidRules:
-    """
-    Returns the rules of the configured XIDs (None: the catalogue's) and of NVIDIA's variables. Raises InvalidField for a
-    variable that is no list.
-    """
+    """The rules of the configured XIDs (None: the catalogue's) and NVIDIA's variables. Raises InvalidField."""
     disabled, every = xids_of(DISABLE, environment)
     enabled, none = xids_of(ENABLE, environment)  # `all` takes back the other variable's `all`, as there
     configured = IGNORED_XIDS if ignored is None else frozenset(ignored)

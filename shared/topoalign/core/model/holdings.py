@@ -217,10 +217,7 @@ def share_number(device: DeviceID) -> tuple[DeviceID, str]:
 
 
 def handed_out(base: DeviceID, replicas: int, unit: UnitKind | None = None) -> Iterator[DeviceID]:
-    """
-    The ids under which a device is handed out: its own, or `<base>::0` to `<base>::<replicas - 1>` if shared, or those of so
-    many units, `<base>::c0`.
-    """
+    """The ids under which a device is handed out: its own, or `<base>::0` and so on, or units `<base>::c0`."""
     if replicas == 1 and unit is None:
         return iter((base,))
     before = f"{base}{SHARE}" if unit is None else f"{base}{SHARE}{LETTERS[unit]}"

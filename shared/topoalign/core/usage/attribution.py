@@ -52,21 +52,12 @@ class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceID, ...]
     """What it holds of the device, under the ids that were handed out: `GPU-x::3`."""
     cores: int | None
-    """
-    Hundredths of the device's computing time that it was given; 0: memory alone. None: a time slice, which has no share of
-    its own.
-    """
+    """Hundredths of the device's computing time; 0: memory alone. None: a time slice, which has no share."""
     memory: int | None
-    """
-    Bytes that it was given: all of them with all computing time, but in slots, where both are amounts. None: a time slice,
-    which may use what is there.
-    """
+    """Bytes; all of them with all computing time, unless in slots. None: a time slice."""
     use: Use
     library: LibraryCount | None = None
-    """
-    What the library that limits it counts, by a file that the container writes, so it is not reliable. None: it has
-    none, or it is not known.
-    """
+    """What the library that limits it counts; the container writes it, so it is not reliable. None: not known."""
 
     @property
     def memory_left(self) -> int | None:
@@ -152,10 +143,7 @@ def attribute_use(state: NodeState, measured: Measurement) -> NodeShares:
 
 
 def held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[HeldShare]]:
-    """
-    GPU or MIG instance -> what is held of it, in the order of the allocations: of an instance also the whole of its GPU. One
-    pass over all that is held, which are thousands on a node with 16 GPUs in units.
-    """
+    """GPU or MIG instance -> what is held of it, of an instance also the whole GPU, in the allocations' order."""
     instances = {gpu.id: tuple(instance.uuid for instance in gpu.mig or ()) for gpu in state.hardware.gpus}
     found = defaultdict[DeviceID, list[HeldShare]](list)
     for each in all_held(state):
@@ -225,11 +213,7 @@ def device_shares(
 
 
 def find_holder(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -> int | None:
-    """
-    Which of the holders a process belongs to, by its place; None: to none of them.
-
-    A process whose container is not known belongs to the container of its pod that holds the device, if only one does.
-    """
+    """The holder of a process by its place; of an unknown container the only holder of its pod. None: none."""
     if identity is None or not identity.pod_uid:
         return None
     same_pod = [at for at, each in enumerate(holders) if each.pod_uid == identity.pod_uid]

@@ -56,10 +56,7 @@ def amount_by_slot(hardware: Topology, allocation: Allocation, device: DeviceID)
 
 
 def has_amounts(state: NodeState) -> bool:
-    """
-    Whether somebody holds an amount of memory of a GPU: units, or a slot that has become no MIG instance. All other parts
-    have no amount, or end where the hardware does.
-    """
+    """Whether somebody holds an amount of memory of a GPU: units, or a slot that is no MIG instance."""
     return any(
         device not in allocation.instances
         and (unit_kind(device) is not None or amount_by_slot(state.hardware, allocation, device) is not None)
@@ -69,10 +66,7 @@ def has_amounts(state: NodeState) -> bool:
 
 
 def given_to(group: Sequence[HeldShare], memory: int | None) -> tuple[int | None, int | None]:
-    """
-    Cores and bytes that one container was given of a device with this much memory. None: it has time slices, which are no
-    amount, or the memory of the device is not known.
-    """
+    """Cores and bytes that a container was given of a device with this much memory. None: time slices."""
     parts = [each.holding.part for each in group]
     if any(isinstance(part, Whole | Instance) for part in parts):
         return WHOLE_DEVICE, memory

@@ -9,10 +9,7 @@ from topoalign.core.model.holdings import UnitKind, handed_out
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 Kind = Literal["gpu", "nic", "part", "unit", "slot", "other"]
-"""
-Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; units of GPUs; slots of GPUs; devices of
-another's plugin.
-"""
+"""Whole GPUs, whole NICs, shares and other parts, units of GPUs, slots of GPUs, devices of other plugins."""
 
 Limiter = Literal["none", "vcuda", "hami-core"]
 """Nothing, Gaia's library, HAMi's library."""

@@ -80,11 +80,7 @@ def free_placements(profile: MigProfile, taken: Collection[MigPlacement]) -> tup
 def find_place(
     profiles: Iterable[MigProfile], taken: Collection[MigPlacement], memory: int
 ) -> tuple[MigProfile, MigPlacement] | None:
-    """
-    The smallest profile with so many bytes that has a free place, and the place; None: there is none.
-
-    Smallest by memory, then by compute slices, then in the driver's order (HAMi 4707fb02).
-    """
+    """Finds the smallest profile with so many bytes that has a free place, and the place (HAMi 4707fb02)."""
     enough = [each for each in profiles if each.memory >= memory]
     for profile in sorted(enough, key=lambda each: (each.memory, each.slices)):
         place = free_mig_placement(profile, taken)

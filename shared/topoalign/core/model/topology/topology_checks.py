@@ -27,10 +27,7 @@ MOST_NICS = 256
 MOST_BRIDGES = 4_096
 MOST_OTHERS = 65_536
 MOST_HANDED_OUT = 50_000
-"""
-Each takes 70 bytes at most in what is listed to the kubelet, whose gRPC takes no message above 4 MiB; some room is left for
-what containers hold though it is offered no more.
-"""
+"""Each takes 70 bytes at most in what is listed to the kubelet, whose gRPC takes no message above 4 MiB."""
 DEVICE_NODE = re.compile(r"/dev/(?:kfd|dri/(?:card|renderD)[0-9]{1,4}|accel/accel[0-9]{1,4})")
 """The device nodes of GPUs that a container may get: the kernel's classes drm and accel, and AMD's kfd."""
 LARGEST_MEMORY = 1 << 60
@@ -53,11 +50,7 @@ def validate(topology: Topology) -> None:
 
 
 def check_bounds(topology: Topology) -> None:
-    """
-    Checks sizes alone, as every receiver of a topology must before it works with it. Raises InvalidField.
-
-    Unusual hardware is no reason to refuse a node's announcement; a mask or a list of gigabytes would be.
-    """
+    """Checks sizes alone, which every receiver of a topology must: unusual hardware passes. Raises InvalidField."""
     for path, ids in (
         ("nodes", topology.node_ids),
         ("cpus", tuple(cpu.node for cpu in topology.cpus)),
@@ -231,10 +224,7 @@ def _others(topology: Topology) -> None:
 
 
 def _offers(topology: Topology) -> None:
-    """
-    Each device is offered once, as a whole, in time slices, in slots, or in units of both kinds, and not together with
-    its parts; one message to the kubelet can name them all.
-    """
+    """Each device is offered once, whole, in slices, in slots or in units, and not together with its parts."""
     known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.cards}
     wholes = {
         topology.cards[base] for offer in topology.offers or () for base in offer.devices if base in topology.cards

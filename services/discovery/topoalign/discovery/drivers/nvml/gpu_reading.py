@@ -81,11 +81,7 @@ class NvLinkTable:
 
 
 def read_ends(nvml: Library, device: Handle) -> list[End]:
-    """
-    Reads the NVLinks of a GPU. Raises CallFailed.
-
-    NVML answers "invalid argument" or "not supported" for a link that the GPU does not have, so such a link is not down.
-    """
+    """Reads the NVLinks of a GPU. NVML reports an error for one that the GPU does not have. Raises CallFailed."""
     count = nvml.fields(device, (NVLINK_COUNT,)).get(NVLINK_COUNT, MOST_NVLINKS)
     ends = []
     for link in range(min(count, MOST_NVLINKS)):
@@ -259,10 +255,7 @@ Profiles = dict[DeviceID, tuple[MigProfile, ...]]
 
 
 def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: Topology, profiles: Profiles) -> Judged:
-    """
-    Reads a GPU without its NVLinks. `profiles`: the known ones, to which those of this GPU are added. Raises CallFailed if
-    the GPU fails.
-    """
+    """Reads a GPU without its NVLinks, and adds its profiles to the known ones. Raises CallFailed."""
     address = sysfs_address(nvml.maybe("nvmlDeviceGetPciInfo", device))
     seen = next((gpu for gpu in files.gpus if address is not None and gpu.pci == address), Gpu(id=uuid, index=index))
     nodes = set(files.node_ids)

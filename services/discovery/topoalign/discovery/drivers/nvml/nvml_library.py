@@ -214,10 +214,7 @@ def address_of(device: Handle) -> int | None:
 
 
 def sysfs_address(info: Any) -> str | None:
-    """
-    Reads `00000000:1B:00.0` of an nvmlPciInfo_t in the form of sysfs, `0000:1b:00.0`. None if it is not reported, or is
-    no address.
-    """
+    """The `00000000:1B:00.0` of an nvmlPciInfo_t in the form of sysfs, `0000:1b:00.0`. None: not reported."""
     bus_id = info.busId if info is not None else ""
     text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id
     domain, colon, rest = text.lower().partition(":")
