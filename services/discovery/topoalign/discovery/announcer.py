@@ -100,7 +100,6 @@ class Announcer:
             tasks.start_soon(self.publisher.run)
 
     async def _publish_near(self, near: Bus) -> None:
-        """Publishes the messages, in order, to the services of this process."""
         while True:
             unsent = self._unsent
             self._unsent = []
@@ -111,7 +110,7 @@ class Announcer:
                 self._near_news = anyio.Event()
 
     def due(self) -> Sequence[Message]:
-        """Returns the newest waiting message of each subject."""
+        """The newest waiting message of each subject."""
         return list(self._waiting.values())
 
     def confirm(self, confirmed: Sequence[Confirmed]) -> None:
@@ -127,7 +126,6 @@ class Announcer:
         self._news = anyio.Event()
 
     async def _publish(self, message: Message) -> int:
-        """Publishes once, after a check of the stream. Raises Unavailable."""
         await self._check_before(message.subject)
         return await self.speaker.publish(message)
 

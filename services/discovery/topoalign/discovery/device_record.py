@@ -10,7 +10,6 @@ changes before it writes, and from time to time.
 """
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -98,9 +97,9 @@ class RecordFile:
             return None
         return found.st_ino, found.st_mtime_ns
 
-    def change(self, change: Callable[[DeviceRecord], DeviceRecord]) -> None:
-        """Applies a change and writes it to disk. Raises StateFault; then nothing has changed."""
-        changed = change(self.kept)
+    def change(self, **fields: object) -> None:
+        """Replaces fields of the record and writes it to disk. Raises StateFault; then nothing has changed."""
+        changed = msgspec.structs.replace(self.kept, **fields)
         if changed == self.kept:
             return
         try:
@@ -111,7 +110,7 @@ class RecordFile:
         self.kept, self._seen = changed, self._now()
 
     def _replace(self, body: bytes) -> None:
-        """Replaces the file. If the node stops meanwhile, the old file or the new one is there."""
+        # if the node stops meanwhile, the old file or the new one is there
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._directory / f"{NAME}.new"
         with suppress(FileNotFoundError):
