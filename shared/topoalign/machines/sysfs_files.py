@@ -119,3 +119,8 @@ def parse_number(text: str, base: int = 10) -> int | None:
     digits = text.strip().lower().removeprefix("0x") if base == 16 else text.strip()
     allowed = "0123456789abcdef"[:base]
     return int(digits, base) if 0 < len(digits) <= 18 and all(c in allowed for c in digits) else None
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorts mlx5_2 before mlx5_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]{1,18})", name) if part]
