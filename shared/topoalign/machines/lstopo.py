@@ -23,10 +23,8 @@ from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
 from topoalign.core.model.topology.topology_checks import MOST_CPUS, MOST_GPUS, MOST_NICS, MOST_NODES
 from topoalign.machines import pcie
-from topoalign.machines.cpu_sockets import number_sockets
-from topoalign.machines.hugepages import hugepage_totals
 from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element, read_elements
-from topoalign.machines.possible import check_possible
+from topoalign.machines.reader_rules import check_possible, hugepage_totals, number_sockets
 from topoalign.machines.sysfs_files import natural, parse_number
 
 PACKAGES = ("Package", "Socket")

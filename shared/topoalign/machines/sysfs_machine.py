@@ -23,7 +23,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu, Nic, NicPort, Topology, VirtualFunction
 from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY, MOST_GPUS, MOST_NICS
 from topoalign.machines import pcie
-from topoalign.machines.possible import check_possible
+from topoalign.machines.reader_rules import check_possible
 from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_numa_nodes
 from topoalign.machines.sysfs_files import Tree, natural, open_tree, parse_number
 

@@ -50,7 +50,7 @@ def count_resource_nodes(subject: Subject, rules: AdmissionRules, nodes: int) ->
 
 def list_hugepages(subject: Subject) -> list[ResourceName]:
     """The sizes of which some NUMA node has pages."""
-    from topoalign.machines import hugepages  # brings in the readers of machines
+    from topoalign.machines.reader_rules import hugepages_resource  # brings in the readers of machines
 
     sizes = set()
     for file in (subject.sysfs_root / "devices/system/node").glob("node*/hugepages/hugepages-*kB/nr_hugepages"):
@@ -59,4 +59,4 @@ def list_hugepages(subject: Subject) -> list[ResourceName]:
                 sizes.add(int(file.parent.name.removeprefix("hugepages-").removesuffix("kB")))
         except (OSError, ValueError):
             continue
-    return [hugepages.hugepages_resource(kib << 10) for kib in sorted(sizes)]
+    return [hugepages_resource(kib << 10) for kib in sorted(sizes)]
