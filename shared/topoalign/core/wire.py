@@ -205,8 +205,6 @@ class UnknownEvent(BadRequest):
     Remedy: Update this program; until then the event is counted and not applied.
     """
 
-    code = "UnknownEvent"
-
     def __init__(self, kind: str) -> None:
         super().__init__(f"event type {clean(kind)!r} is not known to this version", "update this program to see it")
 

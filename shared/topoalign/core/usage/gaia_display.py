@@ -28,7 +28,7 @@ from topoalign.core.sharing.gaia.pcie_tree import GaiaTreeNode, GpuTree, build_f
 from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
-from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
+from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares
 
 MIB = 1 << 20
 LABELS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "CPU", 50: "SYS"}
@@ -88,21 +88,25 @@ class Usages(msgspec.Struct, frozen=True):
 def graph_of(state: NodeState, shares: NodeShares) -> str:
     """The tree of a node's GPUs as text, each line with its end."""
     gpus = state.hardware.gpus
-    rows = rows_by_gpu(shares)
-    cards = [to_shared_gpu(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
+    rows = _rows_by_gpu(shares)
+    cards = [_to_shared_gpu(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
     tree = build_free_tree(tree_root(state.hardware), cards)
     divided = partitioning_by_gpu(state)
     texts = [
-        gpu_text(gpu, remaining_amount(gpu, card, divided[gpu.id], healthy=healthy), rows.get(gpu.id, ()))
+        _gpu_text(gpu, _remaining_amount(gpu, card, divided[gpu.id], healthy=healthy), rows.get(gpu.id, ()))
         for gpu, card, healthy in zip(gpus, cards, (state.health_of(gpu.id).usable for gpu in gpus), strict=True)
     ]
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
-    lines += (render_line(tree, node, depth, texts) for node, depth in walk_with_depth(tree, tree.root))
+    for node, depth in _walk_with_depth(tree, tree.root):
+        text = texts[node.members[0]]
+        if node.children:
+            amounts = "pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0"
+            text = f"{LABELS[node.level]} (aval: {tree.available(node)}, {amounts})"
+        lines.append(f"{'|   ' * depth}|---{text}\n")
     return "".join(lines)
 
 
-def walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterator[tuple[GaiaTreeNode, int]]:
-    """All nodes below one with their depth, each before those below it."""
+def _walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterator[tuple[GaiaTreeNode, int]]:
     order = sorted(
         node.children,
         key=lambda child: (
@@ -113,22 +117,12 @@ def walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterat
     )
     for child in order:
         yield child, depth
-        yield from walk_with_depth(tree, child, depth + 1)
+        yield from _walk_with_depth(tree, child, depth + 1)
 
 
-def render_line(tree: GpuTree, node: GaiaTreeNode, depth: int, texts: Sequence[str]) -> str:
-    """The line of one node. `texts`: of the GPUs."""
-    indent = "|   " * depth + "|---"
-    if node.children:
-        amounts = "pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0"
-        return f"{indent}{LABELS[node.level]} (aval: {tree.available(node)}, {amounts})\n"
-    (at,) = node.members
-    return f"{indent}{texts[at]}\n"
-
-
-def gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
-    """A GPU, its processes and what is left of it."""
-    processes = [process for row in rows for use in sum_uses(row) for process in use.processes]
+def _gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
+    uses = [use for row in rows for use in (*(each.use for each in row.holders), *(each.use for each in row.others))]
+    processes = [process for use in uses for process in use.processes]
     pids = " ".join(str(pid) for pid in sorted({process.pid for process in processes}))
     used = sum(process.memory or 0 for process in processes)
     return (
@@ -137,8 +131,8 @@ def gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
     )
 
 
-def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning, *, healthy: bool) -> Amount:
-    """What of a GPU may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
+def _remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning, *, healthy: bool) -> Amount:
+    # of a GPU in slices of time all, because a slice is no amount; in MIG mode nothing
     if gpu.mig is not None or not healthy:
         return Amount(cores=0, memory=0)
     if division.left.whole or division.offered.slices:
@@ -146,14 +140,7 @@ def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning, *, he
     return Amount(cores=division.left.cores, memory=division.left.memory)
 
 
-def sum_uses(row: DeviceShares) -> Iterator[Use]:
-    """The sum of all use of a GPU or an instance."""
-    yield from (holder.use for holder in row.holders)
-    yield from (other.use for other in row.others)
-
-
-def to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
-    """A GPU with what is held of it."""
+def _to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
     holders = [holder for row in rows for holder in row.holders]
     is_whole = bool(gpu.mig) or any(holder.cores == WHOLE_GPU_CORES for holder in holders)
     return SharedGpu(
@@ -177,22 +164,27 @@ def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
         for holder in row.holders:
             if holder.pod_uid and holder.owner is not None:
                 _, containers = found.setdefault(holder.pod_uid, (holder.owner.namespace, {}))
-                shown = device_info(hardware.gpu_by_id[row.card], row, holder), holder
+                shown = _device_info(hardware.gpu_by_id[row.card], row, holder), holder
                 containers.setdefault(holder.owner.container, []).append(shown)
     return Usages(
         {
             uid: ContainerStat(
                 stat={name: ContainerGpus(tuple(info for info, _ in held)) for name, held in containers.items()},
                 project=namespace,
-                spec={name: spec_of([holder for _, holder in held]) for name, held in containers.items()},
+                spec={
+                    name: DisplayedContainer(
+                        gpu=sum(holder.cores or 0 for _, holder in held) / WHOLE_GPU_CORES,
+                        mem=float(sum(holder.memory or 0 for _, holder in held) // MIB),
+                    )
+                    for name, held in containers.items()
+                },
             )
             for uid, (namespace, containers) in found.items()
         }
     )
 
 
-def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
-    """What a container uses of a GPU, or of an instance on it."""
+def _device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
     return DeviceInfo(
         id=bus_id(gpu.pci),
         card_idx=str(gpu.index),
@@ -200,14 +192,6 @@ def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
         mem=float((holder.use.memory or 0) // MIB),
         pids=tuple(process.pid for process in holder.use.processes),
         device_mem=float((row.memory or 0) // MIB),
-    )
-
-
-def spec_of(held: Sequence[HolderUse]) -> DisplayedContainer:
-    """What a container was given, in all."""
-    return DisplayedContainer(
-        gpu=sum(holder.cores or 0 for holder in held) / WHOLE_GPU_CORES,
-        mem=float(sum(holder.memory or 0 for holder in held) // MIB),
     )
 
 
@@ -219,8 +203,7 @@ def bus_id(pci: str | None) -> str:
     return f"{domain:0>8}:{rest}".upper()
 
 
-def rows_by_gpu(shares: NodeShares) -> dict[str, list[DeviceShares]]:
-    """GPU -> its row, and those of its instances."""
+def _rows_by_gpu(shares: NodeShares) -> dict[str, list[DeviceShares]]:
     rows: dict[str, list[DeviceShares]] = {}
     for row in shares.devices:
         rows.setdefault(row.card, []).append(row)
