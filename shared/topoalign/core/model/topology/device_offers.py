@@ -1,6 +1,6 @@
 """Describes which of a node's hardware the device plugin offers to the kubelet. `holdings` parses the ids."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -115,20 +115,3 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     def handed_out(self, base: DeviceID) -> Iterator[DeviceID]:
         """The ids under which one of the devices is handed out."""
         return handed_out(base, self.replicas, self.unit)
-
-
-def by_base(offered: Iterable[Offer]) -> Mapping[DeviceID, tuple[Offer, ...]]:
-    """Device as handed out, without the number of a share -> its offers."""
-    found: dict[DeviceID, tuple[Offer, ...]] = {}
-    for offer in offered:
-        for base in offer.devices:
-            found[base] = (*found.get(base, ()), offer)
-    return found
-
-
-def group_offers(offered: Iterable[Offer]) -> Mapping[ResourceName, tuple[Offer, ...]]:
-    """Resource -> its offers."""
-    found: dict[ResourceName, tuple[Offer, ...]] = {}
-    for offer in offered:
-        found[offer.resource] = (*found.get(offer.resource, ()), offer)
-    return found

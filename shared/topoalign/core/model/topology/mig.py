@@ -90,13 +90,9 @@ def find_place(
 
 
 def free_mig_placement(profile: MigProfile, taken: Collection[MigPlacement]) -> MigPlacement | None:
-    """
-    Finds the placement of an instance of this profile next to those that are `taken`; None: none is free.
-
-    Profiles of one and three compute slices take the highest free start and all others the lowest, so that both ends fill up
-    and large instances keep their places: on an A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2 (HAMi 4707fb02
-    ).
-    """
+    """Finds the placement of an instance of this profile next to those that are `taken` (HAMi 4707fb02). None: no room."""
+    # Profiles of one and three compute slices take the highest free start and all others the lowest, so that both ends fill
+    # up and large instances keep their places: on an A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2.
     free = free_placements(profile, taken)
     if not free:
         return None
