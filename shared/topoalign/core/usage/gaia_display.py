@@ -17,9 +17,9 @@ instances and not by cores, so nothing of it can be allocated here. Source: gpu-
 node), display.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-
-import msgspec
+from typing import Any
 
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -35,65 +35,17 @@ LABELS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "CPU", 50: "SYS"}
 """Level -> how a node of the tree is called."""
 
 
-class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container uses of one GPU; the fields are those of Gaia's message."""
-
-    id: str = ""
-    """PCI bus id as NVML writes it: `00000000:07:00.0`."""
-    card_idx: str = ""
-    """NVML's index."""
-    gpu: float = 0.0
-    """Percent of the last second."""
-    mem: float = 0.0
-    """MiB in use."""
-    pids: tuple[int, ...] = ()
-    device_mem: float = 0.0
-    """MiB of the GPU."""
-
-
-class ContainerGpus(msgspec.Struct, frozen=True):
-    """The GPUs of a container."""
-
-    dev: tuple[DeviceInfo, ...]
-
-
-class DisplayedContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container was given."""
-
-    gpu: float = 0.0
-    """Cards."""
-    mem: float = 0.0
-    """MiB."""
-
-
-class ContainerStat(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod."""
-
-    stat: dict[str, ContainerGpus] = {}
-    """By name of the container, as `spec`."""
-    project: str = ""
-    """Its namespace."""
-    user: str = ""
-    """Gaia takes it and the next one from the pod's manifest, which is not known on the node: always empty."""
-    cluster: str = ""
-    spec: dict[str, DisplayedContainer] = {}
-
-
-class Usages(msgspec.Struct, frozen=True):
-    """All pods that hold something, by UID."""
-
-    usage: dict[str, ContainerStat] = {}
-
-
 def graph_of(state: NodeState, shares: NodeShares) -> str:
     """The tree of a node's GPUs as text, each line with its end."""
     gpus = state.hardware.gpus
-    rows = _rows_by_gpu(shares)
-    cards = [_to_shared_gpu(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
+    rows = defaultdict[str, list[DeviceShares]](list)  # of a GPU, its row and those of its instances
+    for row in shares.devices:
+        rows[row.card].append(row)
+    cards = [_to_shared_gpu(state, gpu, rows[gpu.id]) for gpu in gpus]
     tree = build_free_tree(tree_root(state.hardware), cards)
     divided = partitioning_by_gpu(state)
     texts = [
-        _gpu_text(gpu, _remaining_amount(gpu, card, divided[gpu.id], healthy=healthy), rows.get(gpu.id, ()))
+        _gpu_text(gpu, _remaining_amount(gpu, card, divided[gpu.id], healthy=healthy), rows[gpu.id])
         for gpu, card, healthy in zip(gpus, cards, (state.health_of(gpu.id).usable for gpu in gpus), strict=True)
     ]
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
@@ -157,42 +109,38 @@ def _to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> 
     )
 
 
-def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
-    """Which pod uses how much of which GPU. A pod of which the UID or a container is not known yet is left out."""
-    found: dict[str, tuple[str, dict[str, list[tuple[DeviceInfo, HolderUse]]]]] = {}
+def usages_of(hardware: Topology, shares: NodeShares) -> dict[str, dict[str, Any]]:
+    """
+    UID -> which GPUs a pod has and what it uses of them, with the fields of Gaia's message ContainerStat. A pod of which the
+    UID or a container is not known yet is left out. Memory is in MiB, utilization in percent of the last second.
+    """
+    pods: dict[str, dict[str, Any]] = {}
+    given = defaultdict[tuple[str, str], list[HolderUse]](list)
     for row in shares.devices:
+        gpu = hardware.gpu_by_id[row.card]
         for holder in row.holders:
-            if holder.pod_uid and holder.owner is not None:
-                _, containers = found.setdefault(holder.pod_uid, (holder.owner.namespace, {}))
-                shown = _device_info(hardware.gpu_by_id[row.card], row, holder), holder
-                containers.setdefault(holder.owner.container, []).append(shown)
-    return Usages(
-        {
-            uid: ContainerStat(
-                stat={name: ContainerGpus(tuple(info for info, _ in held)) for name, held in containers.items()},
-                project=namespace,
-                spec={
-                    name: DisplayedContainer(
-                        gpu=sum(holder.cores or 0 for _, holder in held) / WHOLE_GPU_CORES,
-                        mem=float(sum(holder.memory or 0 for _, holder in held) // MIB),
-                    )
-                    for name, held in containers.items()
-                },
+            if not holder.pod_uid or holder.owner is None:
+                continue
+            name = holder.owner.container
+            # Gaia takes `user` and `cluster` from the pod's manifest, which is not known on the node
+            new = {"stat": {}, "project": holder.owner.namespace, "user": "", "cluster": "", "spec": {}}
+            pod = pods.setdefault(holder.pod_uid, new)
+            pod["stat"].setdefault(name, {"dev": []})["dev"].append(
+                {
+                    "id": bus_id(gpu.pci),
+                    "card_idx": str(gpu.index),
+                    "gpu": float(holder.use.utilization or 0),
+                    "mem": float((holder.use.memory or 0) // MIB),
+                    "pids": [process.pid for process in holder.use.processes],
+                    "device_mem": float((row.memory or 0) // MIB),
+                }
             )
-            for uid, (namespace, containers) in found.items()
-        }
-    )
-
-
-def _device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
-    return DeviceInfo(
-        id=bus_id(gpu.pci),
-        card_idx=str(gpu.index),
-        gpu=float(holder.use.utilization or 0),
-        mem=float((holder.use.memory or 0) // MIB),
-        pids=tuple(process.pid for process in holder.use.processes),
-        device_mem=float((row.memory or 0) // MIB),
-    )
+            given[holder.pod_uid, name].append(holder)
+    for (uid, container), holders in given.items():
+        cores = sum(holder.cores or 0 for holder in holders)
+        memory = sum(holder.memory or 0 for holder in holders)
+        pods[uid]["spec"][container] = {"gpu": cores / WHOLE_GPU_CORES, "mem": float(memory // MIB)}
+    return pods
 
 
 def bus_id(pci: str | None) -> str:
@@ -201,10 +149,3 @@ def bus_id(pci: str | None) -> str:
         return ""
     domain, _, rest = pci.partition(":")
     return f"{domain:0>8}:{rest}".upper()
-
-
-def _rows_by_gpu(shares: NodeShares) -> dict[str, list[DeviceShares]]:
-    rows: dict[str, list[DeviceShares]] = {}
-    for row in shares.devices:
-        rows.setdefault(row.card, []).append(row)
-    return rows
