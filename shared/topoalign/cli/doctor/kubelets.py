@@ -11,8 +11,6 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from topoalign.machines.hugepages import hugepages_resource
-
 from topoalign.cli import this_machine
 from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.core.model.errors import NotFound, TopoalignError, clean, quoted
@@ -24,6 +22,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import longest, warn_of_combinations
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.unix_sockets import BUSY, server_of
+from topoalign.machines.reader_rules import hugepages_resource
 from topoalign.plugin_config import file_watch, resource_offers
 
 LONGEST_DIRECTORY = 79
