@@ -22,7 +22,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import longest, warn_of_combinations
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.unix_sockets import BUSY, server_of
-from topoalign.machines.hugepages import hugepages_resource
+from topoalign.machines.reader_rules import hugepages_resource
 from topoalign.plugin_config import file_watch, resource_offers
 
 LONGEST_DIRECTORY = 79

@@ -42,7 +42,7 @@ FULL = "FullWithThese"
 def diagnose(
     nodes: Nodes,
     pod: PodRequest,
-    scorer: NodeScorer[Any, Any],
+    scorer: NodeScorer,
     changes: Changes = NO_CHANGES,
     pods: int = 1,
     seams: int = 0,
@@ -88,7 +88,7 @@ def diagnose(
 
 
 def rank_nodes(
-    question: ClusterQuestion, admitting: list[QueriedNode], scorer: NodeScorer[Any, Any]
+    question: ClusterQuestion, admitting: list[QueriedNode], scorer: NodeScorer
 ) -> list[tuple[QueriedNode, int]]:
     """The nodes with their scores, the best first, equals in the order of the scorer, then by name."""
     needs: dict[object, Any] = {}

@@ -20,9 +20,8 @@ import msgspec
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.feasibility import PodNeed, judge_amounts, need_of
 from topoalign.core.admission.free_amounts import Free, count_free
-from topoalign.core.admission.kinds import NodeKind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
-from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
+from topoalign.core.admission.prediction import KubeletUnknown, NodeKind, kind_key, prediction_basis
 from topoalign.core.admission.resolvability import explain_decision, with_healthy_devices, without_any_allocation
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, list_exclusions
 from topoalign.core.demand.pod_demand import PodDemand, check_rules, pod_demand

@@ -21,6 +21,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.bitmask import masks_by_size, node_mask
 from topoalign.core.model.topology.model import PluginDevice
 from topoalign.core.policy import POLICIES
+from topoalign.core.policy.topology_policy import MergeQuestion
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import empty_node, pod_of
 from topoalign.tools.bench.measuring import measure_calls
@@ -40,12 +41,13 @@ def cases() -> Iterator[dict[str, object]]:
             [TopologyHint(mask, mask.bit_count() == width) for mask in masks_by_size(range(nodes))]
             for width in range(1, providers + 1)
         ]
-        yield measure_calls(f"{nodes}x{providers}", partial(RESTRICTED.merge, lists, node_mask(range(nodes))), n)
-    yield measure_calls("64x8", partial(RESTRICTED.merge, uneven(64, 8), node_mask(range(64))), 100)
+        question = MergeQuestion(lists, node_mask(range(nodes)))
+        yield measure_calls(f"{nodes}x{providers}", partial(RESTRICTED.merge, question), n)
+    yield measure_calls("64x8", partial(RESTRICTED.merge, MergeQuestion(uneven(64, 8), node_mask(range(64)))), 100)
     yield measure_calls("gb200", gb200())
     for nodes in GROWTH:
         yield measure_calls(
-            f"growth-{nodes}x5", partial(RESTRICTED.merge, uneven(nodes, 5), node_mask(range(nodes))), 50
+            f"growth-{nodes}x5", partial(RESTRICTED.merge, MergeQuestion(uneven(nodes, 5), node_mask(range(nodes)))), 50
         )
 
 
