@@ -48,53 +48,62 @@ class Daemon:
 
     def __init__(
         self,
-        resource: ResourceName,
-        root: Path,
+        wanted: tuple[MpsShare, Path],
         shares: Callable[[], Awaitable[Mapping[ResourceName, MpsShare]]],
         program: str,
         environment: Mapping[str, str],
-        *,
         nvml: Nvml,
         clock: Clock,
     ) -> None:
         """
-        `shares` reads, before each start, what is to be served of each resource: none if the node has no GPU of it.
-        `program` and `environment`: of `Control`.
+        `wanted`: the share and the MPS root that this daemon was made for. `shares` reads, before each start, what is to be
+        served of each resource: none if the node has no GPU of it. `program` and `environment`: of `Control`.
         """
-        self.resource = resource
-        self._directory = root / resource
+        share, root = wanted
+        self.wanted = wanted
+        self.resource = share.resource
+        self._directory = root / share.resource
         self._shares = shares
         self._program = program
         self._environment = environment
         self._nvml = nvml
         self._clock = clock
-        self._announcement = Announcement(root, resource)
+        self._announcement = Announcement(root, share.resource)
         self._lock: int | None = None
         self._exclusive: set[DeviceID] = set()
         self.reason: str | None = "it has not started yet"
         """Why no client can be served; None: one can."""
         self.starts = 0
+        self._scope = anyio.CancelScope()
+        self._ended = anyio.Event()
 
     async def run(self) -> None:
-        """Starts the daemon again and again until cancelled; then ends it and sets the compute mode back."""
+        """Starts the daemon again and again until `end` or cancelled; then ends it and sets the compute mode back."""
         failures = 0
         try:
-            while True:
-                began = self._clock.monotonic()
-                try:
-                    await self._serve()
-                except (DriverFault, OSError) as error:
-                    self.reason = explain_error(error)
-                failures = 1 if self._clock.monotonic() - began >= STEADY_SECONDS else failures + 1
-                pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
-                log.warning("the MPS daemon does not run", resource=self.resource, reason=self.reason, pause=pause)
-                await self._clock.sleep(pause)
+            with self._scope:
+                while True:
+                    began = self._clock.monotonic()
+                    try:
+                        await self._serve()
+                    except (DriverFault, OSError) as error:
+                        self.reason = explain_error(error)
+                    failures = 1 if self._clock.monotonic() - began >= STEADY_SECONDS else failures + 1
+                    pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
+                    log.warning("the MPS daemon does not run", resource=self.resource, reason=self.reason, pause=pause)
+                    await self._clock.sleep(pause)
         finally:
             self.reason = "it is stopped"
             with anyio.CancelScope(shield=True):
                 await self._release()
             if self._lock is not None:
                 os.close(self._lock)
+            self._ended.set()
+
+    async def end(self) -> None:
+        """Makes `run` end, and waits for it."""
+        self._scope.cancel()
+        await self._ended.wait()
 
     async def _serve(self) -> None:
         """Runs one daemon until it ends. Raises DriverFault and OSError if it cannot be started."""
