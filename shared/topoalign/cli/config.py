@@ -221,7 +221,7 @@ def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[T
     if machine is not None:
         return load_machine(machine).topology, None
     try:
-        return link.discovered_topology(node, nats).topology, None
+        return link.read_announced_node(node, nats).topology, None
     except (Unavailable, NotFound) as error:
         return None, error.finding
 

@@ -12,7 +12,7 @@ from topoalign.cli import formatting, output
 from topoalign.cli.allocation_commands import AskedPod, changes, pod_request, request_options, show_prediction
 from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document
 from topoalign.cli.link import NodeLink, on_node
-from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, of_cluster, show_answer, show_best_nodes
+from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, cluster_options, show_answer, show_best_nodes
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Decision, Explained
 from topoalign.core.model.errors import clean
@@ -38,7 +38,7 @@ OF_THE_POD = ("gpus", "cpus", "memory", "nics", "annotations", "pod")
 @click.option("--kubelet-config", type=FILE, metavar="FILE", help="The machine's KubeletConfiguration.")
 @click.option("--kubelet-root", type=FILE, metavar="DIR", help="The machine's kubelet root directory.")
 @click.option("--cluster", is_flag=True, help="Ask all nodes, and rank those that would admit the pod.")
-@of_cluster
+@cluster_options
 @on_node
 def what_if(
     link: NodeLink,
@@ -177,5 +177,5 @@ def partitioned_gpus(
     }
     if gpus.isdisjoint(topology.gpu_by_id):
         return (), topology
-    status = link.announced()
+    status = link.read_node()
     return [(gpu, each) for gpu, each in partitioning_by_gpu(status.state).items() if gpu in gpus], status.topology

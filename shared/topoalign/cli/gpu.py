@@ -64,7 +64,7 @@ def list_devices(link: NodeLink) -> None:
       topoalign gpu list --json | jq '.devices[] | {name, left: .division.left}'
       topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
-    status = links.discovered_or_read_topology(link.node_option, link.nats_option)
+    status = links.read_node_or_machine(link.node_option, link.nats_option)
     divided = partitioning_by_gpu(status.state) if status.announced else {}
     if link.as_json:
         rows = [

@@ -35,7 +35,7 @@ Row = tuple[str, str, str, str, str, str, str, str]
 def print_usage(link: NodeLink) -> None:
     """Print the use of a node's GPUs, as a table or as JSON. Raises what `link` raises."""
     measured: Measurement = link.ask_discovery(wire.use_subject(link.node), UseRequest(node=link.node), Measurement)
-    status = link.announced()
+    status = link.read_node()
     shares = attribute_use(status.state, measured)
     if has_library(status.state):
         shares = with_library(shares, library_use(link))

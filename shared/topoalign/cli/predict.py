@@ -38,7 +38,7 @@ from topoalign.plugin_config.file import load_plugin_config
 from topoalign.plugin_config.resource_offers import offer_resources
 
 
-def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
+def fill_in_defaults(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
     """The pod as the webhook of a cluster of such machines makes it, and notes on what it fills in. `pod`: valid."""
     units, slots, otherwise = offers_of_machines((machine,))
     filled = slot_defaults(pod, slots, otherwise, unit_resource_names(units))
@@ -86,7 +86,7 @@ class Described:
         pod = validate_pod(pod)
         rules = override_rules(rules, changes)
         if rules.mode is Mode.KUBELET:
-            pod, filled = filled_in(pod, machine.topology)
+            pod, filled = fill_in_defaults(pod, machine.topology)
             found = (*found, *filled)
         demand = pod_demand(pod, rules)
         passed_over = explain_unavailable_resources(demand, machine.topology, node.registered)

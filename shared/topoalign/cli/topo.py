@@ -58,7 +58,7 @@ def topo(
     else:
         from topoalign.cli import link  # brings in what talks to the network
 
-        status = link.discovered_or_read_topology(node, nats)
+        status = link.read_node_or_machine(node, nats)
         used_by = {device: ", ".join(pods) for device, pods in status.holders.items()}
         print_topology(status.topology, used_by, wide, as_json)
 

@@ -71,7 +71,7 @@ class ClusterOptions(NamedTuple):
         return any(option is not None for option in self)
 
 
-def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of a question to a cluster, and passes them to the command as `whole`."""
 
     @click.option(
@@ -159,7 +159,7 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
     compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
     demand = check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
-    served = served_in_cluster(record)
+    served = list_served_devices(record)
     if served is not None and (names := asked_names(demand) - served):
         raise UnservedResource(pod, names, served)
     for warning in warnings_of(pod.annotations, paths_of_limits(pod), served or offers.names):
@@ -168,7 +168,7 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     return demand
 
 
-def served_in_cluster(record: ClusterRecord) -> set[ResourceName] | None:
+def list_served_devices(record: ClusterRecord) -> set[ResourceName] | None:
     """The names of devices that some node serves, other plugins' included; None: not all are known."""
     if any(each.foreign or each.topology is None for each in record.nodes):
         return None

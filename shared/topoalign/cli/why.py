@@ -9,7 +9,7 @@ import click
 from topoalign.cli import options, whole_cluster
 from topoalign.cli.allocation_commands import pod_name, pod_request, request_options
 from topoalign.cli.explain import pod_in, pod_of_manifest
-from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_answer, show_reasons
+from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, cluster_options, show_answer, show_reasons
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.kubelet.files import documents, manifest
 
@@ -34,7 +34,7 @@ class PodUnknown(Unavailable):
 @click.argument("name", metavar="[POD]", required=False)
 @request_options
 @click.option("--pod-file", type=FILE, metavar="FILE", help="Ask for this Pod (YAML or JSON).")
-@of_cluster
+@cluster_options
 @options.NATS
 @options.JSON
 def why(

@@ -92,7 +92,7 @@ def drawing_format(out: Path | None) -> str:
 
 def of_node(node: str | None, nats: str | None) -> Diagram:
     """The diagram of a running node, else of this machine. Devices of unknown health get no mark."""
-    status = link.discovered_or_read_topology(node, nats)
+    status = link.read_node_or_machine(node, nats)
     devices = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
     known = {device: status.health_of(device) for device in devices}
     health = {device: found for device, found in known.items() if found is not UNKNOWN}
