@@ -186,7 +186,7 @@ def cordon(link: NodeLink, devices: Sequence[str], reason: str) -> None:
       topoalign gpu cordon 3 --reason "fan is replaced at noon"
       topoalign gpu cordon 0000:07:00.0 mlx5_0 --node gpu-1
     """
-    send_override(link, "cordon", devices, reason)
+    _send_override(link, "cordon", devices, reason)
 
 
 @gpu.command()
@@ -200,7 +200,7 @@ def uncordon(link: NodeLink, devices: Sequence[str]) -> None:
     Examples:
       topoalign gpu uncordon 3
     """
-    send_override(link, "uncordon", devices)
+    _send_override(link, "uncordon", devices)
 
 
 @gpu.command()
@@ -216,15 +216,14 @@ def heal(link: NodeLink, devices: Sequence[str]) -> int | None:
     Examples:
       topoalign gpu heal 3
     """
-    health = send_override(link, "heal", devices)
+    health = _send_override(link, "heal", devices)
     still = [device for device, known in health.items() if not known.usable]
     return FAILURE if still else None
 
 
-def send_override(
+def _send_override(
     link: NodeLink, word: Override, devices: Sequence[str], reason: str = ""
 ) -> dict[DeviceID, DeviceHealth]:
-    """Send the override to the node's discovery, and print the resulting health of each device."""
     effect = Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
     request = DevicesRequest(node=link.node, devices=tuple(devices), reason=reason)
     health: dict[DeviceID, DeviceHealth] = link.ask_discovery(

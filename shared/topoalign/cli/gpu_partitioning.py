@@ -56,13 +56,13 @@ def partitioning_document(division: GpuPartitioning) -> dict[str, object]:
         "held": [
             {
                 "owner": None if each.owner is None else msgspec.to_builtins(each.owner),
-                **parts_document(each.parts),
+                **_parts_document(each.parts),
                 **({"lost": each.lost} if each.lost else {}),
-                **({"alone": parts_document(each.alone)} if each.is_left else {}),
+                **({"alone": _parts_document(each.alone)} if each.is_left else {}),
             }
             for each in division.held
         ],
-        "left": parts_document(division.left),
+        "left": _parts_document(division.left),
     }
 
 
@@ -84,8 +84,7 @@ def mig_document(gpu: Gpu | None) -> dict[str, object]:
     return {"mig_profiles": profiles}
 
 
-def parts_document(parts: Parts) -> dict[str, object]:
-    """Parts of a GPU, by name."""
+def _parts_document(parts: Parts) -> dict[str, object]:
     return {name: amount for name, amount in parts._asdict().items() if amount}
 
 

@@ -38,7 +38,12 @@ def print_usage(link: NodeLink) -> None:
     status = link.read_node()
     shares = attribute_use(status.state, measured)
     if has_library(status.state):
-        shares = with_library(shares, library_use(link))
+        try:
+            reading: LibraryReading
+            reading, _ = link.ask("library-use", UseRequest(node=link.node), LibraryReading)
+        except TopoalignError as error:  # the rest of the table is known all the same
+            reading = LibraryReading(node=link.node, finding=error.finding)
+        shares = with_library(shares, reading)
     if link.as_json:
         output.print_json(shares_document(shares, status.topology))
         return
@@ -51,16 +56,6 @@ def print_usage(link: NodeLink) -> None:
         output.note(f"{shares.left_out} processes with less memory are left out")
     if shares.library_finding:
         output.note(f"it is not known what the libraries in containers count: {shares.library_finding}")
-
-
-def library_use(link: NodeLink) -> LibraryReading:
-    """The counts of the libraries that limit containers; where they cannot be read, nothing and the reason."""
-    try:
-        reading: LibraryReading
-        reading, _ = link.ask("library-use", UseRequest(node=link.node), LibraryReading)
-        return reading
-    except TopoalignError as error:
-        return LibraryReading(node=link.node, finding=error.finding)
 
 
 def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]:

@@ -105,7 +105,8 @@ class EventPrinter:
     async def topology(self, event: Event) -> Topology:
         """The node's topology, requested again when a device is not in it."""
         known = self._topologies.get(event.node)
-        if known is None or (isinstance(event, AllocationGranted) and not has(known, event.allocation)):
+        gpus = event.allocation.devices.get(GPU, ()) if isinstance(event, AllocationGranted) else ()
+        if known is None or any(known.card_of(gpu) not in known.gpu_by_id for gpu in gpus):
             known = self._topologies[event.node] = await newest_topology(self._bus, event.node) or Topology()
         return known
 
@@ -160,8 +161,3 @@ def describe_displaced(allocation: Allocation) -> list[str]:
         f"  shared with {formatting.owner(former.owner)} [{clean(former.allocation, 120)}], which was not seen to end"
         for former in allocation.displaced
     ]
-
-
-def has(topology: Topology, allocation: Allocation) -> bool:
-    """Whether all GPUs of an allocation are in this topology."""
-    return all(topology.card_of(gpu) in topology.gpu_by_id for gpu in allocation.devices.get(GPU, ()))

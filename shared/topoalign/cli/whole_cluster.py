@@ -215,7 +215,7 @@ def show_answer(
         output.print_json({"time": record.time, **msgspec.to_builtins(answer)})
     else:
         formatting.show_not_covered(answer.not_covered)
-        output.print_line(output.heading(headline(answer)))
+        output.print_line(output.heading(_headline(answer)))
         show(answer)
     return None if answer.fit == answer.pods else REFUSED
 
@@ -262,8 +262,7 @@ def show_best_nodes(answer: ClusterAnswer) -> None:
             output.print_line(f"and {len(answer.admitting) - MOST_ROWS} more (--json lists all)")
 
 
-def headline(answer: ClusterAnswer) -> str:
-    """Summarizes an answer in one line."""
+def _headline(answer: ClusterAnswer) -> str:
     nodes = answer.nodes
     reason = answer.reason
     why = "" if reason is None else f": {clean(reason.code)} on {format_count(reason.nodes, 'node')}"

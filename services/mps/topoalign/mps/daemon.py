@@ -87,7 +87,7 @@ class Daemon:
                     try:
                         await self._serve()
                     except (DriverFault, OSError) as error:
-                        self.reason = explain_error(error)
+                        self.reason = _explain_error(error)
                     failures = 1 if self._clock.monotonic() - began >= STEADY_SECONDS else failures + 1
                     pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
                     log.warning("the MPS daemon does not run", resource=self.resource, reason=self.reason, pause=pause)
@@ -128,7 +128,7 @@ class Daemon:
         self.reason = "it is starting"
         log.info("MPS daemon started", resource=self.resource, devices=len(share.devices), pid=process.pid)
         try:
-            await wait_for_first(partial(wait_until_ended, process), partial(self._supervise, share, control))
+            await wait_for_first(partial(_wait_until_ended, process), partial(self._supervise, share, control))
             if process.returncode is not None:
                 self.reason = f"it ended with status {process.returncode}; see control.log in {control.log}"
         finally:
@@ -157,7 +157,7 @@ class Daemon:
                 while await self._check_later(share, control) is not None:
                     pass
         except (DriverFault, OSError) as error:
-            self.reason = explain_error(error)
+            self.reason = _explain_error(error)
 
     async def _check_later(self, share: MpsShare, control: Control) -> str | None:
         """Checks the daemon after a pause, and sets changed limits again. Returns why it cannot serve; None: it can."""
@@ -169,7 +169,7 @@ class Daemon:
                 log.warning("the limits of an MPS daemon were changed", resource=self.resource, answer=answer)
                 await set_limits(share, control)
         except DriverFault as fault:
-            return explain_error(fault)
+            return _explain_error(fault)
         return None
 
     async def _answers_within(self, seconds: float, control: Control, wanted: bool = True) -> bool:
@@ -195,7 +195,7 @@ class Daemon:
             await wait_for_first(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.terminate()
-            await wait_for_first(partial(wait_until_ended, process), partial(self._clock.sleep, END_SECONDS))
+            await wait_for_first(partial(_wait_until_ended, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.kill()
         await process.wait()
@@ -228,13 +228,11 @@ async def set_limits(share: MpsShare, control: Control) -> None:
         )
 
 
-def explain_error(error: DriverFault | OSError) -> str:
-    """Formats an error as a reason, with its remedy if it has one."""
+def _explain_error(error: DriverFault | OSError) -> str:
     return f"{error.finding}; {error.remedy}" if isinstance(error, DriverFault) else str(error)
 
 
-async def wait_until_ended(process: Process) -> None:
-    """Returns when a process has ended."""
+async def _wait_until_ended(process: Process) -> None:
     await process.wait()
 
 

@@ -14,12 +14,12 @@ from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.filter.cluster import ALL, FACTS, HALF, BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, Filtered, Scheduler
-from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.allocators import Allocators, allocators
 from topoalign.tools.bench.registry.filling import UNDER_WAY, fill
 from topoalign.tools.bench.registry.measure import streams
 from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered, Reader, until
+from topoalign.tools.measuring import summarize_times
 
 Answer = tuple[float, Filtered]
 """What a call took in milliseconds, and which nodes passed."""
