@@ -48,7 +48,7 @@ def what_if(
     kubelet_config: Path | None,
     kubelet_root: Path | None,
     cluster: bool,
-    whole: ClusterOptions,
+    query: ClusterOptions,
     **asked: Any,
 ) -> int | None:
     """
@@ -77,9 +77,9 @@ def what_if(
                 "--cluster asks all nodes: leave out --node, --machine, --config and the kubelet's files"
             )
         return show_answer(
-            *ask_cluster(link.nats_option, whole, *pod, as_json=link.as_json), link.as_json, show_best_nodes
+            *ask_cluster(link.nats_option, query, *pod, as_json=link.as_json), link.as_json, show_best_nodes
         )
-    if whole.given:
+    if query.given:
         raise click.UsageError("--pods, --scoring, --snapshot and --from go with --cluster")
     if machine is None:
         if config is not None or kubelet_config is not None or kubelet_root is not None:
@@ -103,10 +103,10 @@ def pod_of_manifest(read: Callable[[], manifest.PodManifest], asked: dict[str, A
             f"{instead} describes the whole pod: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
         )
     rules = changes(asked)
-    shown = read()
-    request = manifest.request_from_pod(shown)
+    pod = read()
+    request = manifest.request_from_pod(pod)
     check_pod(request, compat=msgspec.convert(rules.get("compat", ""), Compat))
-    return AskedPod(request, rules, manifest.constraints_of(shown))
+    return AskedPod(request, rules, manifest.constraints_of(pod))
 
 
 def pod_in(file: Path, asked: dict[str, Any]) -> AskedPod:

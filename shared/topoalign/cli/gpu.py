@@ -102,7 +102,7 @@ def is_counted(offer: Offer) -> bool:
 
 
 def list_device_rows(
-    status: AnnouncedNode, device: DeviceID, health: DeviceHealth, division: GpuPartitioning | None
+    status: AnnouncedNode, device: DeviceID, health: DeviceHealth, partitioning: GpuPartitioning | None
 ) -> Iterator[tuple[object, ...]]:
     """The row of a device, and one more for each other holder of a partitioned GPU."""
     at = device_location(status, device)
@@ -110,12 +110,12 @@ def list_device_rows(
     degraded = degraded_gpus(status.topology).get(device)
     reasons = status.health_of(device).reason, degraded and f"degraded: {degraded}"
     reason = "; ".join(filter(None, reasons)) or "-"
-    if division is None:
+    if partitioning is None:
         pods = held_by(status, device)
         yield (*cells, "-", "not known" if pods is None else " ".join(pods) or "-", "-", reason)
         return
-    first, *others = [holder_text(each) for each in division.held] or ["-"]
-    yield (*cells, format_strategy(division), first, format_remaining(division), reason)
+    first, *others = [holder_text(each) for each in partitioning.held] or ["-"]
+    yield (*cells, format_strategy(partitioning), first, format_remaining(partitioning), reason)
     yield from (("", "", "", "", "", other, "", "") for other in others)
 
 

@@ -72,7 +72,7 @@ class ClusterOptions(NamedTuple):
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a question to a cluster, and passes them to the command as `whole`."""
+    """Adds the options of a question to a cluster, and passes them to the command as `query`."""
 
     @click.option(
         "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="Number of pods at once.  [default: 1]"
@@ -87,14 +87,14 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         pods: int | None, scoring: str | None, snapshot: Path | None, from_file: Path | None, **rest: Any
     ) -> Any:
         """The command, with these options in one."""
-        return command(whole=ClusterOptions(pods, scoring, snapshot, from_file), **rest)
+        return command(query=ClusterOptions(pods, scoring, snapshot, from_file), **rest)
 
     return asking
 
 
 def ask_cluster(
     nats: str | None,
-    whole: ClusterOptions,
+    query: ClusterOptions,
     pod: PodRequest,
     rules: Changes,
     constraints: Constraints | None = None,
@@ -105,22 +105,22 @@ def ask_cluster(
     The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known. Raises
     InvalidField and InvalidShare for an invalid pod or invalid rules, and what reading the facts raises.
     """
-    record = read_cluster_record(nats, whole.from_file)
+    record = read_cluster_record(nats, query.from_file)
     why_not_applied = "the options describe no pod of Kubernetes"
     if constraints is not None:
-        record, why_not_applied = with_node_objects(record, whole.from_file)
+        record, why_not_applied = with_node_objects(record, query.from_file)
     if why_not_applied:
         output.note(f"labels, taints and cordons of the nodes were not looked at: {why_not_applied}")
     demand = check_in_cluster(pod, record, rules)
-    scorer = scorer_by_name(Scoring(whole.scoring or Scoring.QUALITY), NodePacking.BINPACK)
+    scorer = scorer_by_name(Scoring(query.scoring or Scoring.QUALITY), NodePacking.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
-    answer = diagnose(Nodes(record, constraints), pod, scorer, rules, whole.pods or 1, seams=shown)
+    answer = diagnose(Nodes(record, constraints), pod, scorer, rules, query.pods or 1, seams=shown)
     if answer.fit and is_by_halves(record, demand, rules):
         output.note(f"note: {HALVES_BY_RESERVATION}")
-    if whole.snapshot is not None:
-        with whole.snapshot.open("wb") as file:
+    if query.snapshot is not None:
+        with query.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))
-        output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {format_count(len(record.nodes), 'node')}")
+        output.note(f"{clean(str(query.snapshot), 200)}: what is known of {format_count(len(record.nodes), 'node')}")
     return record, answer
 
 

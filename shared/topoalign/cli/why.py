@@ -42,7 +42,7 @@ def why(
     pod_file: Path | None,
     nats: str | None,
     as_json: bool,
-    whole: ClusterOptions,
+    query: ClusterOptions,
     **asked: Any,
 ) -> int | None:
     """
@@ -67,7 +67,7 @@ def why(
         pod = pod_of_manifest(partial(read_pod_of_kubernetes, name), asked, "the name of a pod")
     else:
         pod = pod_request(**asked) if pod_file is None else pod_in(pod_file, asked)
-    return show_answer(*ask_cluster(nats, whole, *pod, as_json=as_json), as_json, show_reasons)
+    return show_answer(*ask_cluster(nats, query, *pod, as_json=as_json), as_json, show_reasons)
 
 
 def read_pod_of_kubernetes(name: str) -> manifest.PodManifest:

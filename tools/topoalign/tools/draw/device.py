@@ -116,9 +116,9 @@ def device_of(
     legend: Sequence[str],
     holders: Sequence[str],
     health: DeviceHealth | None,
-    division: GpuPartitioning | None = None,
+    partitioning: GpuPartitioning | None = None,
 ) -> DrawnDevice:
-    """Makes the drawing of this GPU or NIC. `holders`: positions in the legend; `division`: of a partitioned GPU."""
+    """Makes the drawing of this GPU or NIC. `holders`: positions in the legend; `partitioning`: of a partitioned GPU."""
     listed = topology.listed_nodes(one.numa_affinity)
     device = DrawnDevice(
         id=one.id,
@@ -127,12 +127,14 @@ def device_of(
         bridge=one.bridge,
         home=listed[0] if listed else None,
         memory_node=one.memory_node if isinstance(one, Gpu) else None,
-        lines=(*describe_gpu(one, topology), *divided_lines(division)) if isinstance(one, Gpu) else (clean(one.id),),
+        lines=(*describe_gpu(one, topology), *divided_lines(partitioning))
+        if isinstance(one, Gpu)
+        else (clean(one.id),),
         holders=tuple(map(legend.index, holders)),
-        divided=divided_lines(division),
+        divided=divided_lines(partitioning),
         parts=tuple(
             (legend.index(holder_name(each.owner, each.allocation)), short_parts(each.alone) or "nothing")
-            for each in (() if division is None else division.held)
+            for each in (() if partitioning is None else partitioning.held)
         ),
         broken=health is not None and health.state is not HealthState.HEALTHY,
         cordoned=health is not None and health.cordoned,
@@ -140,9 +142,9 @@ def device_of(
     )
     facts = gpu_facts(one) if isinstance(one, Gpu) else nic_facts(one)
     facts |= health_facts(health) | {"degraded:": device.degraded, "held by": ", ".join(holders)}
-    if division is not None:
-        held = "; ".join(map(holder_text, division.held))
-        facts |= {"divided:": format_strategy(division), "held by": held, "left:": format_remaining(division)}
+    if partitioning is not None:
+        held = "; ".join(map(holder_text, partitioning.held))
+        facts |= {"divided:": format_strategy(partitioning), "held by": held, "left:": format_remaining(partitioning)}
     story = [f"{device.name} {clean(one.id, 130)}", f"PCI {clean(one.pci or 'unknown')}"]
     nodes = format_cpuset(one.numa_affinity) if topology.nodes_known else ""
     story.append(f"NUMA {nodes or 'unknown'}")
@@ -150,13 +152,13 @@ def device_of(
     return replace(device, story="\n".join(story))
 
 
-def divided_lines(division: GpuPartitioning | None) -> tuple[str, ...]:
+def divided_lines(partitioning: GpuPartitioning | None) -> tuple[str, ...]:
     """Two lines of a partitioned GPU: how it is shared, and its remaining amounts: `slots, 8 left:` and `60% 28 GiB`."""
-    if division is None:
+    if partitioning is None:
         return ()
-    left = division.left
-    offered = division.offered
-    way = SHORT_WAYS.get(format_strategy(division), format_strategy(division))
+    left = partitioning.left
+    offered = partitioning.offered
+    way = SHORT_WAYS.get(format_strategy(partitioning), format_strategy(partitioning))
     if offered.slices and offered.instances:
         way = "parts"
     if offered.slices or offered.instances:
