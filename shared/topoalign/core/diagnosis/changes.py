@@ -140,7 +140,7 @@ def moved_pod(uid: str, allocations: Iterable[Allocation]) -> EvictionCandidate:
     devices = Counter[ResourceName]()
     for each in allocations:
         devices.update({name: len(ids) for name, ids in each.devices.items()})
-    return EvictionCandidate(pod=f"{owner.namespace}/{owner.pod}" if owner is not None else uid, devices=devices)
+    return EvictionCandidate(pod=f"{owner.namespace}/{owner.pod}" if owner is not None else uid, devices=dict(devices))
 
 
 def describe_moved(moved: EvictionCandidate) -> str:
