@@ -18,7 +18,7 @@ import msgspec
 
 from topoalign.cli import link, options, output
 from topoalign.cli.exit_codes import FINDINGS, exit_code
-from topoalign.cli.serve import ALLOCATING, EVERYWHERE, add_service_options, flag_variables, on_a_node
+from topoalign.cli.serve import ALLOCATING, EVERYWHERE, MACHINE, flag_variables, on_a_node
 from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
@@ -55,7 +55,7 @@ def config() -> None:
 @config.command("show")
 @click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, always with origins.")
-@add_service_options("machine", *ALLOCATING, *EVERYWHERE)
+@options.add_options(MACHINE, *ALLOCATING, *EVERYWHERE)
 def show_settings(origin: bool, as_json: bool, **flags: Any) -> None:
     """
     Show every setting of all services and the whole configuration, with the values of `topoalign node` with these flags.

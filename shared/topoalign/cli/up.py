@@ -21,7 +21,7 @@ import click
 from topoalign.cli import output
 from topoalign.cli.doctor import why_no_driver
 from topoalign.cli.running import RunningUp, announce_running
-from topoalign.cli.serve import ALLOCATING, EVERYWHERE, NODE, settings
+from topoalign.cli.serve import ALLOCATING, EVERYWHERE, MACHINE, NODE_SERVICES, settings
 from topoalign.core.model.errors import clean
 from topoalign.plugin_config import nvidia_fields
 from topoalign.runtime.logging import configure_logging
@@ -32,8 +32,8 @@ from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 from topoalign.runtime.shutdown import run_until_signal
 from topoalign.runtime.tasks import background
 
-ALL = (*NODE, "registry")
-MACHINE = "dgx-a100"
+ALL = (*NODE_SERVICES, "registry")
+SIMULATED = "dgx-a100"
 """The machine that `up` simulates without a GPU driver."""
 HTTP_PORT = 8470
 """The port of the HTTP pages, if it is free."""
@@ -45,7 +45,7 @@ READY_PAUSE = 0.02
 
 
 @click.command()
-@settings("machine", *ALLOCATING, *EVERYWHERE)
+@settings(MACHINE, *ALLOCATING, *EVERYWHERE)
 def up(environment: dict[str, str]) -> None:
     """
     Run all services in one process, with NATS and the HTTP API, until Ctrl-C.
@@ -63,7 +63,7 @@ def up(environment: dict[str, str]) -> None:
     if PREFIX + "HTTP_PORT" not in environment:
         environment[PREFIX + "HTTP_PORT"] = str(HTTP_PORT if is_free(HTTP_PORT) else 0)
     if PREFIX + "MACHINE" not in environment and why_no_driver() is not None:
-        environment[PREFIX + "MACHINE"] = MACHINE
+        environment[PREFIX + "MACHINE"] = SIMULATED
     runtime = from_environment(RuntimeSettings, environment)
     configure_logging(runtime.log_format, runtime.log_level)
     with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
