@@ -38,10 +38,10 @@ def render_item(item: Item) -> Iterator[str]:
                 f' width="{format_number(item.w)}" height="{format_number(item.h)}" rx="{format_number(item.radius)}"'
                 f' fill="{item.fill}" stroke="{item.stroke}" stroke-width="{format_number(item.stroke_width)}"'
             )
-            yield f"{shape}><title>{escape(item.story)}</title></rect>" if item.story else f"{shape}/>"
+            yield f"{shape}><title>{escape(item.tooltip)}</title></rect>" if item.tooltip else f"{shape}/>"
         case DrawnLine():
             points = " ".join(f"{format_number(x)},{format_number(y)}" for x, y in item.points)
-            title = f"<title>{escape(item.story)}</title>" if item.story else ""
+            title = f"<title>{escape(item.tooltip)}</title>" if item.tooltip else ""
             yield (
                 f'<polyline points="{points}" fill="none" stroke="{item.stroke}" stroke-width="{format_number(item.width)}"'
                 + (f">{title}</polyline>" if title else "/>")
