@@ -134,7 +134,7 @@ class Daemon:
         finally:
             self._announcement.withdraw()
             with anyio.CancelScope(shield=True):
-                await self._end(process, control)
+                await self._end_process(process, control)
 
     async def _supervise(self, share: MpsShare, control: Control) -> None:
         """Sets the limits, announces the daemon, and checks it regularly. Returns after an error."""
@@ -189,7 +189,7 @@ class Daemon:
             if not await self._answers_within(END_SECONDS, control, wanted=False):
                 raise DriverFault(f"another MPS daemon serves {control.pipe}", "stop it, or give it another directory")
 
-    async def _end(self, process: Process, control: Control) -> None:
+    async def _end_process(self, process: Process, control: Control) -> None:
         """Ends a daemon that runs: by `quit`, by SIGTERM, by SIGKILL."""
         if process.returncode is None:
             await wait_for_first(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
