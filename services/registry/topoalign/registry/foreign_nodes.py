@@ -1,19 +1,17 @@
 """
-Nodes whose GPUs HAMi allocates, as the API server shows them: their GPUs, who holds them, and whether they are offered.
+Finds nodes whose GPUs HAMi allocates, from the API server: their GPUs, who holds them, and whether they are offered.
 
 A node is HAMi's while its Node has HAMi's register annotation, and either the handshake is live or a pod that is bound
 there and has not ended holds a share that HAMi allocated. Then it is offered to no pod: topoalign would allocate GPUs of
 which HAMi's containers have parts. If an allocator of topoalign answers for such a node, both would allocate the same GPUs
-(`ContestedNode`), which is logged and counted; if none does, the node is a `ForeignNode`. When HAMi has given up the node,
-or the annotation is deleted, the node is topoalign's.
+(`ContestedNode`), which is logged and counted; else the node is a `ForeignNode`.
 
-A pod holds a share if a container of it asks for devices and its annotation names a GPU. It does not matter which GPU: a
-plugin that cannot reach the driver registers none, and one that skips a GPU no longer registers it, while containers have
-them. The amount does not matter either: 0 of both is no limit. Whoever may create a pod may annotate it in this way, and a
-pod that also asks for a device cannot be distinguished from a pod of HAMi's.
+A pod holds a share if a container of it requests devices and its annotation names a GPU. Which GPU and which amount does not
+matter: HAMi's plugin does not register a GPU that it cannot reach while containers have it, and an amount of 0 is no limit.
+A pod of another system that is annotated in this way and requests a device cannot be distinguished from a pod of HAMi's.
 
-An annotation that cannot be read contains no information about GPUs; this is logged once. Such an annotation still means, on
-a node, that HAMi runs it, and on a pod that asks for devices, that it has a share.
+An annotation that cannot be read is logged once. On a node it still means that HAMi manages it, and on a pod that requests
+devices, that it has a share.
 """
 
 from bisect import bisect_right
@@ -52,6 +50,9 @@ LOOK_SECONDS = 15.0
 """Between two checks of the handshakes, which expire by themselves; the interval of HAMi's scheduler."""
 LONGEST_HANDSHAKE = 100
 """Characters of a handshake that are kept."""
+SERVICE = "topoalign-registry"
+MOST = 1_000
+"""Nodes of a page: with names of 253 characters they are far below the limit of a message."""
 NOTHING: Mapping[str, ForeignPod] = {}
 
 log = structlog.get_logger("topoalign.registry.foreign_nodes")
@@ -62,7 +63,7 @@ class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
 
     cards: tuple[RegisteredGpu, ...]
     finding: str
-    """Why its GPUs are not known; empty: they are."""
+    """Why its GPUs are not known; empty: they are known."""
     handshake: str | None
     cordon: str | None
     allocatable: int
@@ -76,12 +77,12 @@ class HamiView(msgspec.Struct, frozen=True, kw_only=True):
     handshake: str | None
     """The annotation; its time is the local time of HAMi's scheduler."""
     finding: str
-    """Why the GPUs are not known; empty: they are."""
+    """Why the GPUs are not known; empty: they are known."""
     cards: tuple[ForeignGpu, ...]
 
 
 class ForeignNodes:
-    """The nodes and pods with HAMi's annotations; `run` it. A change returns the node whose `refusal` it has changed."""
+    """The nodes and pods with HAMi's annotations; `run` it. A noted change returns the node whose `refusal` it changed."""
 
     def __init__(self, clock: Clock, answering: Callable[[NodeName], bool] = lambda node: False) -> None:
         """`answering`: whether an allocator of topoalign answers for a node."""
@@ -102,21 +103,21 @@ class ForeignNodes:
         return HAMI if node in self._refusals else None
 
     def refusal(self, node: NodeName) -> str:
-        """The code of the refusal for every pod; empty: HAMi does not keep the node from being offered."""
+        """The code of the refusal for every pod; empty: HAMi does not manage the node."""
         return self._refusals.get(node, "")
 
     @property
     def refusals(self) -> Mapping[NodeName, str]:
-        """The same of all nodes that HAMi runs."""
+        """Node -> `refusal`, of all nodes that HAMi manages."""
         return self._refusals
 
     @property
     def names(self) -> list[NodeName]:
-        """Of all nodes with HAMi's register annotation, sorted."""
+        """The names of all nodes with HAMi's register annotation, sorted."""
         return sorted(self._nodes)
 
     def pods(self, node: NodeName) -> int:
-        """How many pods on a node hold shares that HAMi allocated."""
+        """The number of pods on a node that hold shares of HAMi's."""
         return len(self._pods.get(node, NOTHING))
 
     def liveness(self, node: NodeName) -> HamiLiveness:
@@ -126,11 +127,11 @@ class ForeignNodes:
         return liveness_of(known.handshake, known.allocatable, now)
 
     def cards(self, node: NodeName) -> tuple[RegisteredGpu, ...]:
-        """Those of a node that is in `names`."""
+        """The GPUs of a node that is in `names`."""
         return self._nodes[node].cards
 
     def view(self, node: NodeName) -> HamiView | None:
-        """All information about a node in HAMi's annotations; None: there are none."""
+        """The information about a node in HAMi's annotations; None: there are none."""
         known = self._nodes.get(node)
         if known is None:
             return None
@@ -142,7 +143,7 @@ class ForeignNodes:
         )
 
     def see(self, node: SeenNode) -> NodeName | None:
-        """The API server shows a node."""
+        """Notes a node of the API server."""
         hami = node.hami
         if hami is None or hami.register is None:
             return self.lose(node.name)
@@ -165,11 +166,11 @@ class ForeignNodes:
         return self.observe(node.name)
 
     def lose(self, node: NodeName) -> NodeName | None:
-        """The API server has no such node, or it has no GPUs of HAMi's."""
+        """Notes that the node is gone, or has no GPUs of HAMi's."""
         return self._judge(node) if self._nodes.pop(node, None) is not None else None
 
     def see_pod(self, pod: SeenPod) -> NodeName | None:
-        """The API server shows a pod."""
+        """Notes a pod of the API server."""
         metadata = pod.content.metadata
         spec = pod.content.spec
         text = ((metadata and metadata.annotations) or {}).get(DEVICES_ALLOCATED)
@@ -192,7 +193,7 @@ class ForeignNodes:
         return self.observe(pod.node)
 
     def lose_pod(self, uid: str) -> NodeName | None:
-        """A pod is gone, or holds nothing of HAMi's."""
+        """Notes that a pod is gone, or holds nothing of HAMi's."""
         node = self._node_of.pop(uid, None)
         if node is None:
             return None
@@ -202,11 +203,11 @@ class ForeignNodes:
         return self.observe(node)
 
     def observe(self, node: NodeName) -> NodeName | None:
-        """A node has changed: the facts of its allocator, or whether it answers."""
+        """Notes that a node has new facts, or that its allocator answers or not."""
         return self._judge(node) if node in self._nodes else None
 
     async def run(self, changed: Callable[[NodeName], None]) -> None:
-        """Checks the handshakes regularly, for ever. Calls `changed` with each node whose `refusal` has changed."""
+        """Checks the handshakes until cancelled. Calls `changed` with each node whose `refusal` has changed."""
         turns = TaskTurns(self._clock)
         while True:
             await self._clock.sleep(LOOK_SECONDS)
@@ -234,21 +235,13 @@ class ForeignNodes:
 
 
 def asks_for_devices(pod: PodManifest) -> bool:
-    """Whether a limit of a container is for something else than CPUs, memory, hugepages and storage."""
+    """Whether a container has a limit of an extended resource."""
     spec = pod.spec or ManifestSpec()
     return any(
         "/" in resource and amount is not None and whole(str(amount)) != 0
         for container in (*(spec.init_containers or ()), *(spec.containers or ()))
         for resource, amount in ((container.resources and container.resources.limits) or {}).items()
     )
-
-
-# Answers over the bus which nodes HAMi runs: `topoalign why` has no access to Kubernetes.
-
-
-SERVICE = "topoalign-registry"
-MOST = 1_000
-"""Nodes of a page: with names of 253 characters it is far below what a bus takes."""
 
 
 class NodesUnknown(Unavailable):
@@ -272,23 +265,19 @@ async def serve_foreign(
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    Answers `ForeignRequest`, for ever; has started once it does. `behind`: why not all that the API server has is known.
+    Answers `ForeignRequest` until cancelled, because `topoalign why` has no access to Kubernetes. `behind`: why the objects
+    of the API server are not known yet.
     """
 
     async def page(request: ForeignRequest) -> ForeignPage:
         if (finding := behind()) is not None:
             raise NodesUnknown(finding)
-        return foreign_page(foreign, request)
+        names = sorted(foreign.refusals)
+        start = bisect_right(names, request.after)
+        shown = names[start : start + MOST]
+        return ForeignPage(nodes={name: foreign.refusal(name) for name in shown}, has_more=start + MOST < len(names))
 
     endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answer_with(ForeignRequest, page))
     async with bus.serve(SERVICE, [endpoint]):
         task_status.started()
         await anyio.sleep_forever()
-
-
-def foreign_page(foreign: ForeignNodes, request: ForeignRequest) -> ForeignPage:
-    """The nodes after the one that the request names."""
-    names = sorted(foreign.refusals)
-    start = bisect_right(names, request.after)
-    shown = names[start : start + MOST]
-    return ForeignPage(nodes={name: foreign.refusal(name) for name in shown}, has_more=start + MOST < len(names))

@@ -312,8 +312,8 @@ class ClusterView:
         self, state: NodeState, without: frozenset[str] = frozenset(), *, settle: bool = False
     ) -> PredictionBasis:
         """
-        The data of predictions for these facts of a node. `without`: UIDs of pods that count as gone; `settle`: these are the
-        node's current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
+        The data of predictions for these facts of a node. `without`: UIDs of pods that count as gone; `settle`: these facts
+        are current. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
         """
         pods = self.pods_on(state.node)
         basis = prediction_basis(bare(pods.without_terminated(state)), self._clock.wall())

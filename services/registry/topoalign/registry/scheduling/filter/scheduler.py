@@ -1,8 +1,7 @@
 """
 Answers kube-scheduler's filter, prioritize and preempt calls from the view of the cluster.
 
-Nothing here changes the view. An unknown node is judged by its node template (`node_templates`): the machine of
-`topoalign.io/machine`, or an empty node of the same instance type, with the rules of that node's kubelet.
+Nothing here changes the view. An unknown node is judged by its node template (`node_templates`).
 """
 
 from collections import Counter
@@ -178,7 +177,10 @@ class Scheduler:
         """UID of a pod and its nominated node -> monotonic second of its first refusal there."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
-        """As `SchedulingApi.prepare`."""
+        """
+        Does the long work of a following `filter` or `prioritize`, and yields to the event loop. Its results stay if it is
+        cancelled. Raises as `filter` does.
+        """
         turns = self.view.turns()
         while True:
             await self.view.catch_up()
@@ -191,7 +193,10 @@ class Scheduler:
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
-        """As `SchedulingApi.filter`. Raises NotReadYet."""
+        """
+        Returns which of these nodes would admit the pod. `labels`: of nodes that were sent as whole objects; an unknown node
+        is judged by them (a node that cluster-autoscaler may add). Raises NotReadYet, and InvalidField for an invalid pod.
+        """
         request = self._request(pod)
         if GANG in pod.request.annotations and len(nodes) > 1:  # a single node may be the nominated one
             known = self.view.nodes
@@ -276,7 +281,10 @@ class Scheduler:
         return number
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
-        """As `SchedulingApi.prioritize`; 0 for an unknown node and one that comes last. Raises NotReadYet."""
+        """
+        Returns a score from 0 to 10 for each of these nodes, in their order; 0 for an unknown node and one that comes last.
+        Raises as `filter` does.
+        """
         request = self._request(pod)
         self._decisions.codes(request)
         return request.keys.scores_among(self.view, nodes, self.lone.last_for(pod.uid))
@@ -300,7 +308,10 @@ class Scheduler:
         return sorted(passed, key=lambda node: (-scores[node], node))
 
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
-        """As `SchedulingApi.preempt`. Raises NotReadYet."""
+        """
+        Returns the nodes that would admit the pod without these victims. Yields to the event loop, as `prepare`. Raises as
+        `filter` does.
+        """
         await self.view.catch_up()
         request = self._request(pod, quota=False)
         turns = self.view.turns()
