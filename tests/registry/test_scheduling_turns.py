@@ -13,8 +13,7 @@ from topoalign.core.admission import feasibility
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state import view
-from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
-from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.filter import admission_order, scheduler
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass
 from topoalign.registry.scheduling.filter.scheduler import Scheduler

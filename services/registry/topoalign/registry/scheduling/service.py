@@ -36,7 +36,6 @@ from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRec
 from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, EventWriter, refusal_event
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
-from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.scheduling_api import BindsPods, PodToSchedule
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
@@ -157,19 +156,18 @@ class SchedulingService:
         self._freeze = freeze
         self._is_serving = False
         """Whether all nodes were read once, or could not be read without NATS."""
-        self._nodes = ReportedNodes()
+        self._nodes = ReportedNodes(cluster, pass_unknown=settings.unknown_nodes == "pass")
         self._pods = ReportedPods()
         self._requeue = Requeue(clock, self._pods.waiting, self._nodes.uids)
         self._reports = EventWriter(clock)
         self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
-        self.unmanaged = UnmanagedNodes(cluster, pass_unknown=settings.unknown_nodes == "pass")
         self.view = ClusterView(
             cluster,
             lambda: client.unsettled,
             clock,
             scorer_by_name(settings.scoring, settings.scoring_packing),
             foreign=self.foreign.refusal,
-            unmanaged=self.unmanaged.__contains__,
+            unmanaged=self._nodes.is_unmanaged,
             offered=self._offered,
         )
         cluster.listeners.append(self.foreign.observe)
@@ -223,7 +221,6 @@ class SchedulingService:
                 pods=self._pods,
                 nodes=self._nodes,
                 foreign=self.foreign,
-                unmanaged=self.unmanaged,
                 gangs=gangs,
                 quotas=quotas,
                 bypassed=self._bypassed,
@@ -252,7 +249,7 @@ class SchedulingService:
         if settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
         context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))
-        context.notes["managed"] = self.unmanaged.finding
+        context.notes["managed"] = self._nodes.finding
         context.notes["managedResources"] = self._bypassed.finding
         context.notes["kubernetes"] = lambda: api.trouble
         context.readiness[READINESS]["kubernetes"] = self.watch.behind
@@ -379,8 +376,8 @@ class SchedulingService:
         return self.view.offers.names_on(node) if self._cluster.is_answering(node) else ()
 
     def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """As `UnmanagedNodes.passes`, without nodes that HAMi manages. Valid only after the nodes were read."""
-        return self.unmanaged.passes(pod, node) and not self.foreign.refusal(node)
+        """As `ReportedNodes.passes`, without nodes that HAMi manages. Valid only after the nodes were read."""
+        return self._nodes.passes(pod, node) and not self.foreign.refusal(node)
 
     def _offered(self, node: NodeName) -> None:
         """

@@ -44,8 +44,8 @@ from topoalign.registry.scheduling.binding.cluster_reservations import (
     are_ambiguous_reservations,
 )
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.cluster_state.node_eligibility import NOT_KNOWN
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
+from topoalign.registry.scheduling.cluster_state.view import NOT_KNOWN
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet, Scheduler
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule

@@ -34,8 +34,7 @@ from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, NodeScorer
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.registry.recent_dict import RecentDict
-from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
-from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule
 from topoalign.runtime.request_turns import TaskTurns
 

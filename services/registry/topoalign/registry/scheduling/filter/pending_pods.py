@@ -29,8 +29,7 @@ from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import NodeName, PodName
 from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
-from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
-from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.filter.admission_order import (
     Later,
     PendingPod,

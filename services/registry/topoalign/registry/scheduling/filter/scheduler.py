@@ -26,9 +26,8 @@ from topoalign.registry.scheduling.cluster_state.assumed_pods import (
     devices_of_unknown_containers,
     unknown_request,
 )
-from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
-from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import UNKNOWN_NODE, ClusterView
 from topoalign.registry.scheduling.filter.admission_order import all_fit, are_ambiguous, are_too_many, fit_as_equals
 from topoalign.registry.scheduling.filter.decision_cache import (
     DecisionCache,

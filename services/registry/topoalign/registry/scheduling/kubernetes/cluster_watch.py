@@ -31,7 +31,6 @@ from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.pod_events import EventWriter
 from topoalign.registry.scheduling.kubernetes.refused_pods import RefusedPods, was_refused
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
-from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 
 VERSION_SECONDS = 300.0
 """Between two reads of the API server's version, which an upgrade changes."""
@@ -48,7 +47,6 @@ class KubernetesRecords:
     pods: ReportedPods
     nodes: ReportedNodes
     foreign: ForeignNodes
-    unmanaged: UnmanagedNodes
     gangs: Gangs
     quotas: Quotas
     bypassed: BypassedPods
@@ -128,16 +126,14 @@ class KubernetesWatch:
             async for each in changes:
                 match each:
                     case SeenNode():
-                        self.nodes.see(each)
+                        self._mark(self.nodes.see(each))
                         self._view.label(each.name, each.labels)
                         self._mark(self._records.foreign.see(each))
-                        self._mark(self._records.unmanaged.see(each))
                     case Gone():
                         name = NodeName(each.key)
                         self.nodes.lose(name)
                         self._view.forget(name)
                         self._records.foreign.lose(name)
-                        self._records.unmanaged.lose(name)
                         self._reservations.forget(name)
                     case Synced():
                         self.nodes.listed = True
