@@ -9,7 +9,7 @@ from decision_support import container, machine, pod
 from faults_support import THOROUGH
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.core.admission.kinds import NodeKind
+from topoalign.core.admission.prediction import NodeKind
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import Namespace, NodeName

@@ -38,8 +38,8 @@ from topoalign.core.state.reserved_parts import (
     ReservedPart,
     ids_held,
     is_something,
+    reported_parts,
     rest_of,
-    shown_by,
 )
 from topoalign.core.state.terminated_pods import has_anything_of, without_pods
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
@@ -229,7 +229,7 @@ class NodePods:
         kubelet has it, without assumed pods.
         """
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
-        for part in shown_by(facts, held):
+        for part in reported_parts(facts, held):
             self._shown.setdefault(part.pod_uid, set()).add(part)
         given = ReportedHoldings(facts, co_allocated=False)
         for uid, bound in self._bound.items():

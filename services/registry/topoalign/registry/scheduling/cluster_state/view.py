@@ -21,8 +21,13 @@ import msgspec
 
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import Free, count_free, has_more
-from topoalign.core.admission.kinds import NodeKind, kind_key
-from topoalign.core.admission.prediction import KubeletUnknown, PredictionBasis, prediction_basis
+from topoalign.core.admission.prediction import (
+    KubeletUnknown,
+    NodeKind,
+    PredictionBasis,
+    kind_key,
+    prediction_basis,
+)
 from topoalign.core.admission.resolvability import with_healthy_devices, without_any_allocation
 from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
@@ -100,7 +105,7 @@ class ClusterView:
         cluster: Cluster,
         unsettled: Callable[[], Unsettled],
         clock: Clock,
-        scorer: NodeScorer[Any, Any] = QUALITY,
+        scorer: NodeScorer = QUALITY,
         *,
         foreign: Callable[[NodeName], str] = lambda node: "",
         unmanaged: Callable[[NodeName], bool] = lambda node: False,
@@ -346,8 +351,8 @@ class ClusterView:
         self, state: NodeState, without: frozenset[str] = frozenset(), *, settle: bool = False
     ) -> PredictionBasis:
         """
-        The data of predictions for these facts of a node. `without`: UIDs of pods that count as gone; `settle`: these facts
-        are current. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
+        The data of predictions for these facts of a node. `without`: UIDs of pods that count as gone; `settle`: whether
+        these are the node's current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
         """
         pods = self.pods_on(state.node)
         basis = prediction_basis(bare(pods.without_terminated(state)), self._clock.wall())

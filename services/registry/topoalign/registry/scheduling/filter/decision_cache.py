@@ -16,7 +16,7 @@ import msgspec
 
 from topoalign.core.admission.admit import decide_demand, drive_async
 from topoalign.core.admission.feasibility import PodNeed, alignment_need, judge_amounts, need_of, need_steps
-from topoalign.core.admission.kinds import NodeKind
+from topoalign.core.admission.prediction import NodeKind
 from topoalign.core.admission.resolvability import UNDECIDED, with_healthy_devices, without_any_allocation
 from topoalign.core.admission.share_alignment import containers_aligned_to_gpus
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
@@ -137,7 +137,7 @@ class KindNeed:
         is_joint = any(each.joint is not None for each in self.demand.containers)
         return has_rest or is_joint or bool(containers_aligned_to_gpus(self._kind.topology, self.demand))
 
-    def key(self, node: NodeView, scorer: NodeScorer[Any, Any]) -> Key:
+    def key(self, node: NodeView, scorer: NodeScorer) -> Key:
         """Returns the sort key of a node of this kind for the pod; None if its free resources are not known."""
         if (shape := node.shape) is None:
             return None

@@ -10,7 +10,7 @@ of a kubelet without any configuration.
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
-from topoalign.core.admission.kinds import NodeKind
+from topoalign.core.admission.prediction import NodeKind
 from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy

@@ -16,7 +16,7 @@ from topoalign.core.demand.share_annotations import uuid_selection
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import GANG, Compat, PodRequest
-from topoalign.core.scoring.scorers import HamiScorer
+from topoalign.core.scoring.scorers import HAMI
 from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quota_amounts import OverQuota
@@ -155,7 +155,7 @@ class Scheduler:
         """
         self.view = view
         self.passes = passes
-        self.checks = PodChecks(view.offers, ranks_as_hami=isinstance(view.scorer, HamiScorer))
+        self.checks = PodChecks(view.offers, ranks_as_hami=view.scorer is HAMI)
         """Refuses invalid pods."""
         self._behind = behind
         self._planned_node = planned
