@@ -45,7 +45,7 @@ from topoalign.core.state.terminated_pods import has_anything_of, without_pods
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 Requested = Callable[[Reservation], PodRequest | None]
-"""Returns the request of a reserved pod, if it is known."""
+"""The request of a reserved pod, if it is known."""
 
 
 def unknown_request(reserved: Reservation) -> PodRequest | None:
@@ -92,10 +92,7 @@ class NodePods:
         """UID -> the ended parts of its reservation."""
 
     def reserve(self, reservations: Sequence[Reservation]) -> bool:
-        """
-        Replaces the reserved pods. A bound one keeps its devices until the node reports it. Returns whether anything
-        changed.
-        """
+        """Replaces the reserved pods; a bound one keeps its devices until it is reported. Returns whether any changed."""
         now = {each.pod_uid: msgspec.structs.replace(each, seconds_left=0.0) for each in reservations}
         if list(now.values()) == list(self._reserved.values()):
             return False
@@ -125,10 +122,7 @@ class NodePods:
         return was_assumed and uid not in self._reserved and uid not in self._bound
 
     def end(self, uid: str, until: float) -> bool:
-        """
-        Removes a pod that is deleted or will not be admitted. Returns whether it was assumed; then it counts as terminated
-        `until` this monotonic second.
-        """
+        """Removes a pod. Returns whether it was assumed; then it counts as terminated `until` this monotonic second."""
         self.terminating.discard(uid)
         names = self.names_of({uid})
         had = self._reserved.pop(uid, None), self._bound.pop(uid, None), self._assumed.pop(uid, None)
@@ -139,7 +133,7 @@ class NodePods:
         return True
 
     def expire(self, now: float) -> bool:
-        """Lets the facts of pods that terminated long ago count again. Returns whether there were any."""
+        """Forgets pods that terminated long ago. Returns whether there were any."""
         kept = {uid: each for uid, each in self.terminated.items() if each.until > now}
         has_changed = len(kept) < len(self.terminated)
         self.terminated = kept
@@ -150,7 +144,7 @@ class NodePods:
         return tuple(uid for uid, each in self.terminated.items() if has_anything_of(facts, uid, each.names))
 
     def without_terminated(self, facts: NodeState) -> NodeState:
-        """Returns the facts without terminated pods. A name that a bound pod also has may be that pod's."""
+        """The facts without terminated pods. A name that a bound pod also has may be that pod's."""
         if not self.terminated:
             return facts
         names = frozenset[PodNames]().union(*(each.names for each in self.terminated.values()))
@@ -197,11 +191,10 @@ class NodePods:
 
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
-        Returns the pods that the kubelet may admit in any order, after the last `settle`, each with whether it is
-        predicted to be admitted. The node, in this `state` without assumed pods, has reported nothing of these pods, and
-        their devices of a resource are not all with a container that is not known yet. If another pod has got a pod's
-        devices or CPUs, the kubelet will allocate others. A reserved pod with an unknown request keeps its position in
-        every order. So does one that is planned with its gang, because its kubelet has not received it yet.
+        The pods that the kubelet may admit in any order, after the last `settle`, each with whether it is predicted to be
+        admitted. The node, in this `state` without assumed pods, has reported nothing of these pods, and their devices of a
+        resource are not all with a container that is not known yet. A reserved pod with an unknown request keeps its
+        position in every order. So does one that is planned with its gang, because its kubelet has not received it yet.
         """
         found: list[tuple[PodToSchedule, Reservation | None]] = []
         for uid, hold in self._reserved.items():
@@ -250,8 +243,8 @@ class NodePods:
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
     ) -> NodeState:
         """
-        Returns a state of the node with the assumed pods, after the last `settle`. A bound pod that did not fit then may fit
-        here. `without`: UIDs of pods that count as gone; `until`: UID of the first bound or assumed pod that does not count.
+        A state of the node with the assumed pods, after the last `settle`. A bound pod that did not fit then may fit here.
+        `without`: UIDs of pods that count as gone; `until`: UID of the first bound or assumed pod that does not count.
         """
         for uid, hold in self._reserved.items():
             if uid not in without:
@@ -266,7 +259,7 @@ class NodePods:
         return state
 
     def _rest_of(self, hold: Reservation) -> Reservation:
-        """Returns the part of a reservation or prediction that has not ended."""
+        """The part of a reservation or prediction that has not ended."""
         ended = frozenset(self._shown.get(hold.pod_uid, ()))
         rest = (rest_of(each, hold.pod_uid, ended) for each in hold.containers)
         return msgspec.structs.replace(hold, containers=tuple(filter(is_something, rest)))
@@ -287,13 +280,13 @@ class NodePods:
 
 
 def devices_of_unknown_containers(state: NodeState) -> frozenset[str]:
-    """Returns the devices of containers that are not known yet; for a shared NIC, its virtual functions."""
+    """The devices of containers that are not known yet; for a shared NIC, its virtual functions."""
     unknown = (each for each in state.allocations.values() if each.owner is None)
     return frozenset[str]().union(*map(ids_held, unknown))
 
 
 def unreserved(pod: PodToSchedule) -> PodToSchedule:
-    """Returns a pod without a reservation: its limits decide, and its annotations are ignored."""
+    """The pod without a reservation: its limits decide, and its annotations are ignored."""
     return PodToSchedule(uid=pod.uid, request=msgspec.structs.replace(pod.request, annotations={}))
 
 
