@@ -49,10 +49,7 @@ class ClusterNode:
     _derived_from: NodeState | None = None
 
     def apply(self, delivery: Delivery, *, usage: bool = False) -> None:
-        """
-        Applies the next fact of the node. `usage`: whether to keep the kubelet's allocations, which can take hundreds of
-        megabytes for thousands of nodes.
-        """
+        """Applies the next fact of the node. `usage`: whether to keep the kubelet's allocations, which can be large."""
         if delivery.anew:
             self.last_event = None  # a forged fact may be of any time
         if delivery.state is not None:
@@ -68,14 +65,12 @@ class ClusterNode:
             self.since = {name: at for name, at in self.since.items() if name in self.state.allocations}
 
     def derived(self, function: Callable[[NodeState], T]) -> T:
-        """
-        The result of this function for the state, called once for each state. It is called with a copy: the cached
-        properties of a state, its topology and its allocations take more memory than they do, and are not kept.
-        """
+        """The result of this function for the state, called once for each state."""
         if self._derived_from is not self.state:
             self._derived = {}
             self._derived_from = self.state
         if function not in self._derived:
+            # Of a copy: the cached properties of a state take more memory than the state, and are not kept.
             self._derived[function] = function(bare(self.state))
         result: T = self._derived[function]
         return result

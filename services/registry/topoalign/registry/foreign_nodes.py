@@ -264,10 +264,7 @@ async def serve_foreign(
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """
-    Answers `ForeignRequest` until cancelled, because `topoalign why` has no access to Kubernetes. `behind`: why the objects
-    of the API server are not known yet.
-    """
+    """Answers `ForeignRequest` until cancelled. `behind`: why the objects of the API server are not known yet."""
 
     async def page(request: ForeignRequest) -> ForeignPage:
         if (finding := behind()) is not None:

@@ -47,10 +47,7 @@ class NodeSeries:
         self._per_allocation = per_allocation
 
     async def write(self) -> AsyncIterator[bytes]:
-        """
-        Yields the text in chunks of a few nodes. A node whose name Kubernetes does not allow has no series, because the
-        printable form may be the name of another node.
-        """
+        """Yields the text in chunks of a few nodes."""
         yield format_header("topoalign_gpus", "GPUs of a node, by state.")
         async for chunk in self._chunks(lambda member: member.derived(gpu_state_lines)):
             yield chunk
@@ -70,6 +67,7 @@ class NodeSeries:
     async def _chunks(self, text: Callable[[ClusterNode], bytes]) -> AsyncIterator[bytes]:
         written: list[bytes] = []
         async for member in in_turns(tuple(self._cluster), self._clock):
+            # The printable form of an invalid name may be the name of another node.
             if clean(member.state.node, LONGEST_LABEL) != member.state.node:
                 continue
             written.append(text(member))

@@ -167,10 +167,7 @@ class Registry:
                 log.debug("asked in vain: this process was late itself", node=node)
 
     async def _ask(self, node: NodeName, lateness: Lateness) -> bool:
-        """
-        Checks whether the allocator answers, and whether the view of its node agrees with its answer. Returns False after a
-        time-out if this process may have been too late to read the answer.
-        """
+        """Asks the allocator and compares its answer with the view. Returns False if this process was late."""
         asked = self._clock.monotonic()
         within = self._settings.registry_answer_seconds
         was_settled = self._client.is_settled(node)

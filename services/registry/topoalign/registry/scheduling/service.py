@@ -265,10 +265,8 @@ class SchedulingService:
         )
 
     def unread_nodes(self) -> str | None:
-        """
-        Readiness of the Service of extender and webhook: why the nodes are not read yet. A registry stays ready once it was
-        ready, and becomes ready while NATS is disconnected, because the webhook works without nodes and NATS.
-        """
+        """Readiness of the Service of extender and webhook: why the nodes are not read yet."""
+        # A registry stays ready once it was ready, and becomes ready without NATS: the webhook works without both.
         return None if self._is_serving else self.behind()
 
     async def run(self, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -326,10 +324,7 @@ class SchedulingService:
         self._freeze()  # so that the garbage collector does not scan what stays at the next call
 
     def offers(self, resource: ResourceName) -> bool:
-        """
-        Whether some node offers this resource. Before all nodes are read, every extended resource counts as offered, so that
-        no pod bypasses the scheduler.
-        """
+        """Whether some node offers this resource; every one before all nodes are read, so that no pod bypasses us."""
         return self.view.waiting() is not None or resource in self.view.offers.names
 
     def left_out(self, pod: PodRequest) -> Sequence[FilledIn]:
@@ -343,10 +338,8 @@ class SchedulingService:
             self.quotas.check_new(pod)
 
     def check_valid(self, pod: PodRequest) -> None:
-        """
-        Raises the reason to deny an invalid pod. Before all nodes are read, it is checked as if nothing were offered: with a
-        part of the offers it could be denied for more memory than these nodes have.
-        """
+        """Raises the reason to deny an invalid pod."""
+        # Nothing is offered before all nodes are read: a part of the offers could deny it for too much memory.
         checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
         checks.check(pod)
 
@@ -380,10 +373,8 @@ class SchedulingService:
         return self._nodes.passes(pod, node) and not self.foreign.refusal(node)
 
     def _offered(self, node: NodeName) -> None:
-        """
-        Requeues pods after a node is offered again or has more free resources. No object in Kubernetes changes then, because
-        the end of a pod is reported before its kubelet has freed its devices.
-        """
+        """Requeues pods after a node is offered again or has more free resources."""
+        # No object in Kubernetes changes: the end of a pod is reported before its kubelet has freed its devices.
         if self.behind() is None:
             self._requeue.ask("NodeOffered")
 

@@ -202,11 +202,9 @@ class BindChecks:
         self._scheduler_name = scheduler_name
 
     def check_placement(self, pod: SeenPod, node: NodeName) -> None:
-        """
-        Raises OtherScheduler and NodeForbidden. Any client that reaches the extender's address can call bind, and name any
-        pod and any node. A pod may always name Kubernetes' default scheduler.
-        """
+        """Raises OtherScheduler and NodeForbidden: any client that reaches the extender can name any pod and node."""
         named = pod.scheduler or DEFAULT_SCHEDULER
+        # A pod may always name Kubernetes' default scheduler.
         if self._scheduler_name and named not in (self._scheduler_name, DEFAULT_SCHEDULER):
             raise OtherScheduler(named)
         if not self._allows(pod.to_schedule(), node):
@@ -348,10 +346,7 @@ class PodBinder:
                 raise
 
     async def _read(self, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
-        """
-        Reads the pod, which must be bound to this node or to none. Waits for the API server. Raises PodGone, BoundElsewhere
-        and ApiRefused.
-        """
+        """Reads the pod, which must be on this node or none. Raises PodGone, BoundElsewhere and ApiRefused."""
         while True:
             try:
                 seen = await self._api.pod(namespace, name)

@@ -203,10 +203,7 @@ class ClusterReservations:
                 self._changed(node)
 
     def forget(self, node: NodeName, *, although_reserved: bool = False) -> None:
-        """
-        Forgets a node that is gone, unless it has reservations. If it returns, its first change gets a conflict, after which
-        the newest message is read.
-        """
+        """Forgets a node that is gone, unless it has reservations. If it returns, its first change gets a conflict."""
         if although_reserved or not self.of(node).reservations:
             self._known.drop(node)
 

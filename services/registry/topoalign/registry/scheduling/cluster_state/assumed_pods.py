@@ -217,10 +217,7 @@ class NodePods:
         return uid in self._reserved and self._reserved[uid].planned and uid not in self._bound
 
     def settle(self, facts: NodeState, state: NodeState, rules: AdmissionRules) -> None:
-        """
-        Updates the pods by these facts of the node. Then predicts the devices of bound pods in `state`: the node as its
-        kubelet has it, without assumed pods.
-        """
+        """Updates the pods by these facts. `state`: the node as its kubelet has it, without assumed pods."""
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
         for part in reported_parts(facts, held):
             self._shown.setdefault(part.pod_uid, set()).add(part)
@@ -265,12 +262,10 @@ class NodePods:
         return msgspec.structs.replace(hold, containers=tuple(filter(is_something, rest)))
 
     def _is_untouched(self, hold: Reservation, unknown: Collection[str]) -> bool:
-        """
-        Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet. If they
-        include all devices of a resource reserved for a container, they count as that container's.
-        """
+        """Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet."""
         if self._shown.get(hold.pod_uid):
             return False
+        # An unknown container with all devices of a resource that are reserved for one may be that one.
         return not any(
             all(part in unknown for device in ids for part in held.virtual_functions.get(device, (device,)))
             for held in reserved_allocations(hold)

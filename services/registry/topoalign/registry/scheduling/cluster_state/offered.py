@@ -78,10 +78,7 @@ class OfferedResources:
         return frozenset() if known is None else known[2].names
 
     def sizes_on(self, node: NodeName | None) -> GpuSizes:
-        """
-        How large the GPUs of one node are, the same object for all nodes that are alike; unknown sizes: nothing is known of
-        it, or no node is chosen.
-        """
+        """The sizes of a node's GPUs, the same object for nodes that are alike; unknown for an unknown node or None."""
         known = None if node is None else self._nodes.get(node)
         return UNKNOWN_SIZES if known is None else known[2].sizes
 

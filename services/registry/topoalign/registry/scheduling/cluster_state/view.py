@@ -264,22 +264,17 @@ class ClusterView:
             self._mark_for_later(node)
 
     def unassume(self, node: NodeName, pod_uid: str) -> None:
-        """
-        Removes an assumed pod after its bind. Resources that a failed bind frees trigger no requeue: the scheduler retries
-        waiting pods by itself.
-        """
+        """Removes an assumed pod after its bind."""
         if node not in self._pods:
             return
         if self._pods[node].unassume(pod_uid):
+            # The free resources trigger no requeue: after a failed bind the scheduler retries waiting pods by itself.
             self._unassumed.add(node)
             self.mark(node)
         self._drop_empty(node)
 
     def end(self, node: NodeName, pod_uid: str) -> None:
-        """
-        Ends a pod of the node that has terminated, was deleted, or will not be admitted. Its devices in the node's facts
-        count as free for `TERMINATED_SECONDS`.
-        """
+        """Ends a terminated or refused pod. Its devices in the facts count as free for `TERMINATED_SECONDS`."""
         self._end_reserved(pod_uid, node)
         if node not in self._pods:
             return
@@ -454,9 +449,6 @@ def obstacle(member: ClusterNode, unsettled: Unsettled) -> str:
 
 
 def with_contiguous_names(places: Mapping[NodeName, int]) -> dict[NodeName, int]:
-    """
-    Returns the mapping with copies of the names that are adjacent in memory. Names arrive one by one with the facts of their
-    nodes and are scattered in memory; looking up 5,000 of them took half as long again.
-    """
+    """The mapping with names that are adjacent in memory: a look-up of 5,000 scattered names takes half as long again."""
     names = msgspec.json.decode(msgspec.json.encode(sorted(places)), type=list[NodeName])
     return {name: places[name] for name in names}

@@ -172,10 +172,7 @@ def read_arguments(body: bytes) -> ExtenderCall:
 
 
 def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
-    """
-    Decodes a call of preempt: the pod as JSON, for `read_called_pod`, and the victims of each node. Raises Undecodable and
-    TooManyNodes.
-    """
+    """Decodes a call of preempt: pod and victims of each node. Raises Undecodable and TooManyNodes."""
     arguments = decode_arguments(body, PreemptArguments)
     found = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
     if found is None:

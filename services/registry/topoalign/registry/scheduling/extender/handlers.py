@@ -187,10 +187,7 @@ def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
 
 
 async def read_body(request: Request, most: int, seconds: float, large: anyio.Lock) -> bytes:
-    """
-    The body; `large` is locked while one above SMALL_BODY is read. Raises RequestRefused for another type, more than `most`
-    bytes or more than `seconds`, and ClientDisconnect.
-    """
+    """Raises RequestRefused for an invalid body, and ClientDisconnect. `large`: locked while a large body is read."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestRefused(415, "UnsupportedMediaType", f"content type {quoted([kind])}", "send application/json")

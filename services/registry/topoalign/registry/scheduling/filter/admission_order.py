@@ -183,13 +183,11 @@ def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
 
 
 async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | None, turns: TaskTurns) -> bool:
-    """
-    Whether a pod with device annotations is also admitted after the end of any one other pod. A kubelet reads no
-    annotations, and may align it to NUMA nodes without a free GPU and a NIC together. `takes`: as of `PendingPod`.
-    """
+    """Whether a pod with device annotations is also admitted after the end of any one other pod."""
     is_joint = any(each.joint is not None for each in pod.containers)
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
         return True
+    # A kubelet reads no annotations, and may align it to NUMA nodes without a free GPU and a NIC together.
     for left in iterate_realigning_ends(state, pod.rules, takes):
         await turns.give()
         if not isinstance(decide_demand(left, pod), Admission):
@@ -233,10 +231,7 @@ def may_realign(state: NodeState, pod: PendingPod) -> bool:
 
 
 def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed | None) -> bool:
-    """
-    Whether a pod that the node would admit now also fits with all of its containers after any end of other pods, or amounts
-    are not enough to judge that. `takes`: as of `PendingPod`.
-    """
+    """Whether a pod that the node admits now also fits after any end of others, or amounts do not decide that."""
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
     emptied = msgspec.structs.replace(state, allocations={}, memory={})

@@ -64,14 +64,12 @@ class NodeKeys:
         return len(self._keys) > MOST_STALE * len(self.numbers) + 64
 
     def scores_among(self, view: ClusterView, nodes: Sequence[NodeName], last: Collection[NodeName]) -> Sequence[int]:
-        """
-        A score from 0 to 10 for each of these nodes, in their order; 0 for a node that is unknown, not offered, or in
-        `last`. A node with pending pods comes after others with an equal key, because a bind may have to wait there.
-        """
+        """A score from 0 to 10 for each of these nodes; 0 for one that is unknown, not offered, or in `last`."""
         of_nodes = self.numbers
         places = view.places
         pending = view.nodes_with_pending
         numbers = [of_nodes[places[name]] if name in places and name not in last else 0 for name in nodes]
+        # A node with pending pods comes after others with an equal key, because a bind may have to wait there.
         if pending:
             numbers = [-number if name in pending else number for name, number in zip(nodes, numbers, strict=True)]
         present = [*{*numbers}]
@@ -236,10 +234,7 @@ class DecisionCache:
         classes: PodClasses,
         conflict: Callable[[PodClass, NodeView], str] = lambda request, node: "",
     ) -> None:
-        """
-        `classes`: all pod classes. `conflict`: why a pod must not go to a node that would admit it, because it would take
-        resources of planned pods; empty: it may.
-        """
+        """`classes`: all pod classes. `conflict`: why a pod must not take resources of planned pods; empty: it may."""
         self._view = view
         self._classes = classes
         self._conflict = conflict
@@ -260,10 +255,7 @@ class DecisionCache:
         return request.codes
 
     async def prepare(self, request: PodClass) -> None:
-        """
-        Does the work of `codes`, and yields to the event loop: if amounts do not decide, thousands of nodes take seconds.
-        Nodes are judged in the order of their changes, so that the next call continues where this one stops.
-        """
+        """Does the work of `codes`, which takes seconds if amounts do not decide, and yields to the event loop."""
         turns = self._view.turns()
         self._note_resources()
         if request.keys.are_stale:
@@ -275,6 +267,7 @@ class DecisionCache:
             due = [(node.version, node) for node in self._view.changed_since(request.version)]
             if not due:  # the changed nodes were dropped
                 return
+            # In the order of their changes, so that the next call continues where this one stops.
             for version, node in reversed(due):
                 if self._view.nodes.get(node.name) is node and node.version == version:  # else it comes later
                     self._note(request, node)
@@ -318,10 +311,7 @@ class DecisionCache:
         return asked.unlisted or asked.on_empty
 
     def resolvability(self, request: PodClass, node: NodeView) -> Resolvability | None:
-        """
-        Why the end of pods would not help on a node that refuses a pod. None: it would help, or the refusal is not about
-        free resources.
-        """
+        """Why the end of pods would not help on a node that refuses a pod. None: it would, or it is not about resources."""
         if node.refusal or node.kind is None:
             return None
         asked = request.of(node.kind, self._view)

@@ -130,10 +130,7 @@ class PlannedPods:
         return planned
 
     def refusal(self, request: PodClass, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
-        """
-        `GANG_FIRST` if an unplanned pod leaves too little for the planned pods of an offered node; else empty. `gone`: UIDs
-        of pods that count as gone.
-        """
+        """`GANG_FIRST` if a pod leaves too little for the planned pods; else empty. `gone`: UIDs of pods to leave out."""
         if not self._view.pods_on(node.name).planned:  # true for most of thousands of nodes
             if self._crowds:
                 self._crowds.pop(node, None)

@@ -311,10 +311,7 @@ class Quotas:
                 self.end_pod(uid)
 
     def check_read(self, pod: PodToSchedule, node: NodeName) -> None:
-        """
-        Raises as `check_waiting` for a pod that is being bound and not reported yet. It counts until the bind ends, and
-        again when it is reported.
-        """
+        """Raises as `check_waiting` for an unreported pod that is being bound. It counts until the bind ends."""
         if pod.uid in self._namespaces or pod.uid not in self._claims:
             return
         if pod.uid not in self._reserved():

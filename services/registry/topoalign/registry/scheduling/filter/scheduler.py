@@ -171,10 +171,7 @@ class Scheduler:
         """UID of a pod and its nominated node -> monotonic second of its first refusal there."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
-        """
-        Does the long work of a following `filter` or `prioritize`, and yields to the event loop. Its results stay if it is
-        cancelled. Raises as `filter` does.
-        """
+        """Does the long work of a following `filter` or `prioritize`, and yields to the event loop. Raises as `filter`."""
         turns = self.view.turns()
         while True:
             await self.view.catch_up()
@@ -251,13 +248,11 @@ class Scheduler:
         return filtered
 
     def _number_of_nominated(self, pod: PodToSchedule, request: PodClass, node: NodeName, number: int) -> int:
-        """
-        Returns the number of the refusal by the pod's nominated node. Its pods that are being deleted count as gone, as for
-        preempt. Raises VictimsTerminating while the node may still report them.
-        """
+        """The number of the nominated node's refusal. Raises VictimsTerminating while it may report the victims."""
         if not number or not self._decisions.refusals[number].helped_by_victims:
             self._nominated.pop((pod.uid, node), None)
             return number
+        # Its pods that are being deleted count as gone, as for preempt.
         if self.view.terminating(node):
             number = self._decisions.number(
                 self._refusal_without(pod, request, node, self.view.terminating(node)), helped=True
@@ -272,10 +267,7 @@ class Scheduler:
         return number
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
-        """
-        Returns a score from 0 to 10 for each of these nodes, in their order; 0 for an unknown node and one that comes last.
-        Raises as `filter` does.
-        """
+        """Returns a score from 0 to 10 for each node, 0 for an unknown or avoided one. Raises as `filter` does."""
         request = self._request(pod)
         self._decisions.codes(request)
         return request.keys.scores_among(self.view, nodes, self.lone.last_for(pod.uid))
@@ -298,10 +290,7 @@ class Scheduler:
         return sorted(passed, key=lambda node: (-scores[node], node))
 
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
-        """
-        Returns the nodes that would admit the pod without these victims. Yields to the event loop, as `prepare`. Raises as
-        `filter` does.
-        """
+        """Returns the nodes that would admit the pod without these victims. Raises as `filter` does."""
         await self.view.catch_up()
         request = self._request(pod, quota=False)
         turns = self.view.turns()

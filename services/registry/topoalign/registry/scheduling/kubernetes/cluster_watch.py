@@ -211,10 +211,7 @@ class KubernetesWatch:
         self._is_cancelled.set()
 
     async def _cancel_all(self) -> None:
-        """
-        Cancels the reservations of pods that hold nothing, or are on another node. A reservation that cannot be
-        cancelled now expires.
-        """
+        """Cancels reservations of pods that hold nothing here. One that cannot be cancelled now expires."""
         while True:
             while not self._cancelled:
                 self._is_cancelled = anyio.Event()
