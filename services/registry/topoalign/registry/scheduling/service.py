@@ -234,14 +234,7 @@ class SchedulingService:
             clock,
             api,
             self.reservations,
-            BindChecks(
-                self.scheduler,
-                self.behind,
-                self.foreign.refusal,
-                quotas,
-                self._nodes.allows,
-                settings.scheduler_name,
-            ),
+            BindChecks(self.scheduler, settings.scheduler_name),
             partial(gangs.plan, self.scheduler.best),
             self._pods,
         )

@@ -46,8 +46,7 @@ from topoalign.registry.scheduling.binding.cluster_reservations import (
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
 from topoalign.registry.scheduling.cluster_state.view import NOT_KNOWN
-from topoalign.registry.scheduling.filter.pod_quotas import Quotas
-from topoalign.registry.scheduling.filter.scheduler import NotReadYet, Scheduler
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -179,26 +178,11 @@ class BindUnknown(Unavailable):
 class BindChecks:
     """The registry's data that a bind needs: the view of a scheduler, quotas, and what Kubernetes allows."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        behind: Callable[[], str | None],
-        foreign: Callable[[NodeName], str],
-        quotas: Quotas,
-        allows: Callable[[PodToSchedule, NodeName], bool],
-        scheduler_name: str,
-    ) -> None:
-        """
-        `behind`: why data that an answer depends on is missing. `foreign`: the code of the refusal if another system
-        allocates the node's GPUs; empty: none does. `allows`: whether Kubernetes has the node, and its filters allow it for
-        the pod. `scheduler_name`: the configured name; empty: the extender serves all profiles that it is configured for.
-        """
-        self.foreign = foreign
+    def __init__(self, scheduler: Scheduler, scheduler_name: str) -> None:
+        """`scheduler_name`: the configured name; empty: the extender serves all profiles that it is configured for."""
+        self.foreign = scheduler.view.foreign
         self._scheduler = scheduler
         self._view = scheduler.view
-        self._behind = behind
-        self._quotas = quotas
-        self._allows = allows
         self._scheduler_name = scheduler_name
 
     def check_placement(self, pod: SeenPod, node: NodeName) -> None:
@@ -207,12 +191,12 @@ class BindChecks:
         # A pod may always name Kubernetes' default scheduler.
         if self._scheduler_name and named not in (self._scheduler_name, DEFAULT_SCHEDULER):
             raise OtherScheduler(named)
-        if not self._allows(pod.to_schedule(), node):
+        if not self._scheduler.allows(pod.to_schedule(), node):
             raise NodeForbidden(node)
 
     def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
         """Whether the pod is bound without the node's confirmation, because topoalign does not manage the node."""
-        return self._behind() is None and self._scheduler.passes(pod, node)
+        return self._scheduler.behind() is None and self._scheduler.passes(pod, node)
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """Assumes the pod on the node, because the scheduler filters the next pod meanwhile."""
@@ -225,15 +209,14 @@ class BindChecks:
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        Returns the code of why the node would not admit the pod in every order of the pods pending there; empty: it would.
-        Its node has confirmed the pod, so only pods that are pending, or end, can change that.
+        The code of why the node would not admit the pod in every order of the pods pending there; empty: it would. Its node
+        has confirmed the pod, so only pods that are pending, or end, can change that.
 
         Raises NotReadYet while reservations and binds are not known; and as `Quotas.check_read`.
         """
-        finding = self._behind()
-        if finding is not None:
-            raise NotReadYet(finding)
-        self._quotas.check_read(pod, node)
+        self._scheduler.check_ready()
+        if self._scheduler.quotas is not None:
+            self._scheduler.quotas.check_read(pod, node)
         if not self._view.pods_on(node).has_others(pod.uid):
             return await self._scheduler.lone.refusal(node, pod)
         return await self._scheduler.fits_in_every_order(node, pod)

@@ -22,10 +22,10 @@ import anyio
 import msgspec
 import structlog
 
+from topoalign.core.admission.admit import drive_async
 from topoalign.core.admission.gang_plan import (
     GangMember,
     GangPlacement,
-    Plan,
     fabric_of,
     group_nodes_by_fabric,
     plan_gang,
@@ -171,22 +171,20 @@ class Gangs:
             ]
             if all(each.uid != pod.uid for each in waiting):  # another registry has planned it, or it needs nothing
                 return
-            plan, positions = await self._plan(gang.name, waiting, best, pod, node)
-            if plan is None:
+            changes = await self._plan(gang.name, waiting, best, pod, node)
+            if changes is None:
                 break
             try:
-                await self._reservations.write(
-                    [ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()]
-                )
+                await self._reservations.write(changes)
             except BusConflict:
                 continue
-            log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(plan))
+            log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(changes))
             # Pods may have been deleted, or got another node, during the write.
             known = self._members.get(gang.name, {})
-            for name, made in plan.items():
-                for uid in [each.pod_uid for each in made]:
-                    if uid not in known or known[uid].node not in (None, name):
-                        await self._reservations.cancel(uid, {name})
+            for change in changes:
+                for uid in [each.pod_uid for each in change.made]:
+                    if uid not in known or known[uid].node not in (None, change.node):
+                        await self._reservations.cancel(uid, {change.node})
             return
         raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
 
@@ -217,13 +215,16 @@ class Gangs:
 
     async def _plan(
         self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
-    ) -> tuple[Plan | None, dict[NodeName, int]]:
-        """Plans, if possible with this pod on this node. Returns also the positions on which the plan is based."""
+    ) -> list[ReservationChange] | None:
+        """Plans, if possible with this pod on this node. Returns the changes to write; None: the gang does not fit."""
         positions: dict[NodeName, int] = {}
 
         def candidate(name: NodeName) -> GangPlacement | None:
             positions[name] = self._reservations.of(name).position
             return self._candidate(name)
+
+        async def give(_: None) -> None:
+            await self._turns.give()
 
         fitting = {pod_class(pod): await best(pod, node)}
         for each in waiting:
@@ -237,16 +238,12 @@ class Gangs:
             for group in group_nodes_by_fabric(fabrics, node):
                 if fixed is not None and node not in group:
                     continue
-                steps = plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed)
-                while True:
-                    try:
-                        next(steps)
-                    except StopIteration as end:
-                        if end.value is not None:
-                            return end.value, positions
-                        break
-                    await self._turns.give()
-        return None, positions
+                plan = await drive_async(plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed), give)
+                if plan is not None:
+                    return [
+                        ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()
+                    ]
+        return None
 
 
 def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
@@ -255,7 +252,7 @@ def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
 
 
 def member_of(pod: SeenPod) -> SeenMember | None:
-    """Returns the pod as a member of its gang; None: it has none, is invalid, has failed, or is being deleted."""
+    """The pod as a member of its gang; None: it has none, is invalid, has failed, or is being deleted."""
     try:
         asked = pod.to_schedule()
         gang = gang_of(asked.request)

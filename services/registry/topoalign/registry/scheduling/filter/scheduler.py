@@ -154,12 +154,12 @@ class Scheduler:
         self.passes = passes
         self.checks = PodChecks(view.offers, ranks_as_hami=view.scorer is HAMI)
         """Refuses invalid pods."""
-        self._behind = behind
+        self.behind = behind
         self._planned_node = planned
-        self._allows = allows
+        self.allows = allows
         self._requested = requested
         self._refused = refused
-        self._quotas = quotas
+        self.quotas = quotas
         self._classes = PodClasses()
         self._planned = PlannedPods(view, self._classes.of, requested)
         self._decisions = DecisionCache(view, self._classes, self._planned.refusal)
@@ -219,7 +219,7 @@ class Scheduler:
             numbers = bytearray(
                 codes[places[node]] if node in places else new.number(node, labels.get(node, {})) for node in nodes
             )
-        full = set() if self._quotas is None else self._quotas.full_on(pod, nodes, self._leaving_for(pod))
+        full = set() if self.quotas is None else self.quotas.full_on(pod, nodes, self._leaving_for(pod))
         if own or planned is not None or full:
             repeated = False
             reserved = {
@@ -282,7 +282,7 @@ class Scheduler:
         request = self._request(pod)
         asked = self._asked.get(key_of_gang(pod, request))
         if asked is None:
-            asked = [node for node in self.view.nodes if self._allows(pod, node)]
+            asked = [node for node in self.view.nodes if self.allows(pod, node)]
         if chosen in self.view.nodes and chosen not in asked:
             asked = [*asked, chosen]
         passed = self._filter(pod, request, asked).passed
@@ -299,7 +299,7 @@ class Scheduler:
             await turns.give()
             self.view.renew()  # nodes may have changed, or gone, meanwhile
             passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
-            if passes and quota_has_room(self._quotas, pod, node, each.uids):
+            if passes and quota_has_room(self.quotas, pod, node, each.uids):
                 helped[node] = each
         planned = self._planned_node(pod.uid)  # filter will refuse all other nodes in any case
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
@@ -347,6 +347,12 @@ class Scheduler:
         fit = await all_fit(self.view.basis_of(facts, moving).state, pending, self.view.turns(), later)
         return "" if fit else PODS_PENDING
 
+    def check_ready(self) -> None:
+        """Raises NotReadYet while data that an answer depends on is missing."""
+        finding = self.behind()
+        if finding is not None:
+            raise NotReadYet(finding)
+
     def would_admit_without(self, node: NodeName, pod: PodToSchedule, uids: Collection[str]) -> bool:
         """Whether the node would admit the pod without these pods of it. Raises as `filter` does."""
         request = self._request(pod, quota=False)
@@ -363,13 +369,11 @@ class Scheduler:
 
     def _request(self, pod: PodToSchedule, *, quota: bool = True) -> PodClass:
         """The class of the pod, after applying all received facts. Raises as `PodChecks` and, with `quota`, `Quotas`."""
-        finding = self._behind()
-        if finding is not None:
-            raise NotReadYet(finding)
+        self.check_ready()
         self.view.renew()
         self.checks.check_waiting(pod)
-        if quota and self._quotas is not None:
-            self._quotas.check_waiting(pod, without=self._leaving_for(pod))
+        if quota and self.quotas is not None:
+            self.quotas.check_waiting(pod, without=self._leaving_for(pod))
         return self._classes.of(pod)
 
     def _leaving_for(self, pod: PodToSchedule) -> Collection[str]:
