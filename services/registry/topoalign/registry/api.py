@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
+from topoalign.core import wire
 from topoalign.core.model.errors import (
     BadRequest,
     InvalidField,
@@ -37,9 +38,11 @@ from topoalign.core.model.errors import (
 )
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.processes import Measurement
+from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry import api_views
-from topoalign.registry.api_views import AllocationView, measure_node, read_node_library, shares_view
+from topoalign.registry.api_views import ANSWER_SECONDS, AllocationView, read_node_library, shares_view
 from topoalign.registry.cluster_nodes import Cluster, ClusterNode, Key
 from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.series import in_turns
@@ -178,7 +181,9 @@ class Api:
             )
         node = NodeName(query["node"])
         self._cluster.member(node)
-        measurement = await measure_node(self._bus, node)
+        question = msgspec.json.encode(UseRequest(node=node))
+        answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
+        measurement = wire.decode_answer(answer, Measurement)
         reading = await read_node_library(self._bus, self._cluster.member(node))
         return json(shares_view(self._cluster.member(node), measurement, reading))
 

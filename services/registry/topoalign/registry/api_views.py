@@ -260,12 +260,6 @@ class SharesView(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[SharedDevice, ...]
 
 
-async def measure_node(bus: Bus, node: NodeName) -> Measurement:
-    """Asks a node's discovery for the use of its GPUs now. Raises Unavailable."""
-    question = msgspec.json.encode(UseRequest(node=node))
-    return wire.decode_answer(await bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS), Measurement)
-
-
 async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
     """Asks for the counts of the libraries that limit a node's containers; empty if there are none or none answers."""
     state = bare(member.state)
@@ -282,7 +276,7 @@ async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
 
 
 def shares_view(member: ClusterNode, measurement: Measurement, reading: LibraryReading) -> SharesView:
-    """The measurement and the counts of libraries, with the node's allocations now."""
+    """The measurement of a node's discovery and the counts of libraries, with the node's allocations now."""
     state = bare(member.state)
     shares = with_library(attribute_use(state, measurement), reading)
     gpus = state.hardware.gpu_by_id

@@ -39,7 +39,6 @@ from topoalign.core.sharing.hami.node_annotations import (
     read_shares,
 )
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu
-from topoalign.kubelet.files.manifest import ManifestSpec, PodManifest
 from topoalign.kubelet.files.resource_quantities import whole
 from topoalign.registry.ports import SeenNode, SeenPod
 from topoalign.runtime.replies import answer_with
@@ -171,10 +170,12 @@ class ForeignNodes:
 
     def see_pod(self, pod: SeenPod) -> NodeName | None:
         """Notes a pod of the API server."""
-        metadata = pod.content.metadata
         spec = pod.content.spec
-        text = ((metadata and metadata.annotations) or {}).get(DEVICES_ALLOCATED)
-        if text is None or pod.node is None or pod.finished or not asks_for_devices(pod.content):
+        text = pod.annotations.get(DEVICES_ALLOCATED)
+        requests_devices = any(
+            "/" in name and amount is not None and whole(str(amount)) != 0 for name, amount in pod.limits()
+        )
+        if text is None or pod.node is None or pod.finished or not requests_devices:
             return self.lose_pod(pod.uid)
         init = [each.name for each in (spec and spec.init_containers) or ()]
         containers = [each.name for each in (spec and spec.containers) or ()]
@@ -232,16 +233,6 @@ class ForeignNodes:
         elif before == CONTESTED_NODE:
             log.info("one alone gives out the GPUs of a node", node=clean(node))
         return node
-
-
-def asks_for_devices(pod: PodManifest) -> bool:
-    """Whether a container has a limit of an extended resource."""
-    spec = pod.spec or ManifestSpec()
-    return any(
-        "/" in resource and amount is not None and whole(str(amount)) != 0
-        for container in (*(spec.init_containers or ()), *(spec.containers or ()))
-        for resource, amount in ((container.resources and container.resources.limits) or {}).items()
-    )
 
 
 class NodesUnknown(Unavailable):

@@ -5,7 +5,7 @@ The port to Kubernetes' API server: what the registry reads there, and the few t
 contract tests. An adapter keeps no objects: what is watched is handed on and forgotten.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -14,12 +14,14 @@ from topoalign.core.demand.node_filters import Taint
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.node_annotations import NodeAnnotations
-from topoalign.kubelet.files.manifest import PodManifest
+from topoalign.kubelet.files.manifest import ManifestSpec, PodManifest
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, pod_to_schedule
 
 SUCCEEDED = "Succeeded"
 FINISHED = (SUCCEEDED, "Failed")
 """Phases of a pod that no longer holds anything."""
+DEFAULT_SCHEDULER = "default-scheduler"
+"""The scheduler of pods that name none."""
 
 
 class ApiUnavailable(Unavailable):
@@ -116,8 +118,20 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scheduler(self) -> str:
-        """The name of the scheduler that is to bind it; empty: it names none."""
-        return (self.content.spec and self.content.spec.scheduler_name) or ""
+        """The name of the scheduler that is to bind it."""
+        return (self.content.spec and self.content.spec.scheduler_name) or DEFAULT_SCHEDULER
+
+    @property
+    def annotations(self) -> Mapping[str, str | None]:
+        """All annotations, also irrelevant ones."""
+        return (self.content.metadata and self.content.metadata.annotations) or {}
+
+    def limits(self) -> Iterator[tuple[str, object]]:
+        """Yields resource and amount of each limit of a container."""
+        spec = self.content.spec or ManifestSpec()
+        for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+            if container.resources is not None:
+                yield from (container.resources.limits or {}).items()
 
     def to_schedule(self) -> PodToSchedule:
         """The pod as the scheduler shows it. Raises InvalidField for an invalid one."""

@@ -37,7 +37,15 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import ConfirmRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
-from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
+from topoalign.registry.ports import (
+    DEFAULT_SCHEDULER,
+    ApiConflict,
+    ApiNotFound,
+    ApiRefused,
+    ApiUnavailable,
+    KubernetesApi,
+    SeenPod,
+)
 from topoalign.registry.scheduling.binding.cluster_reservations import (
     ClusterReservations,
     ReservationChange,
@@ -48,8 +56,6 @@ from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPo
 from topoalign.registry.scheduling.cluster_state.view import NOT_KNOWN
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
-
-DEFAULT_SCHEDULER = "default-scheduler"
 
 
 class NodeForbidden(NoFit):
@@ -187,10 +193,9 @@ class BindChecks:
 
     def check_placement(self, pod: SeenPod, node: NodeName) -> None:
         """Raises OtherScheduler and NodeForbidden: any client that reaches the extender can name any pod and node."""
-        named = pod.scheduler or DEFAULT_SCHEDULER
         # A pod may always name Kubernetes' default scheduler.
-        if self._scheduler_name and named not in (self._scheduler_name, DEFAULT_SCHEDULER):
-            raise OtherScheduler(named)
+        if self._scheduler_name and pod.scheduler not in (self._scheduler_name, DEFAULT_SCHEDULER):
+            raise OtherScheduler(pod.scheduler)
         if not self._scheduler.allows(pod.to_schedule(), node):
             raise NodeForbidden(node)
 

@@ -38,7 +38,6 @@ from topoalign.core.model.requests import GANG
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
@@ -113,9 +112,7 @@ class Gangs:
 
     def see(self, pod: SeenPod) -> None:
         """Notes a pod that the API server reports."""
-        metadata = pod.content.metadata
-        named = metadata is not None and GANG in (metadata.annotations or {})
-        if not named and pod.uid not in self._gangs:  # true for most pods
+        if GANG not in pod.annotations and pod.uid not in self._gangs:  # true for most pods
             return
         shown = member_of(pod)
         if shown is None or self._gangs.get(pod.uid) != shown.gang.name:
@@ -260,5 +257,4 @@ def member_of(pod: SeenPod) -> SeenMember | None:
         return None
     if gang is None or pod.deleting or (pod.finished and not pod.has_succeeded):
         return None
-    scheduler = pod.scheduler or DEFAULT_SCHEDULER
-    return SeenMember(asked, gang, pod.node, pod.controller, pod.has_succeeded, scheduler, pod.waits_for)
+    return SeenMember(asked, gang, pod.node, pod.controller, pod.has_succeeded, pod.scheduler, pod.waits_for)
