@@ -187,32 +187,24 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class HttpKubernetes:
-    """The API server; `instance` names this replica in Events."""
+    """The API server. `instance` names this replica in Events. Each kind has one follower at a time."""
 
     def __init__(self, requests: Requests, clock: Clock, instance: str, silent_seconds: float = SILENT_SECONDS) -> None:
         self._requests = requests
         self._clock = clock
         self._instance = instance
-        self._pods = ObjectWatch(requests, clock, "/api/v1/pods", objects.ShownPod, silent_seconds)
-        self._nodes = ObjectWatch(requests, clock, "/api/v1/nodes", objects.ShownNode, silent_seconds)
-        self._quotas = ObjectWatch(requests, clock, "/api/v1/resourcequotas", objects.ShownQuota, silent_seconds)
+        pods = ObjectWatch(requests, clock, "/api/v1/pods", objects.ShownPod, silent_seconds)
+        nodes = ObjectWatch(requests, clock, "/api/v1/nodes", objects.ShownNode, silent_seconds)
+        quotas = ObjectWatch(requests, clock, "/api/v1/resourcequotas", objects.ShownQuota, silent_seconds)
+        self._watches = (pods, nodes, quotas)
+        self.pods = pods.follow
+        self.nodes = nodes.follow
+        self.quotas = quotas.follow
 
     @property
     def trouble(self) -> str | None:
         """As in the port."""
-        return self._pods.trouble or self._nodes.trouble or self._quotas.trouble
-
-    def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
-        """As in the port; one follower at a time."""
-        return self._pods.follow()
-
-    def nodes(self) -> AsyncGenerator[SeenNode | Gone | Synced, None]:
-        """As in the port; one follower at a time."""
-        return self._nodes.follow()
-
-    def quotas(self) -> AsyncGenerator[SeenQuota | Gone | Synced, None]:
-        """As in the port; one follower at a time."""
-        return self._quotas.follow()
+        return next((each.trouble for each in self._watches if each.trouble is not None), None)
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """As in the port."""

@@ -202,7 +202,7 @@ class SchedulingService:
             allows=self._nodes.allows,
             passes=self._passes,
             requested=self._pods.request_of,
-            refused=self._report_refusal,
+            refused=lambda pod, counts: self._reports.submit(refusal_event(pod, counts, self._nodes.uids)),
             quotas=self.quotas,
         )
         self.watch: KubernetesWatch | None = None
@@ -335,9 +335,6 @@ class SchedulingService:
         # Nothing is offered before all nodes are read: a part of the offers could deny it for too much memory.
         checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
         checks.check(pod)
-
-    def _report_refusal(self, pod: PodToSchedule, counts: Counter[str]) -> None:
-        self._reports.submit(refusal_event(pod, counts, self._nodes.uids))
 
     def _hold(self, node: NodeName) -> None:
         """Passes the reservations of a node to the view."""
