@@ -152,15 +152,15 @@ def count(state: NodeState, resource: ResourceName) -> ResourceCount:
 
 def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
     """The summary of a node that only HAMi manages, with the GPUs that HAMi has registered."""
-    cards = foreign.cards(node)
+    gpus = foreign.gpus(node)
     return NodeSummary(
         name=node,
         source=None,
         revision=None,
         boot_id=None,
-        gpus=len(cards),
+        gpus=len(gpus),
         nics=0,
-        numa_nodes=len({card.numa for card in cards} - {UNKNOWN_NUMA}),
+        numa_nodes=len({gpu.numa for gpu in gpus} - {UNKNOWN_NUMA}),
         cpus=CpuCount(total=0, exclusive=0),
         resources={},
         allocations=foreign.pods(node),

@@ -60,7 +60,7 @@ log = structlog.get_logger("topoalign.registry.foreign_nodes")
 class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node with HAMi's register annotation."""
 
-    cards: tuple[RegisteredGpu, ...]
+    gpus: tuple[RegisteredGpu, ...]
     finding: str
     """Why its GPUs are not known; empty: they are known."""
     handshake: str | None
@@ -125,9 +125,9 @@ class ForeignNodes:
         now = datetime.fromtimestamp(self._clock.wall(), UTC).replace(tzinfo=None)
         return liveness_of(known.handshake, known.allocatable, now)
 
-    def cards(self, node: NodeName) -> tuple[RegisteredGpu, ...]:
+    def gpus(self, node: NodeName) -> tuple[RegisteredGpu, ...]:
         """The GPUs of a node that is in `names`."""
-        return self._nodes[node].cards
+        return self._nodes[node].gpus
 
     def view(self, node: NodeName) -> HamiView | None:
         """The information about a node in HAMi's annotations; None: there are none."""
@@ -138,7 +138,7 @@ class ForeignNodes:
             liveness=self.liveness(node),
             handshake=known.handshake and clean(known.handshake, LONGEST_HANDSHAKE),
             finding=known.finding,
-            cards=foreign_gpus(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
+            cards=foreign_gpus(known.gpus, known.cordon, self._pods.get(node, NOTHING).values()),
         )
 
     def see(self, node: SeenNode) -> NodeName | None:
@@ -149,14 +149,14 @@ class ForeignNodes:
         before = self._nodes.get(node.name)
         finding = ""
         try:
-            cards = read_registered_gpus(hami.register)
+            gpus = read_registered_gpus(hami.register)
         except InvalidAnnotation as error:
-            cards = ()
+            gpus = ()
             finding = error.finding
             if before is None or not before.finding:
                 log.warning("HAMi's cards of a node cannot be read", node=clean(node.name), finding=finding)
         self._nodes[node.name] = HamiNode(
-            cards=cards,
+            gpus=gpus,
             finding=finding,
             handshake=hami.handshake and hami.handshake[:LONGEST_HANDSHAKE],
             cordon=hami.cordon,
@@ -257,15 +257,15 @@ async def serve_foreign(
 ) -> None:
     """Answers `ForeignRequest` until cancelled. `behind`: why the objects of the API server are not known yet."""
 
-    async def page(request: ForeignRequest) -> ForeignPage:
+    async def list_nodes(request: ForeignRequest) -> ForeignPage:
         if (finding := behind()) is not None:
             raise NodesUnknown(finding)
         names = sorted(foreign.refusals)
         start = bisect_right(names, request.after)
-        shown = names[start : start + MOST]
-        return ForeignPage(nodes={name: foreign.refusal(name) for name in shown}, has_more=start + MOST < len(names))
+        page = names[start : start + MOST]
+        return ForeignPage(nodes={name: foreign.refusal(name) for name in page}, has_more=start + MOST < len(names))
 
-    endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answer_with(ForeignRequest, page))
+    endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answer_with(ForeignRequest, list_nodes))
     async with bus.serve(SERVICE, [endpoint]):
         task_status.started()
         await anyio.sleep_forever()

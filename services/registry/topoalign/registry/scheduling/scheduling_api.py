@@ -99,12 +99,12 @@ BEGINNINGS = (OWN_DOMAIN, DEVICE_PREFIX)
 def counting(annotations: Mapping[str, str]) -> dict[str, str]:
     """The relevant annotations; of more than `MOST_CHARACTERS` the first ones, up to one character more."""
     found: dict[str, str] = {}
-    left = MOST_CHARACTERS + 1
+    remaining = MOST_CHARACTERS + 1
     for key, value in annotations.items():
         if key in NAMED or key.startswith(BEGINNINGS):
-            found[key] = value[: max(left - len(key), 0)]
-            left -= len(key) + len(value)
-            if left <= 0:
+            found[key] = value[: max(remaining - len(key), 0)]
+            remaining -= len(key) + len(value)
+            if remaining <= 0:
                 break
     return found
 

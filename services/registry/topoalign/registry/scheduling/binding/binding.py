@@ -90,7 +90,7 @@ WAIT_SECONDS = 3.2
 """How long a bind waits for other pods: the rest of its time is for the Binding."""
 CONFIRM_SECONDS = 1.5
 """Time limit of the node's allocator, which reads its kubelet's files."""
-SHOWN_SECONDS = 0.05
+REPORTED_SECONDS = 0.05
 """How long the watch may take to report a pod or a Binding (usually milliseconds), before the pod is read."""
 TIDY_SECONDS = 0.5
 """Time after a bind for cancelling reservations of earlier attempts on other nodes. The rest expires."""
@@ -257,11 +257,11 @@ class PodBinder:
         reservations: ClusterReservations,
         checks: BindChecks,
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]],
-        shown: ReportedPods,
+        reported: ReportedPods,
     ) -> None:
         """
         `plan` reserves for the pod's whole gang, if it has one and that was not done yet, and returns its name; raises NoFit
-        if the pod must not be bound there. `shown`: the pods of the watch.
+        if the pod must not be bound there. `reported`: the pods of the watch.
         """
         self.counts: Counter[str] = Counter()
         """Binds by result: `bound`, or the code of the error; `stale`: the node contradicted the view."""
@@ -271,7 +271,7 @@ class PodBinder:
         self._reservations = reservations
         self._checks = checks
         self._plan = plan
-        self._shown = shown
+        self._reported = reported
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
         """Node -> its lock, while a bind waits for it or has it."""
 
@@ -293,7 +293,7 @@ class PodBinder:
 
     async def _bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         until = anyio.current_time() + WAIT_SECONDS
-        seen = await self._shown.waiting_pod(namespace, name, uid, SHOWN_SECONDS)
+        seen = await self._reported.waiting_pod(namespace, name, uid, REPORTED_SECONDS)
         if seen is None:
             seen = await self._read(namespace, name, uid, node)
         if seen.node == node:
@@ -319,7 +319,7 @@ class PodBinder:
             refusal: TopoalignError | None = None
             try:
                 await self._api.bind(seen.namespace, seen.name, seen.uid, node)
-                if await self._shown.node_of(seen.uid, SHOWN_SECONDS) == node:
+                if await self._reported.node_of(seen.uid, REPORTED_SECONDS) == node:
                     return
             except ApiUnavailable:
                 await self._clock.sleep(PAUSE)
@@ -390,13 +390,13 @@ class PodBinder:
                 return None
             # `fits` ignores the reservations of deleted pods, but the node uses them until they end.
             held = (each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
-            if any(are_ambiguous_reservations(made, each) for each in held if not self._shown.has(each.pod_uid)):
+            if any(are_ambiguous_reservations(made, each) for each in held if not self._reported.has(each.pod_uid)):
                 return PodsPending(node)
             if reserved_device_set(made) & self._reserved_for_others(pod.uid, node):
                 # The node has allocated the devices to another pod, which is not reported yet.
                 await self._clock.sleep(PAUSE)
                 continue
-            self._shown.note_reserved(pod.uid, pod.request)
+            self._reported.note_reserved(pod.uid, pod.request)
             with suppress(BusConflict):
                 await self._reservations.write([ReservationChange(node=node, position=position, made=(made,))])
                 return None

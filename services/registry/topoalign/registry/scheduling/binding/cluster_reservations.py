@@ -56,8 +56,8 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
     def _note(self, node: NodeName, uids: Collection[str]) -> None:
         before = self[node].until.keys() if node in self else frozenset[str]()
         for uid in before - frozenset(uids):
-            if left := self._nodes.pop(uid) - {node}:
-                self._nodes[uid] = left
+            if others := self._nodes.pop(uid) - {node}:
+                self._nodes[uid] = others
         for uid in frozenset(uids) - before:
             self._nodes[uid] = self.nodes_of(uid) | {node}
 

@@ -114,12 +114,12 @@ class Gangs:
         """Notes a pod that the API server reports."""
         if GANG not in pod.annotations and pod.uid not in self._gangs:  # true for most pods
             return
-        shown = member_of(pod)
-        if shown is None or self._gangs.get(pod.uid) != shown.gang.name:
+        member = member_of(pod)
+        if member is None or self._gangs.get(pod.uid) != member.gang.name:
             self.lose(pod.uid)
-        if shown is not None:
-            self._gangs[pod.uid] = shown.gang.name
-            self._members.setdefault(shown.gang.name, {})[pod.uid] = shown
+        if member is not None:
+            self._gangs[pod.uid] = member.gang.name
+            self._members.setdefault(member.gang.name, {})[pod.uid] = member
 
     def lose(self, uid: str) -> None:
         """Removes a pod."""
@@ -187,14 +187,14 @@ class Gangs:
 
     def _present_members(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
         """Returns the present members by UID. Raises GangWaits if some are absent or differ in the gang's size."""
-        shown = self._members.get(gang.name, {})
-        members = {each: member for each, member in shown.items() if not member.has_succeeded}
+        known = self._members.get(gang.name, {})
+        members = {each: member for each, member in known.items() if not member.has_succeeded}
         if uid not in members:
             raise GangWaits(gang.name, "the pod is not shown by the API server", "the scheduler tries again")
         if {each.gang.size for each in members.values() if each.node is None} != {gang.size}:
             raise GangWaits(gang.name, "its pods differ in the gang's size", "give all of them the same")
         controllers = {each.controller for each in members.values()} - {""}
-        done = sum(each.has_succeeded and each.controller in controllers for each in shown.values())
+        done = sum(each.has_succeeded and each.controller in controllers for each in known.values())
         absences = {each: member.absence(members[uid].scheduler) for each, member in members.items()}
         present = {each: member for each, member in members.items() if not absences[each]}
         if len(present) + done < gang.size or uid not in present:

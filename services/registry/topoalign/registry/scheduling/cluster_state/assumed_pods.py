@@ -88,7 +88,7 @@ class NodePods:
         """In the order of binding."""
         self._assumed: dict[str, BoundPod] = {}
         """In the order in which their binds began."""
-        self._shown: dict[str, set[ReservedPart]] = {}
+        self._reported: dict[str, set[ReservedPart]] = {}
         """UID -> the ended parts of its reservation."""
 
     def reserve(self, reservations: Sequence[Reservation]) -> bool:
@@ -101,7 +101,7 @@ class NodePods:
             if uid not in now and bound is not None and bound.waiting is not None:
                 bound.hold = hold
         self._reserved = now
-        self._shown = {uid: parts for uid, parts in self._shown.items() if uid in now or uid in self._bound}
+        self._reported = {uid: parts for uid, parts in self._reported.items() if uid in now or uid in self._bound}
         return True
 
     def expect(self, pod: PodToSchedule) -> bool:
@@ -126,7 +126,7 @@ class NodePods:
         self.terminating.discard(uid)
         names = self.names_of({uid})
         had = self._reserved.pop(uid, None), self._bound.pop(uid, None), self._assumed.pop(uid, None)
-        self._shown.pop(uid, None)
+        self._reported.pop(uid, None)
         if not any(had):
             return False
         self.terminated[uid] = TerminatedPod(names, until)
@@ -220,14 +220,14 @@ class NodePods:
         """Updates the pods by these facts. `state`: the node as its kubelet has it, without assumed pods."""
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
         for part in reported_parts(facts, held):
-            self._shown.setdefault(part.pod_uid, set()).add(part)
-        given = ReportedHoldings(facts, co_allocated=False)
+            self._reported.setdefault(part.pod_uid, set()).add(part)
+        holdings = ReportedHoldings(facts, co_allocated=False)
         for uid, bound in self._bound.items():
             if bound.waiting is None or uid in self._reserved:
                 continue
             if bound.hold is not None and not self._rest_of(bound.hold).containers:
                 bound.hold = bound.waiting = None
-            elif bound.hold is None and given.knows(uid, bound.names):
+            elif bound.hold is None and holdings.knows(uid, bound.names):
                 bound.waiting = None
             elif bound.hold is None:
                 bound.hold = predict(self.added_to(state, rules, until=uid), bound.waiting, rules)
@@ -257,13 +257,13 @@ class NodePods:
 
     def _rest_of(self, hold: Reservation) -> Reservation:
         """The part of a reservation or prediction that has not ended."""
-        ended = frozenset(self._shown.get(hold.pod_uid, ()))
+        ended = frozenset(self._reported.get(hold.pod_uid, ()))
         rest = (rest_of(each, hold.pod_uid, ended) for each in hold.containers)
         return msgspec.structs.replace(hold, containers=tuple(filter(is_something, rest)))
 
     def _is_untouched(self, hold: Reservation, unknown: Collection[str]) -> bool:
         """Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet."""
-        if self._shown.get(hold.pod_uid):
+        if self._reported.get(hold.pod_uid):
             return False
         # An unknown container with all devices of a resource that are reserved for one may be that one.
         return not any(

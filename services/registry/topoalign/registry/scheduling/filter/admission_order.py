@@ -188,9 +188,9 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | 
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
         return True
     # A kubelet reads no annotations, and may align it to NUMA nodes without a free GPU and a NIC together.
-    for left in iterate_realigning_ends(state, pod.rules, takes):
+    for remaining in iterate_realigning_ends(state, pod.rules, takes):
         await turns.give()
-        if not isinstance(decide_demand(left, pod), Admission):
+        if not isinstance(decide_demand(remaining, pod), Admission):
             return False
     return True
 
@@ -253,7 +253,7 @@ def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     steps = AlignmentBudget()
     guarded = [in_amounts(each) for each in later.guarded]
     elsewhere = left_elsewhere(counted[0], free)
-    return all(fit_whatever_ends(left, (), steps, guarded) for left in elsewhere)
+    return all(fit_whatever_ends(remaining, (), steps, guarded) for remaining in elsewhere)
 
 
 def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
@@ -306,9 +306,9 @@ async def fit_from(  # noqa: C901  # one search over orders
         if steps is not None and (rest or later.guarded):
             others = [*map(in_amounts, rest)]
             guarded = [*map(in_amounts, later.guarded)]
-            for left in left_elsewhere(in_amounts(pod), count_free(state, pod.demand.rules)):
+            for remaining in left_elsewhere(in_amounts(pod), count_free(state, pod.demand.rules)):
                 await turns.give()
-                if not fit_whatever_ends(left, others, steps, guarded):
+                if not fit_whatever_ends(remaining, others, steps, guarded):
                     return False
         if rest:
             if not await fit_from(after, rest, turns, steps, ends, later, places):
