@@ -91,7 +91,8 @@ class ForeignNodes:
         self._pods: dict[NodeName, dict[str, ForeignPod]] = {}
         """Node -> UID -> pod that is bound to it, has not ended and holds shares that HAMi allocated."""
         self._node_of: dict[str, NodeName] = {}
-        self._refusals: dict[NodeName, str] = {}
+        self.refusals: dict[NodeName, str] = {}
+        """Node -> the code of the refusal for every pod, of all nodes that HAMi manages."""
 
     def __contains__(self, node: NodeName) -> bool:
         """Whether the node has HAMi's register annotation."""
@@ -99,16 +100,11 @@ class ForeignNodes:
 
     def owner(self, node: NodeName) -> str | None:
         """`hami` if HAMi allocates the GPUs of a node; None: it does not."""
-        return HAMI if node in self._refusals else None
+        return HAMI if node in self.refusals else None
 
     def refusal(self, node: NodeName) -> str:
         """The code of the refusal for every pod; empty: HAMi does not manage the node."""
-        return self._refusals.get(node, "")
-
-    @property
-    def refusals(self) -> Mapping[NodeName, str]:
-        """Node -> `refusal`, of all nodes that HAMi manages."""
-        return self._refusals
+        return self.refusals.get(node, "")
 
     @property
     def names(self) -> list[NodeName]:
@@ -225,9 +221,9 @@ class ForeignNodes:
         if refusal == before:
             return None
         if refusal:
-            self._refusals[node] = refusal
+            self.refusals[node] = refusal
         else:
-            del self._refusals[node]
+            del self.refusals[node]
         if refusal == CONTESTED_NODE:
             log.warning("HAMi and topoalign both give out the GPUs of a node: it is not offered", node=clean(node))
         elif before == CONTESTED_NODE:

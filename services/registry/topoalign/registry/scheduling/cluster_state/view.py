@@ -121,6 +121,7 @@ class ClusterView:
         self.version = 0
         """Rises with each change of a node."""
         self.nodes: dict[NodeName, NodeView] = {}
+        """In the order of their versions."""
         self.places: dict[NodeName, int] = {}
         self.offers = OfferedResources()
         self.foreign = foreign
@@ -142,8 +143,6 @@ class ClusterView:
         self._labels: dict[NodeName, Mapping[str, str]] = {}
         self._deleted: set[NodeName] = set()
         self._free_places: list[int] = []
-        self._changed: dict[NodeName, int] = {}
-        """Node -> version, in the order of the versions."""
         self._kinds: WeakValueDictionary[object, NodeKind] = WeakValueDictionary()
         self._bases = RecentDict[NodeName, tuple[int, PredictionBasis]](BASES_KEPT)
         """Node -> the version of its last change, and its basis then."""
@@ -220,10 +219,10 @@ class ClusterView:
 
     def changed_since(self, version: int) -> Iterator[NodeView]:
         """The nodes that changed after this version, the latest first."""
-        for node in reversed(self._changed):
-            if self._changed[node] <= version:
+        for node in reversed(self.nodes.values()):
+            if node.version <= version:
                 return
-            yield self.nodes[node]
+            yield node
 
     @property
     def now(self) -> float:
@@ -232,7 +231,8 @@ class ClusterView:
 
     def version_of(self, node: NodeName) -> int:
         """The version at which the node changed last; 0: it is not known."""
-        return self._changed.get(node, 0)
+        view = self.nodes.get(node)
+        return 0 if view is None else view.version
 
     async def until_changed(self, node: NodeName, version: int) -> None:
         """Until the node has changed since this version."""
@@ -382,13 +382,12 @@ class ClusterView:
             return
         self.version += 1
         self._notify_renewed()
-        view = self.nodes.get(node)
+        view = self.nodes.pop(node, None)
         if view is None:
-            place = self._free_places.pop() if self._free_places else len(self.nodes)
-            view = self.nodes[node] = NodeView(node, place)
-            self.places[node] = place
-        self._changed.pop(node, None)
-        self._changed[node] = view.version = self.version
+            self.places[node] = self._free_places.pop() if self._free_places else len(self.nodes)
+            view = NodeView(node, self.places[node])
+        self.nodes[node] = view
+        view.version = self.version
         before = view.free
         self._judge(view)
         is_quiet = node in self._unassumed
@@ -435,7 +434,6 @@ class ClusterView:
         self.version += 1
         self._notify_renewed()
         self._free_places.append(self.places.pop(node))
-        self._changed.pop(node)
         self._bases.pop(node, None)
         self.nodes_with_pending.discard(node)
 
