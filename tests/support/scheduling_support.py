@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.extender import extender_connection
+from topoalign.registry.scheduling.extender import extender_server
 from topoalign.registry.scheduling.extender.handlers import Extender, make_application
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule, Victims
@@ -93,8 +93,8 @@ async def serving(
         await serve_application(
             make_application(routes),
             listener,
-            protocol=extender_connection.SchedulerConnection,
-            idle_seconds=extender_connection.IDLE_SECONDS,
+            protocol=extender_server.SchedulerConnection,
+            idle_seconds=extender_server.IDLE_SECONDS,
             tls=tls,
             task_status=task_status,
         )
