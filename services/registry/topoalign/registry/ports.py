@@ -176,7 +176,7 @@ class SeenQuota(msgspec.Struct, frozen=True, kw_only=True):
         return self.uid
 
 
-class Gone(msgspec.Struct, frozen=True):
+class GoneObject(msgspec.Struct, frozen=True):
     """An object that the API server no longer has."""
 
     key: str
@@ -215,19 +215,19 @@ class KubernetesApi(Protocol):
     errors they name.
     """
 
-    def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
+    def pods(self) -> AsyncGenerator[SeenPod | GoneObject | Synced, None]:
         """
         Follows all pods of the cluster, without end: first all pods, then `Synced`, then each change.
 
         A lost connection is resumed where it was. If the API server no longer has the changes since then, all pods come
-        again, with `Gone` for each that vanished meanwhile, and another `Synced`. The same state of a pod may come twice.
-        Waits and retries after failures (`trouble`), and raises nothing.
+        again, with a `GoneObject` for each that vanished meanwhile, and another `Synced`. The same state of a pod may come
+        twice. Waits and retries after failures (`trouble`), and raises nothing.
         """
 
-    def nodes(self) -> AsyncGenerator[SeenNode | Gone | Synced, None]:
+    def nodes(self) -> AsyncGenerator[SeenNode | GoneObject | Synced, None]:
         """Follows all nodes of the cluster, as `pods` does."""
 
-    def quotas(self) -> AsyncGenerator[SeenQuota | Gone | Synced, None]:
+    def quotas(self) -> AsyncGenerator[SeenQuota | GoneObject | Synced, None]:
         """Follows all ResourceQuotas of the cluster, as `pods` does."""
 
     @property

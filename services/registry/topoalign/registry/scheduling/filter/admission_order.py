@@ -242,6 +242,7 @@ def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
     Decides as `all_fit`, for a single pod that is admitted before the `later` ones and fits together with them.
     """
+    # If amounts alone decide and no pod is refused for its alignment, the order of the pods does not matter.
     if all(each.decides for each in (pod, *later.pods)) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
         return True
     free = count_free(state, pod.demand.rules)

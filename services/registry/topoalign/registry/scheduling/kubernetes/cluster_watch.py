@@ -21,7 +21,7 @@ from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.foreign_nodes import ForeignNodes
-from topoalign.registry.ports import Gone, KubernetesApi, SeenNode, SeenPod, SeenQuota, Synced
+from topoalign.registry.ports import GoneObject, KubernetesApi, SeenNode, SeenPod, SeenQuota, Synced
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods, read_scheduled_pod
@@ -116,7 +116,7 @@ class KubernetesWatch:
                 match each:
                     case SeenPod():
                         self._see(each)
-                    case Gone():
+                    case GoneObject():
                         self._lose(each.key)
                     case Synced():
                         self.pods.listed = True
@@ -129,7 +129,7 @@ class KubernetesWatch:
                         self._mark(self.nodes.see(each))
                         self._view.label(each.name, each.labels)
                         self._mark(self._records.foreign.see(each))
-                    case Gone():
+                    case GoneObject():
                         name = NodeName(each.key)
                         self.nodes.lose(name)
                         self._view.forget(name)
@@ -146,7 +146,7 @@ class KubernetesWatch:
                 match each:
                     case SeenQuota():
                         has_changed = quotas.see(each)
-                    case Gone():
+                    case GoneObject():
                         has_changed = quotas.lose(each.key)
                     case Synced():
                         quotas.listed = True
