@@ -26,7 +26,7 @@ from topoalign.core.model.hints import ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, node_mask, several
-from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
+from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import Subsets, subsets
 from topoalign.core.policy import POLICIES
@@ -86,7 +86,7 @@ def count_free(state: NodeState, rules: AdmissionRules) -> Free:
         devices=devices,
         cpus=cpus,
         whole_cores=whole,
-        within={name: sum_by_node_set(machine, tuple(sorted(there.items()))) for name, there in supplies.items()}
+        within={name: _sum_by_node_set(machine, tuple(sorted(there.items()))) for name, there in supplies.items()}
         if listed
         else {},
         usable=usable_sets(len(machine), reusable, used) if nodes and listed else (),
@@ -119,9 +119,8 @@ def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int],
     return there, len(shared - broken)
 
 
-@lru_cache(maxsize=1 << 12)
-def sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
-    """By set of NUMA nodes how much is near one of them. Cached: nodes with as much free share the table."""
+@lru_cache(maxsize=1 << 12)  # nodes with as much free share the table
+def _sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
     space = subsets(machine)
     return tuple(
         totals_by_subset(space.nodes, space.masks, ResourceNeed(0, {mask: amount for mask, amount in supply if mask}))
@@ -206,9 +205,12 @@ def preferred_sets(topology: Topology, rules: AdmissionRules, demand: Demand, *,
     manager has one.
     """
     space = subsets(topology.node_ids)
-    found = [
-        _device_sets(space, topology.devices[name], demand.devices[name]) for name in placed_resources(topology, demand)
-    ]
+    found = []
+    for name in placed_resources(topology, demand):
+        devices = topology.devices[name]
+        bearing = node_mask(bearing_nodes(devices.by_nodes, space.nodes))
+        supply = count_by_numa_node(devices.everything, space.nodes)
+        found.append(_narrowest_sets(space, bearing, [(demand.devices[name], supply)]))
     if demand.cpus:
         found.append(_cpu_sets(space, topology, rules, demand.cpus))
     if memory and demand.memory:
@@ -230,14 +232,6 @@ def preferred_sets(topology: Topology, rules: AdmissionRules, demand: Demand, *,
         )
 
     return tuple(space.numbers[mask] for mask in sorted(masks, key=place))
-
-
-def _device_sets(space: Subsets, devices: OfferedDevices, amount: int) -> frozenset[Mask]:
-    return _narrowest_sets(
-        space,
-        node_mask(bearing_nodes(devices.by_nodes, space.nodes)),
-        [(amount, count_by_numa_node(devices.everything, space.nodes))],
-    )
 
 
 def _cpu_sets(space: Subsets, topology: Topology, rules: AdmissionRules, amount: int) -> frozenset[Mask]:

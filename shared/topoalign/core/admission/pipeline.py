@@ -203,6 +203,7 @@ class AdmissionRun:
         chooser = chooser_of(self.state, container, resource, self.rules.compat, hint.affinity)
         among = chooser.room() if chooser is not None and self.profile.seeks_units_by_gpu else None
         picked: frozenset[DeviceID] | None = None
+        aligns_each = POLICIES[self.rules.policy].asks and self.rules.scope is Scope.CONTAINER
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
@@ -210,7 +211,8 @@ class AdmissionRun:
             )
             if chooser is not None:
                 chooser.check_takeover(reusable, amount)
-            elif self._picks_matter(container):
+            # a later container is aligned by what this one leaves; an init container leaves all that it took over
+            elif aligns_each and container.role != "init" and container is not self.demand.containers[-1]:
                 picked = self._pick(devices, reusable, amount)
         choice_of = choose_for_container(self.state, container, resource, hint.affinity, among, picked)
         asking: PreferenceQuestion | None = None
@@ -226,7 +228,12 @@ class AdmissionRun:
                 context=self._context(resource, container),
             )
             if chooser is None:
-                choice_of.send((yield from self._preferred(asking)))
+                try:
+                    reply = yield asking
+                except TopoalignError as error:
+                    raise PreferenceFailed(resource, error) from error
+                assert not isinstance(reply, HintAnswer), "a PreferenceQuestion is answered with devices or None"
+                choice_of.send(reply)
             else:
                 choice_of.send(chooser.prefer(choice, near))
         except StopIteration as done:
@@ -244,12 +251,6 @@ class AdmissionRun:
             )
         return chosen
 
-    def _picks_matter(self, container: ContainerDemand) -> bool:
-        """Whether a later container is aligned by what this one leaves. An init container leaves all that it took over."""
-        aligns_each = POLICIES[self.rules.policy].asks and self.rules.scope is Scope.CONTAINER
-        is_last = container.container == self.demand.containers[-1].container
-        return aligns_each and container.role != "init" and not is_last
-
     def _pick(self, devices: OfferedDevices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
         # of the possible picks that of `taken`, and after its end the first one
         place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
@@ -263,14 +264,6 @@ class AdmissionRun:
             nics=self.state.ownership.free(NIC) if nics else (),
             nics_wanted=nics,
         )
-
-    def _preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
-        try:
-            reply = yield asking
-        except TopoalignError as error:
-            raise PreferenceFailed(asking.resource, error) from error
-        assert not isinstance(reply, HintAnswer), "a PreferenceQuestion is answered with devices or None"
-        return reply
 
     def cpus(self, container: ContainerDemand, hint: TopologyHint) -> frozenset[int]:
         """CPUs of its own, or none where it runs in the shared pool."""

@@ -107,6 +107,10 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     """As it was asked for, to be passed on."""
     rules: AdmissionRules
     """Those by which it was read, and by which it is decided."""
+    namespace: Namespace
+    pod: PodName
+    container: None = None
+    """The demand is that of the pod as a whole."""
     containers: tuple[ContainerDemand, ...]
     devices: Quantities
     together: frozenset[ResourceName]
@@ -119,21 +123,6 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     Whether it has annotations about devices, or asks for some by Koordinator's names where no kubelet decides: those that
     these are about are chosen together.
     """
-
-    @property
-    def namespace(self) -> Namespace:
-        """Of the pod."""
-        return self.request.namespace
-
-    @property
-    def pod(self) -> PodName:
-        """The name of the pod."""
-        return self.request.name
-
-    @property
-    def container(self) -> None:
-        """None: the demand is that of the pod as a whole."""
-        return None
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -188,6 +177,8 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     return PodDemand(
         request=pod,
         rules=rules,
+        namespace=pod.namespace,
+        pod=pod.name,
         containers=containers,
         devices=_sort_devices(pod_wide(pod, device_limits), profile),
         together=NO_RESOURCES.union(*(each.together for each in containers)),

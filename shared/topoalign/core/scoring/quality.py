@@ -36,7 +36,7 @@ from topoalign.core.model.topology.bitmask import node_mask, nodes_of
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.nics import Nics, count_nics
-from topoalign.core.placement.preference import nic_localities, set_scorer
+from topoalign.core.placement.preference import nic_localities, positions_by_gpu, set_scorer
 from topoalign.core.policy import POLICIES
 from topoalign.core.profile import profile_of
 from topoalign.core.scoring.taken_gpus import (
@@ -44,7 +44,6 @@ from topoalign.core.scoring.taken_gpus import (
     SharedGpus,
     WholeGpus,
     gpu_left,
-    position_by_gpu,
 )
 from topoalign.core.sharing.choosers import link_scorer, shareable_devices
 from topoalign.core.state.fold import NodeState
@@ -139,7 +138,7 @@ def free_devices(state: NodeState) -> FreeDevices:
     """What is free on a node of each resource that is offered there."""
     topology = state.hardware
     owned = state.ownership
-    positions = position_by_gpu(topology)
+    positions = {**positions_by_gpu(topology), **{nic: place for place, nic in enumerate(topology.nic_by_id)}}
     kinds = {name: topology.kind_of(name) for name in topology.offers_of}
     masks = {
         name: len(owned.free(name)) if kind == "part" else node_mask(map(positions.__getitem__, owned.free(name)))
@@ -199,7 +198,7 @@ def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: N
     left += sum(nodes.bit_count() - amount for nodes, amount in _free_and_requested(free, need.nics))
     left += sum(count - amount for count, amount in _free_and_requested(free, need.parts))
     cut = whole.cut + sum(gpus.cut for gpus in shared)
-    rest = sum(gpus.rest for gpus in shared)
+    rest = sum(gpus.gpus[at].part for gpus in shared for at in gpus.members)  # what stays free of those taken
     return NodeKey(
         seam=-round(min(seams), 1) if seams else 0.0,
         nics=_count_local_nics(shape, need, free, [gpu for members in whole.taken for gpu in members]),

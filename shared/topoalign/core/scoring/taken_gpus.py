@@ -9,14 +9,14 @@ after the last.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 from math import comb
 from typing import NamedTuple
 
 from topoalign.core.demand.shares import Share
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
@@ -24,7 +24,7 @@ from topoalign.core.placement.gpus.device_policy import GpuChoice
 from topoalign.core.placement.gpus.seam import Members
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
-from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, set_scorer
+from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, positions_by_gpu, set_scorer
 from topoalign.core.state.share_amounts import ShareLeft
 
 MOST_SETS = 1_000
@@ -33,7 +33,32 @@ MOST_ALIGNED = 64
 """Sets of NUMA nodes that are compared by their GPUs."""
 
 
-class WholeGpus:
+class TakenGpus:
+    """The GPUs of a node that containers take one after another."""
+
+    def __init__(self, scorer: SetScorer, unused: Iterable[int]) -> None:
+        self.scorer = scorer
+        self.order = SetOrder(scorer, unused)
+        self.taken: list[Members] = []
+
+    @property
+    def members(self) -> set[int]:
+        """All that are taken."""
+        return {gpu for members in self.taken for gpu in members}
+
+    @property
+    def seams(self) -> list[float]:
+        """GB/s across the weakest seam of each container with several GPUs."""
+        several = (members for members in self.taken if len(members) > 1)
+        return [self.scorer.seam(members).bandwidth(self.scorer.links.model) for members in several]
+
+    @property
+    def cut(self) -> int:
+        """Scores of the links between the unused GPUs that are taken and those that stay unused."""
+        return self.order.cut(tuple(sorted(self.members)))
+
+
+class WholeGpus(TakenGpus):
     """Takes whole GPUs from a node, one container after another."""
 
     def __init__(
@@ -43,16 +68,16 @@ class WholeGpus:
         `free`: resource -> the free GPUs; `placement`: the device policy; `aligned`: whether NUMA nodes count; `by_gpus`:
         whether equally few NUMA nodes are compared by their GPUs.
         """
+        super().__init__(set_scorer(shape), {gpu for some in free.values() for gpu in some})
         self.shape = shape
-        self.scorer = set_scorer(shape)
         self.policy = PLACEMENTS[placement]
         self.aligned = aligned
         self.by_gpus = by_gpus
         self.free = dict(free)
-        self.order = SetOrder(self.scorer, {gpu for some in free.values() for gpu in some})
-        self.taken: list[Members] = []
         self.numa = 1.0
-        """The largest `_excess_of_nodes` of a container."""
+        """
+        The NUMA nodes that the GPUs of a container are on, divided by the fewest that so many can be on; of all the most.
+        """
 
     def take(self, name: ResourceName, size: int) -> bool:
         """Takes GPUs for a container. False: too few are free."""
@@ -66,19 +91,11 @@ class WholeGpus:
         order = SetOrder(self.scorer, free)
         members = sets[0] if len(sets) == 1 else min(sets, key=lambda each: order.rank(each)[:-1])
         self.taken.append(members)
-        self.numa = max(self.numa, _excess_of_nodes(node_of, members))
+        width = len({node_of[place] for place in members if place in node_of})
+        if least := _fewest_numa_nodes(Counter(node_of.values()), len(members)):
+            self.numa = max(self.numa, width / least)
         self.free[name] = tuple(gpu for gpu in free if gpu not in members)
         return True
-
-    @property
-    def seams(self) -> list[float]:
-        """GB/s across the weakest seam of each container with several GPUs."""
-        return [_seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
-
-    @property
-    def cut(self) -> int:
-        """Scores of the links between the GPUs that are taken and those that stay free."""
-        return self.order.cut(tuple(sorted(gpu for members in self.taken for gpu in members)))
 
     @property
     def left(self) -> int:
@@ -129,18 +146,19 @@ def gpu_left(gpu: ShareLeft | None) -> GpuLeft:
     return GpuLeft(left.cores, left.memory, offered.cores, offered.memory, places, gpu.unused)
 
 
-class SharedGpus:
+class SharedGpus(TakenGpus):
     """Takes shares of GPUs that are offered in one way from a node, one container after another."""
 
     def __init__(self, scorer: SetScorer, gpus: Sequence[GpuLeft]) -> None:
-        self.scorer = scorer
+        super().__init__(scorer, [at for at, gpu in enumerate(gpus) if gpu.unused])
         self.gpus = list(gpus)
-        self.order = SetOrder(scorer, [at for at, gpu in enumerate(gpus) if gpu.unused])
-        self.taken: list[Members] = []
 
     def take(self, share: Share) -> bool:
         """Takes a share for a container. False: too few GPUs have enough."""
-        amounts = [_amount_of_share(share, gpu) for gpu in self.gpus]
+        amounts = [share.amount_of(Amount(cores=gpu.all_cores, memory=gpu.all_memory)) for gpu in self.gpus]
+        if share.whole:  # of a GPU of unknown size cores alone count
+            pairs = zip(self.gpus, amounts, strict=True)
+            amounts = [each if gpu.all_memory else Amount(cores=each.cores, memory=0) for gpu, each in pairs]
         pairs = zip(self.gpus, amounts, strict=True)
         enough = [at for at, (gpu, amount) in enumerate(pairs) if gpu.has(amount, whole=share.whole)]
         if len(enough) < share.gpus:
@@ -156,46 +174,15 @@ class SharedGpus:
         return True
 
     @property
-    def seams(self) -> list[float]:
-        """As of `WholeGpus`."""
-        return [_seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
-
-    @property
-    def cut(self) -> int:
-        """Scores of the links between the unused GPUs that are taken and those that stay unused."""
-        return self.order.cut(tuple(sorted({gpu for members in self.taken for gpu in members})))
-
-    @property
-    def rest(self) -> float:
-        """What stays free of the GPUs that are taken, in GPUs."""
-        return sum(self.gpus[at].part for at in {gpu for members in self.taken for gpu in members})
-
-    @property
     def left(self) -> float:
         """What stays free, in GPUs."""
         return sum(gpu.part for gpu in self.gpus)
 
 
-def _amount_of_share(share: Share, gpu: GpuLeft) -> Amount:
-    """What a share is of this GPU. Of a GPU of unknown size cores alone count for whole ones."""
-    amount = share.amount_of(Amount(cores=gpu.all_cores, memory=gpu.all_memory))
-    return Amount(cores=amount.cores, memory=0) if share.whole and not gpu.all_memory else amount
-
-
-def _seam_bandwidth(scorer: SetScorer, members: Members) -> float:
-    return scorer.seam(members).bandwidth(scorer.links.model)
-
-
-@computed_once
-def position_by_gpu(topology: Topology) -> Mapping[DeviceID, int]:
-    """GPU or NIC -> its position among the GPUs or NICs of the machine."""
-    return {gpu: place for gpus in (topology.gpu_by_id, topology.nic_by_id) for place, gpu in enumerate(gpus)}
-
-
 @computed_once
 def _gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
     """Resource -> position of a GPU -> the NUMA node that it is listed with, where that is known."""
-    places = position_by_gpu(topology)
+    places = positions_by_gpu(topology)
     return {
         name: {places[gpu]: nodes[0] for gpu, nodes in topology.devices[name].items() if nodes}
         for name in topology.offers_of
@@ -223,10 +210,3 @@ def _aligned_free_sets(node_of: Mapping[int, int], free: Members, size: int, *, 
 def _fewest_numa_nodes(counts: Mapping[int, int], size: int) -> int:
     sums = accumulate(sorted(counts.values(), reverse=True))
     return next((nodes for nodes, has in enumerate(sums, 1) if has >= size), 0)
-
-
-def _excess_of_nodes(node_of: Mapping[int, int], members: Members) -> float:
-    """The NUMA nodes that these GPUs are on, divided by the fewest that so many can be on; 1 where they are not known."""
-    width = len({node_of[place] for place in members if place in node_of})
-    least = _fewest_numa_nodes(Counter(node_of.values()), len(members))
-    return max(1.0, width / least) if least else 1.0

@@ -164,20 +164,15 @@ def candidate_sets(
             return combinations(others, size)
         return (tuple(sorted((*required, *some))) for some in combinations(others, size - len(required)))
     strength = order.scorer.links.strength
+    seeds: Iterable[tuple[int, ...]] = [()]
+    if len(required) < size:  # one of all GPUs whose links to the available ones have the same strengths
+        columns = itemgetter(*available)
+        alike = {tuple(sorted(columns(strength[other]))): (other,) for other in reversed(others)}
+        seeds = alike.values()
     to_free = order.links_to_free
-    sets = {
-        _grow_connected_set(strength, others, (*required, *seed), size, to_free)
-        for seed in (_seeds(strength, available, others) if len(required) < size else [()])
-    }
+    sets = {_grow_connected_set(strength, others, (*required, *seed), size, to_free) for seed in seeds}
     sets.add(_peel(strength, others, tuple(required), size))
     return nsmallest(MOST_GROWN, sets, key=order.first_look)
-
-
-def _seeds(strength: Scores, available: Sequence[int], others: Sequence[int]) -> Iterable[tuple[int]]:
-    """One of all GPUs whose links to the available ones have the same strengths."""
-    columns = itemgetter(*available)
-    alike = {tuple(sorted(columns(strength[other]))): (other,) for other in reversed(others)}
-    return alike.values()
 
 
 def _grow_connected_set(

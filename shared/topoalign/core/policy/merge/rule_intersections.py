@@ -34,13 +34,19 @@ class RuleIntersectionSearch:
     """Searches the ANDs of one hint of each rule that lie within some nodes. `besides` are left to the caller."""
 
     def __init__(self, rules: Sequence[HintRule], within: Mask, work: NumaSearchBudget) -> None:
+        def slack_of(need: ResourceNeed, nodes: Mask) -> int:
+            # what it can lose of what these nodes have, in whole multiples of what can be lost at all
+            amounts = [amount for near, amount in need.supply.items() if near & nodes]
+            slack = sum(amounts) - need.amount
+            return slack - slack % (gcd(*amounts) or 1)
+
         self.rules = rules
         self.work = work
         self.common = reduce(and_, (rule.nodes for rule in rules), within)
         self.nodes = nodes_of(self.common)
         self.start = Left(
             tuple(rule.nodes for rule in rules),
-            tuple(tuple(_slack_of(need, rule.nodes) for need in rule.needs) for rule in rules),
+            tuple(tuple(slack_of(need, rule.nodes) for need in rule.needs) for rule in rules),
         )
         self.possible = all(slack >= 0 for each in self.start.slack for slack in each)
         self.tangled = tuple(
@@ -193,10 +199,3 @@ class RuleIntersectionSearch:
                     return [one]
                 after.append((self.shares[node][number], number, one))
         return [each for _, _, each in sorted(after)]
-
-
-def _slack_of(need: ResourceNeed, nodes: Mask) -> int:
-    """How much a need can lose of what these nodes have, in whole multiples of what can be lost at all."""
-    amounts = [amount for near, amount in need.supply.items() if near & nodes]
-    slack = sum(amounts) - need.amount
-    return slack - slack % (gcd(*amounts) or 1)
