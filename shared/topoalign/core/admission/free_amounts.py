@@ -6,7 +6,6 @@ A set is known by its number in `subsets(topology.node_ids)`: bit i is the i-th 
     2 NUMA nodes with 3 and 4 free GPUs: (0, 3, 4, 7), for no node, the first, the second, both
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import gt
@@ -17,7 +16,7 @@ from topoalign.core.admission.alignment import distances_for
 from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.demand.pod_demand import Demand
 from topoalign.core.hints.cpu import aligned_by_socket, shared_cpus
-from topoalign.core.hints.device_hints import bearing_nodes, real_nodes
+from topoalign.core.hints.device_hints import bearing_nodes, count_near
 from topoalign.core.hints.hint_rules import MOST_LISTED, totals_by_subset
 from topoalign.core.hints.memory_hints import MemoryNode, groups_agree, memory_node, memory_nodes
 from topoalign.core.model.errors import NoFit
@@ -138,10 +137,8 @@ def _in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[
 
 @lru_cache(maxsize=1 << 12)
 def usable_sets(nodes: int, reusable: frozenset[int], used: int) -> tuple[bool, ...]:
-    """
-    By set of NUMA nodes of a machine with so many, whether a container may use their memory as one group: unused ones, one
-    that is used alone, or a group that is used as this very group.
-    """
+    """By set of so many NUMA nodes, whether a container may use their memory as one group."""
+    # unused ones, one that is used alone, or a group that is used as this very group
     return tuple(number in reusable or (several(number) and not number & used) for number in range(1 << nodes))
 
 
@@ -274,9 +271,5 @@ def _narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict
 
 def count_by_numa_node(some: DeviceSet, machine: tuple[int, ...]) -> dict[Mask, int]:
     """How many of some devices are near which of the machine's NUMA nodes."""
-    nodes = node_mask(bearing_nodes(some.devices.by_nodes, machine))
-    counted = Counter[Mask]()
-    for listed, there in some.devices.by_nodes.items():
-        if amount := len(some & there):
-            counted[real_nodes(listed or ()) & nodes] += amount
-    return counted
+    by_nodes = some.devices.by_nodes
+    return count_near(some, by_nodes, node_mask(bearing_nodes(by_nodes, machine)))

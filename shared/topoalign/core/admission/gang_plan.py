@@ -62,10 +62,7 @@ def fabric_of(hardware: Topology) -> str:
 def group_nodes_by_fabric(
     fabrics: Mapping[NodeName, str], first: NodeName | None = None
 ) -> Iterator[tuple[NodeName, ...]]:
-    """
-    The groups of nodes to try in turn: each fabric, that of the node `first` before the others, then all nodes. `fabrics`:
-    node -> its fabric, in the order in which the nodes are to be filled.
-    """
+    """The groups of nodes to try: each fabric, that of `first` before the others, then all nodes in their order."""
     names = sorted({*fabrics.values()} - {""})
     names.sort(key=lambda name: first is None or fabrics.get(first) != name)
     for name in names:
@@ -190,10 +187,8 @@ def reserved_for(
 
 
 def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
-    """
-    Whether a pod must have the GPUs that a decision gives it, or none: it limits its GPUs in slots, or has units that are
-    given as they are reserved alone.
-    """
+    """Whether a pod must have the GPUs that a decision gives it, or none."""
+    # it limits its GPUs in slots, or has units that are given as they are reserved alone
     return _limits_slots(pod, allocations) or any(map(is_given_as_reserved, allocations))
 
 
@@ -208,9 +203,6 @@ def _limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
 
 
 def is_given_as_reserved(allocation: Allocation) -> bool:
-    """
-    Whether a container has shares of several GPUs in units, or whole ones and memory: that they are of one container only a
-    reservation shows where they are given.
-    """
+    """Whether a container has shares of several GPUs in units, or whole ones and memory: a reservation joins them."""
     amounts = allocation.amounts.values()
     return any(each.memory if each.cores >= CORES else len(amounts) > 1 for each in amounts)

@@ -202,10 +202,7 @@ def place_among(
     bounds: Mapping[ResourceName, Bounds],
     affinities: Sequence[Mask | None],
 ) -> ContainerDevices:
-    """
-    `place_within` where it is known what the kubelet takes: on the first of these sets of NUMA nodes (None: anywhere) that
-    suffices.
-    """
+    """`place_within` on the first of these sets of NUMA nodes (None: anywhere) that suffices, within these bounds."""
     asked = asked_for(state, container, partial(_by_policy, state, rules.placement))
     misfit = refuse_same_pcie()
     for nodes in affinities:
@@ -277,10 +274,7 @@ def _limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
 def _split_co_allocated(
     state: NodeState, bounds: Mapping[ResourceName, Bounds], found: ContainerDevices
 ) -> ContainerDevices | None:
-    """
-    Splits what was found: devices beyond the limits are co-allocated, and are the last ones of their resource. None: the
-    kubelet would take other devices.
-    """
+    """Sets apart the co-allocated devices, which are beyond the limits. None: the kubelet would take other devices."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     co_allocated: list[DeviceID] = []
     for resource in RESOURCE.values():

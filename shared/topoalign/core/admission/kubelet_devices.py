@@ -144,10 +144,8 @@ def dropped_of(
 
 
 def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:
-    """
-    What the checkpoint lists for a container, the record has for nobody, and no container that has `ended` had. Of devices
-    that are offered here only those of a pod that runs for sure; of other plugins' devices all.
-    """
+    """What the checkpoint lists for a container, the record has for nobody, and no container that has `ended` had."""
+    # of devices that are offered here only those of a pod that runs for sure; of other plugins' devices all
     hardware = state.hardware
     return {
         resource: tuple(device for device in ids if device not in ended and not state.ownership.is_held(device))
@@ -157,10 +155,7 @@ def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Col
 
 
 def describe_unaccounted_grants(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
-    """
-    A note that names what was granted and the checkpoint lists for no pod that runs: the pod may be refused yet, or was.
-    Nothing where the checkpoint cannot be read.
-    """
+    """A note that names what was granted and is in the checkpoint of no pod that runs."""
     in_checkpoint = {device for entry in kubelet.entries for ids in entry.devices.values() for device in ids}
     waiting = sorted(
         device
@@ -168,16 +163,13 @@ def describe_unaccounted_grants(state: NodeState, kubelet: KubeletObserved) -> t
         if held.owner is None
         for device in held.device_ids - in_checkpoint - {*held.co_allocated}
     )
-    if not waiting or kubelet.checkpoint_unknown:
+    if not waiting or kubelet.checkpoint_unknown:  # the pod may be refused yet, or was
         return ()
     return (f"the kubelet has asked for {quoted(waiting)} and lists no container with them: they count as held",)
 
 
 def as_others(state: NodeState, demand: PodDemand) -> NodeState:
-    """
-    The state in which another pod owns what a pod of this name has: the kubelet distinguishes pods by their UIDs, and the
-    pod that comes next has a new one.
-    """
+    """The state in which another pod owns what a pod of this name has: the next pod has a new UID."""
     name = (demand.namespace, demand.pod)
     others = {
         each: msgspec.structs.replace(held, owner=None)

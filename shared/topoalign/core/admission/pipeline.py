@@ -346,14 +346,12 @@ def reason_of(misfit: NoFit) -> str:
 
 
 def _check_totals(asked: HintRequest) -> None:
-    """
-    Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus and NotEnoughMemory. What init containers of the pod left counts
-    as free.
-    """
+    """Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus and NotEnoughMemory."""
     state, demand, rules = asked
     held = held_by_pod(state, demand)
     for resource in sorted(demand.devices.keys() & state.hardware.devices.keys()):
         amount = demand.devices[resource]
+        # what init containers of the pod left counts as free
         free = len(reusable_devices(held, resource).union(state.ownership.free(resource)))
         if free < amount and not state.healthy(resource):
             raise NoHealthyDevice(resource)

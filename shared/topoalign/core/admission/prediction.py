@@ -157,10 +157,7 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
 
 
 def kubelet_of(state: NodeState) -> KubeletObserved:
-    """
-    What the node has published of its kubelet. Raises KubeletUnknown where the node has not published it, and where
-    nothing else is known that could replace it.
-    """
+    """What the node has published of its kubelet. Raises KubeletUnknown where nothing can replace what is missing."""
     usage = state.usage
     if usage is None or usage.kubelet is None:
         raise KubeletUnknown(state.node, "the node has not published it")
@@ -193,10 +190,7 @@ def to_kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
 def _held_by_kubelet(
     state: NodeState, kubelet: KubeletObserved, rules: AdmissionRules
 ) -> tuple[list[CheckpointEntry], Mapping[int, MemoryUse], list[str]]:
-    """
-    What containers have beyond the record, the account of the memory, and what of it could not be read, in words. What a
-    checkpoint does not contain is what PodResources reported last.
-    """
+    """What containers have beyond the record, the account of the memory, and what could not be read, in words."""
     usage = state.usage
     shown = usage.containers if usage is not None and usage.containers_known else None
     entries = list(kubelet.entries)
@@ -225,10 +219,7 @@ def _held_by_kubelet(
 def _entry_from_usage(
     used: ContainerUsage, *, cpus: bool = False, memory: bool = False, devices: bool = False
 ) -> CheckpointEntry:
-    """
-    What PodResources reported of a container as a checkpoint entry. PodResources has no UIDs, so the name of the pod is
-    used.
-    """
+    """What PodResources reported of a container, which has no UIDs, as a checkpoint entry."""
     return CheckpointEntry(
         pod_uid=f"{used.owner.namespace}/{used.owner.pod}",
         container=used.owner.container,

@@ -141,10 +141,7 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
 def _iterate_possible_alignments(
     part: AlignedContainer, free: Free, competitors: Sequence[ContainerDemand]
 ) -> Iterator[tuple[NodeSets, int]]:
-    """
-    The sets to which a container may be aligned once something has ended, up to the first that has room now even after all
-    these competitors have taken what they ask for from it.
-    """
+    """The sets to which a container may be aligned, up to the first with room after all competitors have taken theirs."""
     taken = Counter[ResourceName]()
     for each in competitors:
         taken.update(each.devices)

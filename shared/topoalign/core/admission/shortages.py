@@ -9,7 +9,6 @@ the first resource is named that does not fit there: devices by name, then CPUs,
     -> NUMA node 0 has 14 CPUs free, 26 are needed; CPU 2 of the init container keeps the container off NUMA node 1
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import comb
@@ -18,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.hints.cpu import available_cpus
-from topoalign.core.hints.device_hints import by_counted_nodes, devices_free_for, real_nodes
+from topoalign.core.hints.device_hints import by_counted_nodes, count_near, devices_free_for, real_nodes
 from topoalign.core.hints.hint_rules import Supply
 from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.hints.provider import HintRequest
@@ -51,10 +50,7 @@ class Shortage(NamedTuple):
 
 
 def describe_shortage(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
-    """
-    Why no set of NUMA nodes that the policy accepts suits the demand. `hints`: those of each provider. Empty: amounts do
-    not decide, or the search takes too much work.
-    """
+    """Why no set of NUMA nodes that the policy accepts suits the demand. Empty: not known."""
     try:
         return _shortage_on_accepted_sets(asked, hints)
     except TooMuchWork:
@@ -171,18 +167,11 @@ def _capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, in
 
 
 def _devices_by_node(asked: HintRequest, some: DeviceSet) -> Mapping[Mask, int]:
-    nodes = node_mask(asked.state.hardware.node_ids)
-    found = Counter[Mask]()
-    for known, there in by_counted_nodes(some.devices, asked.rules.mode).items():
-        found[real_nodes(known or ()) & nodes] += len(some & there)
-    return found
+    return count_near(some, by_counted_nodes(some.devices, asked.rules.mode), node_mask(asked.state.hardware.node_ids))
 
 
 def _taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask) -> str:
-    """
-    What the demand has to take over from init containers, and is not on these NUMA nodes, for people: `CPU 9 of the init
-    container keeps`. Empty: nothing.
-    """
+    """What must be taken over and is not on these nodes: `CPU 9 of the init container keeps`. Empty: nothing."""
     hardware = asked.state.hardware
     held = held_by_pod(asked.state, asked.demand)
     if resource == CPU:

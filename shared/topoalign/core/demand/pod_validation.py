@@ -32,10 +32,7 @@ MOST_ANNOTATED = 256 * 1024
 
 
 def validate_pod(pod: PodRequest) -> PodRequest:
-    """
-    Validates the request and returns it with requests filled in from limits, as the API server does. Raises InvalidField
-    that names the field by its path.
-    """
+    """Validates the request and returns it with requests filled in from limits. Raises InvalidField."""
     if not pod.containers:
         raise InvalidField("pod.containers", "empty", "a pod has at least one container")
     groups = (("pod.initContainers", pod.init_containers), ("pod.containers", pod.containers))

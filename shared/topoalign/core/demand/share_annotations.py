@@ -133,9 +133,7 @@ class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
     weights: Weights = EQUAL_WEIGHTS
     """The weights for `binpack` and `spread`, where the fullness of a GPU matters."""
     hami: str = ""
-    """
-    HAMi's policy, or several with commas in between, where its rules choose the GPUs instead of `order`; else empty.
-    """
+    """HAMi's policy, or several with commas in between, where its rules choose the GPUs instead of `order`; else empty."""
 
     @property
     def limits(self) -> bool:

@@ -329,9 +329,7 @@ def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]
 def share_in_slots(
     topology: Topology, devices: Quantities, published: Published = (), *, as_hami: bool = False
 ) -> Share | None:
-    """
-    What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose. Raises InvalidShare.
-    """
+    """What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose. Raises InvalidShare."""
     for resource, slots in resources_in_slots(topology).items():
         if devices.get(resource):
             asked = read_hami_request(resource, slots, devices)

@@ -21,6 +21,7 @@ from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
 from topoalign.core.model.topology.cpu_topology import CpuTopology
+from topoalign.core.numa_sets.subsets import fewest_with
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
@@ -53,8 +54,7 @@ def cpu_hints(
 
 def aligned_by_socket(cpus: CpuTopology, hints: Sequence[TopologyHint], requested: int) -> tuple[TopologyHint, ...]:
     """The same hints, and those preferred, too, that touch exactly as many sockets as the least number of nodes fills."""
-    sizes = sorted(map(len, cpus.in_node.values()), reverse=True)
-    least = next((size for size in range(1, len(sizes)) if sum(sizes[:size]) >= requested), len(sizes))
+    least = fewest_with(map(len, cpus.in_node.values()), requested) or len(cpus.in_node)
     nodes_per_socket = cpus.nodes // cpus.sockets if cpus.sockets else 0
     sockets = -(-least // nodes_per_socket) if nodes_per_socket else 0
 
@@ -80,20 +80,12 @@ def _cpu_hints_of_count(
 
 
 def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
-    """
-    CPUs that may be given exclusively now: those in the shared pool which are not kept for the system.
-
-    Raises NotEnoughCpus or TooMuchWork where the CPUs to keep cannot be chosen.
-    """
+    """CPUs of the shared pool that are not kept for the system. Raises NotEnoughCpus or TooMuchWork."""
     return shared_cpus(state, rules) - read_reserved_cpus(state.hardware, rules)
 
 
 def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
-    """
-    The shared pool: CPUs that no container has to itself.
-
-    Those kept for the system are among them unless strict-cpu-reservation takes them out. Raises as `available_cpus`.
-    """
+    """The shared pool: CPUs that no container has to itself. Raises as `available_cpus`."""
     strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
     kept = read_reserved_cpus(state.hardware, rules) if strict else frozenset()
     return state.hardware.cpu_topology.online - state.ownership.cpus_in_use - kept

@@ -9,7 +9,7 @@ small ones first, under one limit on work for all of them and all containers.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import accumulate, combinations
+from itertools import combinations
 from math import comb
 
 import msgspec
@@ -37,6 +37,7 @@ from topoalign.core.model.hints import Hints, TopologyHint
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, node_mask
 from topoalign.core.numa_sets.search import NumaSearchBudget
+from topoalign.core.numa_sets.subsets import fewest_with
 from topoalign.core.policy import POLICIES
 from topoalign.core.state.fold import NodeState
 
@@ -187,9 +188,8 @@ class Places:
         gpus = self.first[0].inventory.by_type[DeviceType.GPU]
         free: Mapping[int, int] = Counter(_numa_node_of_device(gpu) for gpu in gpus if not gpu.busy)
         still = max(together, *counts) - free.get(ANYWHERE, 0)
-        richest = sorted((amount for node, amount in free.items() if node != ANYWHERE), reverse=True)
-        enough = (nodes for nodes, total in enumerate(accumulate(richest), 1) if total >= still)
-        return next(enough, len(richest) + 1) if still > 0 else 1
+        there = [amount for node, amount in free.items() if node != ANYWHERE]
+        return fewest_with(there, still) or len(there) + 1 if still > 0 else 1
 
 
 def _numa_node_of_device(device: InventoryDevice) -> int:

@@ -164,10 +164,7 @@ class MemoryProvider(HintProvider):
         return profile_of(asked.rules.mode).silent_on_unmet_memory or any(each.memory for each in held)
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
-        """
-        A need per resource and one that keeps groups apart. Besides, the nodes that are in use alone or in groups, and the
-        groups of what the pod left.
-        """
+        """A need per resource and one that keeps groups apart; besides, nodes in use, groups, and what is left."""
         nodes = len(asked.state.hardware.nodes)
         left = sum(len(each.memory) for each in held_by_pod(asked.state, asked.demand))
         return Largest(len(asked.demand.memory) + 1, nodes, 2 * nodes + left)

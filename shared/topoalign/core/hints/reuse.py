@@ -94,10 +94,8 @@ def _remaining_after_steps(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozen
 
 
 def reusable_memory(held: Iterable[Allocation]) -> ReusableMemory:
-    """
-    What the plain init containers still account for: a container that reuses memory takes it into its own blocks and out of
-    theirs (`placement.memory_blocks.hold_allocation`).
-    """
+    """What the plain init containers still account for, by group of NUMA nodes."""
+    # a container that reuses memory takes it into its own blocks and out of theirs (`memory_blocks.hold_allocation`)
     left: dict[tuple[Mask, ResourceName], int] = {}
     for each in held:
         for block in each.memory if each.role == "init" else ():

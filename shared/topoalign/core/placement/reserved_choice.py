@@ -84,10 +84,7 @@ def _open_reservations_and_plans(
 def reserved_with(
     reserved: NodeReservations, now: float, resource: ResourceName, devices: Collection[DeviceID]
 ) -> ReservedContainer | None:
-    """
-    The container for which just these devices of the resource are reserved at monotonic second `now`, given or not. None:
-    there is none.
-    """
+    """The container for which just these devices of the resource are reserved at monotonic second `now`, given or not."""
     wanted = frozenset(devices)
     return next(
         (

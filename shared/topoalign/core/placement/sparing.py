@@ -80,12 +80,9 @@ def overlapping_devices(ownership: Ownership, devices: OfferedDevices, others: C
 
 
 def _with_parts(named: DeviceSet, devices: OfferedDevices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
-    """
-    Those of the devices that are taken: the `named` ones and their neighbours. Of the shares of a device that are not named
-    one is asked about, because all of them are taken with the device or none is.
-    """
+    """Those of the devices that are taken: the `named` ones, and their neighbours."""
     found = named.bits
-    for alike in devices.alike:
+    for alike in devices.alike:  # all shares of a device that are not named are taken with the device, or none is
         rest = alike.bits & ~named.bits
         if rest and is_taken(DeviceSet(devices, rest).lowest):
             found |= rest

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from topoalign.core.model.requests import Placement
 from topoalign.core.placement.gpus.nics import NO_NICS, Nics
-from topoalign.core.placement.gpus.seam import Members, Scores
-from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.seam import Members, Scores, SetScorer
 from topoalign.core.placement.partition import best_split
 
 

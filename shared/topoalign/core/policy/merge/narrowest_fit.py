@@ -109,10 +109,7 @@ def _searched_fits(
     *,
     several: bool = False,
 ) -> list[Mask]:
-    """
-    The best of the narrowest masks for each way to combine the listed hints, with `several` also the lowest MOST_ORDERED of
-    each. Raises TooMuchWork.
-    """
+    """The best of the narrowest masks; with `several` also the lowest MOST_ORDERED of each search. Raises TooMuchWork."""
     leaner = [offer if isinstance(offer, HintRule) else _minimal(_masks_of(offer)) for offer in offers]
     searches = []
     for members, mask in combinations(leaner, 0, or_, work):
