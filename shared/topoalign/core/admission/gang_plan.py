@@ -78,10 +78,7 @@ def plan_gang(
     seconds: float,
     fixed: tuple[str, NodeName] | None = None,
 ) -> Generator[None, None, Plan | None]:
-    """
-    Plans what to reserve for all members on these nodes, for so many seconds; None: not all of them fit. It yields after
-    each decision. `fixed`: UID of a member, and the node that it goes to. Raises InvalidField for an invalid member.
-    """
+    """Plans what to reserve for all members, or None. `fixed`: UID and node of a member. Raises InvalidField."""
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
     for order in _member_orders(members):
@@ -171,10 +168,7 @@ def _member_size_key(member: GangMember) -> tuple[int, int, bytes, str]:
 def reserved_for(
     uid: str, pod: PodRequest, allocations: Sequence[Allocation], seconds: float, gang: str = ""
 ) -> Reservation:
-    """
-    What a decision gives a pod, as its reservation for so many seconds. A pod that limits its GPUs in slots gets these or
-    none: a node chooses others where its kubelet aligns a container elsewhere, and knows no annotations.
-    """
+    """What a decision gives a pod, as its reservation for so many seconds."""
     return reservation_of(
         uid,
         pod,
@@ -182,6 +176,7 @@ def reserved_for(
         seconds,
         gang,
         needs_co_allocated=needs_co_allocated(pod.annotations),
+        # a node chooses others where its kubelet aligns a container elsewhere, and knows no annotations
         may_move=not _limits_slots(pod, allocations),
     )
 

@@ -33,10 +33,8 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 def with_others(state: NodeState, listed: Mapping[ResourceName, Sequence[ListedDevices]] | None) -> NodeState:
-    """
-    The state with the devices that other plugins list to the kubelet, all of them healthy. A resource that is offered here
-    is left as discovery announces it. None: what they list is not known, and nothing changes.
-    """
+    """The state with the devices that other plugins list to the kubelet, all healthy. `listed` None: not known."""
+    # a resource that is offered here is left as discovery announces it
     hardware = state.hardware
     found = sorted(
         (
@@ -127,10 +125,8 @@ def _without_devices(held: Allocation, dropped: Devices) -> Allocation | None:
 def dropped_of(
     live: Mapping[AllocationID, Allocation], listed: Mapping[ResourceName, Collection[DeviceID]]
 ) -> dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]]:
-    """
-    What these allocations have of the devices that the checkpoint lists for pods that are gone alone, by allocation,
-    because an id is never used again and its devices are. Only those whose container was seen to run.
-    """
+    """What these allocations have of the devices that the checkpoint lists for pods that are gone alone."""
+    # by allocation, because an id is never used again and its devices are; those whose container was seen to run
     found = {
         name: {
             resource: gone

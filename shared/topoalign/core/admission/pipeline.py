@@ -82,10 +82,7 @@ class AdmissionRun:
     def __init__(
         self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
     ) -> None:
-        """
-        `explain`: other sets of devices are compared, and a refusal names the amounts that decide. `taken`: random picks of
-        a kubelet, by place in `picks`.
-        """
+        """`explain`: compare other sets, and name the amounts that decide. `taken`: random picks, by place in `picks`."""
         self.state = state
         self.demand = demand
         self.rules = rules = demand.rules

@@ -139,10 +139,7 @@ def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
 
 
 def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
-    """
-    Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them: each asks for
-    what one NUMA node has, and every NUMA node has the memory for all of them together and is in no group.
-    """
+    """Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them."""
     asked = list[PodNeed]()
     total = Counter[ResourceName]()
     for pod in pods:

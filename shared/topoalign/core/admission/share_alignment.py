@@ -69,10 +69,7 @@ class AlignedContainer(NamedTuple):
 
 
 def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[AlignedContainer, ...]:
-    """
-    The containers of a pod that a kubelet may align to GPUs with too little; () where it aligns nothing, or GPUs are not
-    known to be near NUMA nodes. Raises InvalidShare for invalid annotations.
-    """
+    """The containers of a pod that a kubelet may align to GPUs with too little. Raises InvalidShare."""
     rules = demand.rules
     policy = POLICIES[rules.policy]
     by_machine = profile_of(rules.mode).prefers_by_empty_machine

@@ -289,10 +289,8 @@ def _smaller_request(
 
 
 def _most_that(holds: Callable[[int], bool], most: int) -> int:
-    """
-    The largest number up to `most` for which it holds, where it holds for all smaller ones down to 1; 0: for none. Up to 16
-    are tried one by one, because a smaller set of devices may be harder to align.
-    """
+    """The largest number up to `most` for which it holds, where it holds for all smaller ones; 0: for none."""
+    # a smaller set of devices may be harder to align, so few are tried one by one
     if most <= 16:
         return next((number for number in range(most, 0, -1) if holds(number)), 0)
     if not holds(1):

@@ -224,10 +224,7 @@ def read_gpu_rules(published: Published, *, as_hami: bool = False) -> GpuRules:
 
 
 def read_as_hami(annotations: Mapping[str, str], policy: str = GpuOrder.SPREAD.value) -> GpuRules:
-    """
-    The rules in annotations as HAMi reads them, which refuses nothing but invalid weights, by InvalidShare. `policy`:
-    the default.
-    """
+    """The rules as HAMi reads them, which refuses invalid weights only (InvalidShare). `policy`: the default."""
     policy = annotations.get(GPU_POLICY, policy)
     weights = annotations.get(SCORING_WEIGHTS)
     return GpuRules(

@@ -91,10 +91,7 @@ def totals_by_subset(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: Reso
 def narrowest_hint(
     hints: tuple[TopologyHint, ...] | HintRule, around: Mask = 0, within: Mask = EVERYWHERE
 ) -> TopologyHint | None:
-    """
-    The best hint that holds all nodes of `around` and none outside `within`: a preferred one before any other, then the
-    narrowest. Hints for any node are left out. Raises TooMuchWork.
-    """
+    """The best hint around and within these nodes: a preferred one, then the narrowest. Raises TooMuchWork."""
     if isinstance(hints, HintRule):
         choosing = Choosing(hints.nodes & within, hints.needs, NumaSearchBudget(), fixed=around)
         size = None if around & ~(hints.nodes & within) else choosing.least_size()

@@ -175,10 +175,7 @@ class Places:
                 raise
 
     def fewest_nodes(self) -> int:
-        """
-        How many NUMA nodes have as many GPUs as the containers need, at least; one more than there are where none have.
-        Those after an init container use again what it had, and those that run together share nothing.
-        """
+        """How many NUMA nodes have as many GPUs as the containers need at least; one more than there are: none have."""
         if any(
             asked.units is not None for asked in self.first
         ):  # of how many GPUs the parts are shows when they are chosen

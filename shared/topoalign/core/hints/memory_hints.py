@@ -47,13 +47,10 @@ def memory_nodes(state: NodeState, rules: AdmissionRules) -> dict[int, MemoryNod
 
 
 def memory_node(node: NumaNode, reserved: Mapping[ResourceName, int], use: MemoryUse) -> MemoryNode:
-    """
-    What the system leaves of a node, and what of that is free.
-
-    All hugepages of the node are taken from its memory, in use or not, because the kernel has set them aside.
-    """
+    """What the system leaves of a node, and what of that is free."""
     totals = dict(node.hugepages)
     if node.memory is not None:
+        # all hugepages are taken from its memory, in use or not, because the kernel has set them aside
         totals[MEMORY] = node.memory - sum(node.hugepages.values())
     allocatable = {name: max(0, total - reserved.get(name, 0)) for name, total in totals.items()}
     free = {name: max(0, amount - use.reserved.get(name, 0)) for name, amount in allocatable.items()}
@@ -74,10 +71,7 @@ def memory_hints(
     reusable: ReusableMemory,
     mode: Mode,
 ) -> tuple[TopologyHint, ...] | HintRule:
-    """
-    The subsets of the `offered` nodes that can meet the whole request; they hold for each resource of it. Reusable memory
-    counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices.
-    """
+    """The subsets of the `offered` nodes that meet the whole request; they hold for each resource of it."""
     everywhere = node_mask(offered)
     unused = [node for node in offered if not nodes[node].used]
     now = [ResourceNeed(size, {1 << n: nodes[n].free.get(name, 0) for n in unused}) for name, size in request.items()]
@@ -88,6 +82,7 @@ def memory_hints(
     if any(nodes[node].group.bit_count() > 1 for node in unused):
         now.append(ResourceNeed(2, {1 << node: 2 if nodes[node].group.bit_count() == 1 else 1 for node in unused}))
     in_use = [node for node in offered if nodes[node].used]
+    # reusable memory counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices
     besides = [
         group
         for group in {nodes[n].group for n in in_use} | {1 << n for n in in_use} | {group for group, _ in reusable}

@@ -95,10 +95,7 @@ def _check_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int], 
 def choose_cpus(
     cpus: CpuTopology, allocatable: Set[int], count: int, affinity: Mask | None, rules: AdmissionRules
 ) -> frozenset[int]:
-    """
-    `count` of the allocatable CPUs, those of the affinity first; None stands for any node. Raises NotEnoughCpus,
-    TooMuchWork.
-    """
+    """`count` of the allocatable CPUs, those of the affinity first. Raises NotEnoughCpus and TooMuchWork."""
     near = allocatable & _aligned_cpus(cpus, affinity, rules) if affinity is not None else frozenset()
     inside = take(cpus, near, min(count, len(near)), rules.cpu_options, rules.mode)
     rest = allocatable - inside
@@ -109,10 +106,7 @@ def choose_cpus(
 
 
 def _aligned_cpus(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozenset[int]:
-    """
-    All CPUs of the affinity's nodes; with align-by-socket of the sockets that these touch, but not in mode `best`, where
-    what a container gets lies on the nodes that it is aligned to.
-    """
+    """All CPUs of the affinity's nodes, or with align-by-socket of the sockets that these touch."""
     nodes = [node for node in cpus.in_node if affinity >> node & 1]
     if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options or not profile_of(rules.mode).aligns_by_socket:
         return frozenset().union(*(cpus.in_node[node] for node in nodes))

@@ -173,10 +173,7 @@ def _grow_scored_set(scores: Scores, among: Sequence[int], seed: Sequence[int], 
 
 
 def _exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int]) -> Sets:
-    """
-    Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay where they are. The
-    first set, which grew out of all devices, loses nothing by it.
-    """
+    """Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay."""
     home = {device: at for at, members in enumerate(sets) for device in members}
     links = [[sum(row[member] for member in members) for members in sets] for row in scores]
     movable = [device for device in sorted(home) if device not in fixed]
@@ -192,6 +189,7 @@ def _exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int]) -> Set
                 continue
             our_gain = links[b][ours] - links[a][ours] - scores[a][b]
             their_gain = links[a][theirs] - links[b][theirs] - scores[a][b]
+            # the first set, which grew out of all devices, loses nothing
             first_gain = our_gain if ours == 0 else their_gain if theirs == 0 else 0
             if our_gain + their_gain > 0 and first_gain >= 0:
                 improving = True

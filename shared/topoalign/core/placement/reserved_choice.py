@@ -31,10 +31,7 @@ def prefer_reserved(
     must_include: Sequence[DeviceID],
     size: int,
 ) -> tuple[DeviceID, ...]:
-    """
-    The devices reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do. A set
-    of which the node has reported a device is given and no longer fits.
-    """
+    """The devices reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do."""
     if not reserved.reservations:  # most often, and thousands of shares may be available
         return ()
     offered = frozenset(available)

@@ -223,10 +223,7 @@ def _gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, in
 
 
 def _aligned_free_sets(node_of: Mapping[int, int], free: Members, size: int, *, several: bool) -> list[Sequence[int]]:
-    """
-    The free GPUs of the lowest of the fewest NUMA nodes that have enough of them; with `several` of each such set of NUMA
-    nodes, MOST_ALIGNED at most. All of them where too few nodes are known.
-    """
+    """The free GPUs of the lowest of the fewest NUMA nodes that have enough; `several`: of each such set of nodes."""
     counts = Counter(node_of[place] for place in free if place in node_of)
     least = fewest_with(counts.values(), size)
     if least is None:
@@ -342,10 +339,7 @@ def free_devices(state: NodeState) -> FreeDevices:
 
 
 def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
-    """
-    The key of a node of this topology: the one that was announced, whose shape others share. None: a device is short. A few
-    µs if such a node was evaluated before; otherwise 0.1 ms with eight GPUs, and up to 3 ms with sixteen.
-    """
+    """The key of a node of this topology, as announced: others share its shape. None: a device is short."""
     shape = topology.shape
     known = keys_of(shape)
     names = (name for some in (need.gpus, need.nics, need.parts) for name, _ in some)

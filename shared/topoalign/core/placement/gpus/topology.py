@@ -138,10 +138,7 @@ def by_topology(
     free: Iterable[int] = (),
     nics: Nics = NO_NICS,
 ) -> Members:
-    """
-    The set of `size` available positions, ascending, that has the best key and holds all required ones. `free` are all GPUs
-    that nobody holds, including those that are not offered here.
-    """
+    """The `size` available positions with the best key. `free`: all GPUs that nobody holds, also where not offered."""
     everything = frozenset((*free, *available))
 
     def choose() -> Members:

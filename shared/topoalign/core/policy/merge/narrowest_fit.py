@@ -70,11 +70,8 @@ def _masks_of(offer: Offer) -> set[Mask]:
 
 
 def _listed_fits(listed: Sequence[set[Mask]], space: Subsets) -> list[Mask]:
-    """
-    The narrowest masks that hold one of each of these sets.
-
-    A set of masks is one number: bit n stands for subset n, so that adding a node to all masks of a set is a shift.
-    """
+    """The narrowest masks that hold one of each of these sets."""
+    # A set of masks is one number: bit n stands for subset n, so that adding a node to all its masks is a shift.
     without, sized = _lattice(len(space.nodes))
     bits = _bit_of_each(space.nodes)
     fitting = -1
