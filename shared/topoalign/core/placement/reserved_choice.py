@@ -36,7 +36,7 @@ def prefer_reserved(
         return ()
     offered = frozenset(available)
     required = frozenset(must_include)
-    begun = {(part.pod_uid, part.container) for part in reserved.shown}
+    begun = {(part.pod_uid, part.container) for part in reserved.reported}
     fitting = [
         ((uid, container.container) not in begun, devices)
         for uid, container, devices in open_reservations(reserved, now, resource)
@@ -71,7 +71,7 @@ def _open_reservations_and_plans(
         for container in each.containers:
             devices = frozenset(container.devices.get(resource, ()))
             given = (
-                ReservedPart(each.pod_uid, container.container, resource, device) in reserved.shown
+                ReservedPart(each.pod_uid, container.container, resource, device) in reserved.reported
                 for device in devices
             )
             if devices and not any(given):

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.share_annotations import NODE_POLICY
+from topoalign.core.demand.share_annotations import NODE_POLICY, GpuOrder
 from topoalign.core.demand.shares import units_asked
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.requests import AdmissionRules
@@ -33,7 +33,6 @@ from topoalign.core.scoring.zones import Zone, zones_of
 from topoalign.core.sharing.choosers import shared_gpus
 from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, admission_order_key, asks_for_gpu
 from topoalign.core.sharing.hami.gpu_scores import hami_gpus_score
-from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.slots_as_hami import usage_of_gpus
 from topoalign.core.state.fold import NodeState
 
@@ -141,7 +140,7 @@ def policy_of(topology: Topology, demand: PodDemand) -> str | None:
     return node_policy(demand.annotations) if asks else None
 
 
-def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
+def node_policy(annotations: Mapping[str, str], policy: str = GpuOrder.BINPACK) -> str:
     """By which policy nodes are ranked for a pod with these annotations; `policy` where they name none."""
     return annotations.get(NODE_POLICY, policy)
 
@@ -154,7 +153,7 @@ def hami_node_score(state: NodeState) -> float:
 
 def hami_order(policy: str | None, score: float) -> tuple[float, ...]:
     """The key that sorts nodes of such scores for a pod: the fullest first, with `spread` the emptiest."""
-    return () if policy is None else (score if policy == SPREAD else -score,)
+    return () if policy is None else (score if policy == GpuOrder.SPREAD else -score,)
 
 
 HAMI = NodeScorer(

@@ -61,7 +61,6 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
 from topoalign.core.state.share_amounts import sum_amounts
 
@@ -415,11 +414,11 @@ def check_weights_meant(annotations: Mapping[str, str]) -> None:
 
 def check_node_policy(annotations: Mapping[str, str]) -> None:
     """Raises InvalidShare for a word by which HAMi ranks no nodes: it reads each other one as `binpack`."""
-    policy = annotations.get(names.NODE_POLICY, BINPACK)
-    if policy not in (BINPACK, SPREAD):
+    policy = annotations.get(names.NODE_POLICY, names.GpuOrder.BINPACK)
+    if policy not in names.ORDERS:
         raise InvalidShare(
             f"{annotation_path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
-            f"write {BINPACK} or {SPREAD}, or leave it out",
+            f"write {' or '.join(names.ORDERS)}, or leave it out",
         )
 
 
