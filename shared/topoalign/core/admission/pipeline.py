@@ -45,7 +45,6 @@ from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choose_for_container
 from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
@@ -210,11 +209,15 @@ class AdmissionRun:
                 chooser.check_takeover(reusable, amount)
             # a later container is aligned by what this one leaves; an init container leaves all that it took over
             elif aligns_each and container.role != "init" and container is not self.demand.containers[-1]:
-                picked = self._pick(devices, reusable, amount)
+                # of the possible picks that of `taken`, and after its end the first one
+                place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
+                self.picks.append(picks_of(devices, reusable, amount))
+                picked = self.picks[-1][place].devices
         choice_of = choose_for_container(self.state, container, resource, hint.affinity, among, picked)
         asking: PreferenceQuestion | None = None
         try:
             choice = next(choice_of)
+            nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
             asking = PreferenceQuestion(
                 resource=resource,
                 available=choice.available,
@@ -222,7 +225,11 @@ class AdmissionRun:
                 size=choice.size,
                 container=container.container,
                 near=near,
-                context=self._context(resource, container),
+                context=PlacementContext(
+                    free=self.state.ownership.free(resource),
+                    nics=self.state.ownership.free(NIC) if nics else (),
+                    nics_wanted=nics,
+                ),
             )
             if chooser is None:
                 try:
@@ -247,20 +254,6 @@ class AdmissionRun:
                 self.state.hardware, resource, could_have, asking, chosen, near, placement, aligned=aligned
             )
         return chosen
-
-    def _pick(self, devices: OfferedDevices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
-        # of the possible picks that of `taken`, and after its end the first one
-        place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
-        self.picks.append(picks_of(devices, reusable, amount))
-        return self.picks[-1][place].devices
-
-    def _context(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
-        nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
-        return PlacementContext(
-            free=self.state.ownership.free(resource),
-            nics=self.state.ownership.free(NIC) if nics else (),
-            nics_wanted=nics,
-        )
 
     def cpus(self, container: ContainerDemand, hint: TopologyHint) -> frozenset[int]:
         """CPUs of its own, or none where it runs in the shared pool."""

@@ -45,17 +45,9 @@ NUMA_BIND = "nvidia.com/numa-bind"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 NODE_POLICY = "hami.io/node-scheduler-policy"
 SCORING_WEIGHTS = "hami.io/device-scoring-weights"
-OF_PODS = (
-    USE_TYPE,
-    NO_USE_TYPE,
-    USE_UUID,
-    NO_USE_UUID,
-    VGPU_MODE,
-    NUMA_BIND,
-    GPU_POLICY,
-    NODE_POLICY,
-    SCORING_WEIGHTS,
-)
+CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, VGPU_MODE, NUMA_BIND)
+"""The annotations of a pod that choose its GPUs."""
+OF_PODS = (*CHOOSING, NODE_POLICY)
 """The annotations of a pod about its GPUs."""
 
 CORDON = "hami.io/device-cordon"
@@ -162,8 +154,6 @@ class InvalidShare(NoFit):
     code = "InvalidShare"
 
 
-CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, VGPU_MODE, NUMA_BIND)
-"""The annotations that `read_gpu_rules` reads."""
 MOST_LISTED = 256
 """Entries of a list, which are compared with each GPU of each node."""
 LONGEST_ENTRY = 100

@@ -37,16 +37,20 @@ def cpu_hints(
     machine: int = 0,
 ) -> Hints:
     """
-    The hints for `requested` whole CPUs.
-
-    `available` are those of the shared pool that are not reserved, `reusable` were left by init containers of the pod,
-    `held` are what this container has already; `by_socket` is the option align-by-socket, `machine` the number of NUMA
-    nodes, those without CPUs included.
+    The hints for `requested` whole CPUs. `available` are those of the shared pool that are not reserved, `reusable` were
+    left by init containers of the pod, `held` are what this container has already; `machine`: the number of NUMA nodes,
+    also of those without CPUs.
     """
     if held and len(held) != requested:
         return ()
     left = frozenset() if held else reusable
-    hints = _cpu_hints_of_count(cpus, held or available, left, requested, mode, machine)
+    # the subsets with enough CPUs that hold all that are left by init containers
+    nodes = node_mask(cpus.in_node)
+    free = Counter(map(cpus.node_mask_of.__getitem__, chain(held or available, left)))
+    obligatory = sorted({1 << cpus.node_of[cpu] for cpu in left})
+    now = (ResourceNeed(requested, dict(free)), *(ResourceNeed(1, {node: 1}) for node in obligatory))
+    empty = (ResourceNeed(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
+    hints = hints_from(Supply(nodes, now), Supply(nodes, empty), mode, machine)
     if not by_socket or not profile_of(mode).aligns_by_socket:
         return hints
     return aligned_by_socket(cpus, hints_of_rule(hints) if isinstance(hints, HintRule) else hints, requested)
@@ -65,18 +69,6 @@ def aligned_by_socket(cpus: CpuTopology, hints: Sequence[TopologyHint], requeste
     return tuple(  # these hints always name nodes
         TopologyHint(hint.affinity, hint.preferred or touches(hint.affinity or 0) == sockets) for hint in hints
     )
-
-
-def _cpu_hints_of_count(
-    cpus: CpuTopology, available: Set[int], reusable: Set[int], requested: int, mode: Mode, machine: int
-) -> tuple[TopologyHint, ...] | HintRule:
-    # the subsets with enough CPUs that hold all reusable ones
-    nodes = node_mask(cpus.in_node)
-    free = Counter(map(cpus.node_mask_of.__getitem__, chain(available, reusable)))
-    obligatory = sorted({1 << cpus.node_of[cpu] for cpu in reusable})
-    now = (ResourceNeed(requested, dict(free)), *(ResourceNeed(1, {node: 1}) for node in obligatory))
-    empty = (ResourceNeed(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
-    return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, machine)
 
 
 def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
