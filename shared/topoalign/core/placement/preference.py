@@ -25,8 +25,16 @@ from topoalign.core.placement.gpus.device_policy import (
     Simple,
     StaticSets,
 )
-from topoalign.core.placement.gpus.nics import NO_NICS, NicLocality, Nics, nic_locality
-from topoalign.core.placement.gpus.seam import Members, SetScorer, gpu_links, gpu_scores
+from topoalign.core.placement.gpus.seam import (
+    NO_NICS,
+    Members,
+    NicLocality,
+    Nics,
+    SetScorer,
+    gpu_links,
+    gpu_scores,
+    nic_locality,
+)
 from topoalign.core.placement.gpus.topology import ByTopology
 
 PLACEMENTS: Mapping[str, DevicePolicy] = {

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.core.model.requests import Placement
-from topoalign.core.placement.gpus.nics import NO_NICS, Nics
-from topoalign.core.placement.gpus.seam import Members, Scores, SetScorer
+from topoalign.core.placement.gpus.seam import NO_NICS, Members, Nics, Scores, SetScorer
 from topoalign.core.placement.partition import best_split
 
 

@@ -29,8 +29,7 @@ from operator import add, itemgetter
 
 from topoalign.core.model.requests import Placement
 from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
-from topoalign.core.placement.gpus.nics import NO_NICS, Nics, count_nics
-from topoalign.core.placement.gpus.seam import Members, Scores, SetScorer
+from topoalign.core.placement.gpus.seam import NO_NICS, Members, Nics, Scores, SetScorer, count_nics
 
 MOST_COMPARED = comb(9, 4)
 """Sets: all there are of nine GPUs."""
