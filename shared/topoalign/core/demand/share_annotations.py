@@ -81,16 +81,16 @@ class Selection(msgspec.Struct, frozen=True):
 
     def takes_uuid(self, uuid: str) -> bool:
         """Whether a GPU of this uuid is accepted."""
-        return (self.wanted is None or uuid in self.wanted) and (self.unwanted is None or uuid not in self.unwanted)
+        return self._takes(uuid.__eq__)
 
     def takes_type(self, model: str) -> bool:
         """Whether a GPU of this model is accepted."""
         name = model.upper()
-        wanted = self.wanted
-        unwanted = self.unwanted
-        return (wanted is None or any(each.upper() in name for each in wanted)) and (
-            unwanted is None or not any(each.upper() in name for each in unwanted)
-        )
+        return self._takes(lambda each: each.upper() in name)
+
+    def _takes(self, matches: Callable[[str], bool]) -> bool:
+        is_wanted = self.wanted is None or any(map(matches, self.wanted))
+        return is_wanted and not any(map(matches, self.unwanted or ()))
 
 
 ANY = Selection()

@@ -15,9 +15,9 @@ seam is that of the GPU with the fewest links. The seam does not include measure
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from itertools import combinations
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
@@ -198,16 +198,12 @@ class SetScorer:
         """`scores`: of all pairs (`connection_score`); `links`: None where nothing but the scores is known."""
         self.scores = scores
         self.links = Links(scores, ()) if links is None else links
-        self._seams: dict[Members, Seam] = {}
-        self._own: dict[Members, int] = {}
-        self._chosen: dict[Asked, Members] = {}
-
-    def seam(self, members: Members) -> Seam:
+        # cached, because the same GPUs stay free between two pods
+        self.seam = lru_cache(MOST_KEPT)(partial(weakest_seam, self.links))
         """The weakest seam of a set."""
-        seam = self._seams.get(members)
-        if seam is None:
-            seam = keep(self._seams, members, weakest_seam(self.links, members))
-        return seam
+        self.own = lru_cache(MOST_KEPT)(partial(total_score, scores))
+        """The sum of the scores of all links among the members."""
+        self._chosen: dict[Asked, Members] = {}
 
     @cached_property
     def _fabric_links(self) -> Scores:
@@ -220,13 +216,6 @@ class SetScorer:
         rows = map(self._fabric_links.__getitem__, members)
         return min([sum([row[other] for other in members]) for row in rows], default=0)
 
-    def own(self, members: Members) -> int:
-        """The sum of the scores of all links among the members."""
-        own = self._own.get(members)
-        if own is None:
-            own = keep(self._own, members, total_score(self.scores, members))
-        return own
-
     def describe(self, members: Members) -> str:
         """The seam of a set for people: `4 NVLinks, 80 GB/s`."""
         return self.seam(members).text(self.links.model)
@@ -238,20 +227,11 @@ class SetScorer:
 
     def chosen(self, asked: Asked, choose: Callable[[], Members]) -> Members:
         """Returns the answer to a question, which is computed once."""
-        chosen = self._chosen.get(asked)
-        return keep(self._chosen, asked, choose()) if chosen is None else chosen
-
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-def keep(kept: dict[Key, Value], key: Key, value: Value) -> Value:
-    """Caches a value, and drops all others where there are too many."""
-    if len(kept) >= MOST_KEPT:
-        kept.clear()
-    kept[key] = value
-    return value
+        if asked not in self._chosen:
+            if len(self._chosen) >= MOST_KEPT:
+                self._chosen.clear()
+            self._chosen[asked] = choose()
+        return self._chosen[asked]
 
 
 # NICs: a NIC is local to a GPU if nothing but PCIe switches is between them (PIX, PXB) or, on Grace, if both are at the
