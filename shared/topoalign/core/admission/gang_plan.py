@@ -93,11 +93,8 @@ def _member_orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
     largest = sorted(members, key=_member_size_key)
     scarcest = sorted(largest, key=lambda member: len(member.nodes))
     smallest = sorted(largest, key=lambda member: tuple(-amount for amount in _member_size_key(member)[:2]))
-    yield largest
-    if scarcest != largest:
-        yield scarcest
-    if smallest not in (largest, scarcest):
-        yield smallest
+    orders = [largest, scarcest, smallest]
+    yield from (order for place, order in enumerate(orders) if order not in orders[:place])
 
 
 def _plan_in_order(

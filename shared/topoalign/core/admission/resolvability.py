@@ -19,7 +19,7 @@ import msgspec
 
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import HEALTHY
-from topoalign.core.admission.shortages import format_rule, smaller_requests, sufficient_rules
+from topoalign.core.admission.shortages import smaller_requests, sufficient_rules
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.preconditions import (
     DistancesUnknown,
@@ -141,5 +141,4 @@ def _sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) -
             return False
 
     yield from (each.text for each in smaller_requests(demand.request, admits, refusal.container))
-    for changed in sufficient_rules(rules, lambda changes: admits(demand.request, override_rules(rules, changes))):
-        yield format_rule(changed, rules.mode)
+    yield from sufficient_rules(rules, lambda changes: admits(demand.request, override_rules(rules, changes)))

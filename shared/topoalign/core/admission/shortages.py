@@ -25,7 +25,7 @@ from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devi
 from topoalign.core.model.errors import TooMuchWork, clean, quoted
 from topoalign.core.model.hints import HintRule, Hints, ResourceNeed
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
 from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of, union
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import DeviceSet
@@ -51,16 +51,12 @@ class Shortage(NamedTuple):
 
 def describe_shortage(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
     """Why no set of NUMA nodes that the policy accepts suits the demand. Empty: not known."""
-    try:
-        return _shortage_on_accepted_sets(asked, hints)
-    except TooMuchWork:
-        return ""
-
-
-def _shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
     offers = {name: each for some in hints.values() for name, each in some.items() if each is not None}
     machine = asked.state.hardware.node_ids
-    sizes = {name: least_size(asked, name, each) for name, each in offers.items()}
+    try:
+        sizes = {name: _least_size(asked, name, each) for name, each in offers.items()}
+    except TooMuchWork:
+        return ""
     if POLICIES[asked.rules.policy].single_node:
         size = 1
     elif len({*sizes.values()}) > 1:
@@ -81,7 +77,7 @@ def _shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[R
     return "; ".join((*texts, *(("others have less",) if len(found) > len(first) else ())))
 
 
-def least_size(asked: HintRequest, resource: ResourceName, hints: Hints) -> int | None:
+def _least_size(asked: HintRequest, resource: ResourceName, hints: Hints) -> int | None:
     """How few NUMA nodes a resource prefers. None: not even the empty machine has enough. Raises TooMuchWork."""
     if isinstance(hints, HintRule):
         return hints.least or None
@@ -325,18 +321,17 @@ def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amo
     )
 
 
-def sufficient_rules(rules: AdmissionRules, admits: Callable[[dict[str, str]], bool]) -> Iterator[dict[str, str]]:
-    """The other scope, and the strictest other policy, by each of which alone the pod is admitted."""
+def sufficient_rules(rules: AdmissionRules, admits: Callable[[dict[str, str]], bool]) -> Iterator[str]:
+    """
+    The other scope, and the strictest other policy, by each of which alone the pod is admitted, for people:
+    `set topologyManagerScope: pod`; outside a kubelet `use scope pod`.
+    """
     for alternatives in (OTHER_SCOPES, OTHER_POLICIES):
-        others = (each for each in alternatives if any(getattr(rules, key) != value for key, value in each.items()))
-        if (found := next(filter(admits, others), None)) is not None:
-            yield found
-
-
-def format_rule(rule: dict[str, str], mode: Mode) -> str:
-    """For people: `set topologyManagerScope: pod`; outside a kubelet `use scope pod`."""
-    ((key, value),) = rule.items()
-    return f"set {SETTINGS[key]}: {value}" if profile_of(mode).starts_kubelet else f"use {key} {value}"
+        others = [each for each in alternatives if any(getattr(rules, key) != value for key, value in each.items())]
+        found = next(filter(admits, others), None)
+        for key, value in found.items() if found is not None else ():
+            is_kubelet = profile_of(rules.mode).starts_kubelet
+            yield f"set {SETTINGS[key]}: {value}" if is_kubelet else f"use {key} {value}"
 
 
 def format_amount(resource: ResourceName, amount: int) -> tuple[str, str]:

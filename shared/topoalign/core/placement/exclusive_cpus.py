@@ -75,21 +75,14 @@ def allocate_cpus(
     the pod. Raises SplitCore, NotEnoughCores, NotEnoughCpus, and TooMuchWork as `take` does.
     """
     if CpuOption.FULL_PCPUS_ONLY in rules.cpu_options:
-        _check_whole_cores(cpus, shared, reserved, count)
+        if cpus.cpus_per_core and count % cpus.cpus_per_core:
+            raise SplitCore(count, cpus.cpus_per_core)
+        broken = {cpus.core_of[cpu] for cpu in reserved if cpu in cpus.core_of}
+        # As in the kubelet, CPUs that init containers left do not count, although the container would take them over.
+        whole = sum(cpus.core_of[cpu] not in broken for cpu in shared)
+        if count > whole:
+            raise NotEnoughCores(count, whole)
     return choose_cpus(cpus, (shared - reserved) | reusable, count, affinity, rules)
-
-
-def _check_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int], count: int) -> None:
-    """
-    Raises SplitCore or NotEnoughCores. CPUs that the pod's own init containers left do not count, although the container
-    would take them over: the kubelet counts in the same way.
-    """
-    if cpus.cpus_per_core and count % cpus.cpus_per_core:
-        raise SplitCore(count, cpus.cpus_per_core)
-    broken = {cpus.core_of[cpu] for cpu in reserved if cpu in cpus.core_of}
-    whole = sum(cpus.core_of[cpu] not in broken for cpu in shared)
-    if count > whole:
-        raise NotEnoughCores(count, whole)
 
 
 def choose_cpus(
