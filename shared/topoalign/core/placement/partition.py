@@ -11,7 +11,8 @@ Up to 16 devices the search is exact. With more, sets grow greedily and then exc
 exact (docs/decisions/0026-one-exact-and-one-greedy-partition-search.md).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
 from itertools import combinations
 from operator import add, itemgetter
 from typing import NamedTuple
@@ -60,51 +61,35 @@ MOST_EXACT = 16
 """Devices. Sixteen take 10 ms to 0.3 s, depending on the size; each more doubles the number of subsets."""
 
 
-class SubsetPartitions:
-    """The best partitions of subsets of some devices into sets of one size and what is left over."""
-
-    def __init__(self, scores: Scores, size: int) -> None:
-        self.worth = _score_subsets(scores)
-        """Mask -> the score of the set."""
-        self._size = size
-        self._totals: dict[int, int] = {}
-
-    def total(self, subset: int) -> int:
-        """What a best partition of the subset is worth."""
-        devices = subset.bit_count()
-        if devices <= self._size:
-            return self.worth[subset]
-        if subset not in self._totals:
-            sets = self._first_sets(subset)
-            total_of_rest = self.worth.__getitem__ if devices <= 2 * self._size else self.total
-            totals = map(add, map(self.worth.__getitem__, sets), map(total_of_rest, map(subset.__xor__, sets)))
-            self._totals[subset] = max(totals)
-        return self._totals[subset]
-
-    def total_with(self, mask: int, subset: int) -> int:
-        """What the best partition of the subset is worth that has this set."""
-        return self.worth[mask] + self.total(subset ^ mask)
-
-    def _first_sets(self, subset: int) -> list[int]:
-        """The sets that can have the device with the lowest bit, where the subset has more devices than one set."""
-        lowest, *others = _bits_of(subset)
-        left_over = subset.bit_count() % self._size
-        sizes = (self._size, left_over) if left_over else (self._size,)
-        return [lowest + rest for size in sizes for rest in map(sum, combinations(others, size - 1))]
-
-
 def best_by_subsets(scores: Scores, required: Sequence[int], size: int) -> tuple[Sequence[int], int]:
     """Finds the chosen set, ascending, and the total; 1 < size < devices <= MOST_EXACT."""
     devices = len(scores)
     everything = (1 << devices) - 1
+    worth = _score_subsets(scores)
+
+    @cache
+    def total_of(subset: int) -> int:
+        """What a best partition of the subset is worth."""
+        count = subset.bit_count()
+        if count <= size:
+            return worth[subset]
+        lowest, *others = _bits_of(subset)
+        left_over = count % size
+        sizes = (size, left_over) if left_over else (size,)
+        sets = [lowest + rest for each in sizes for rest in map(sum, combinations(others, each - 1))]
+        total_of_rest: Callable[[int], int] = worth.__getitem__ if count <= 2 * size else total_of
+        return max(map(add, map(worth.__getitem__, sets), map(total_of_rest, map(subset.__xor__, sets))))
+
+    def total_with(mask: int) -> int:
+        """What the best partition is worth that has this set."""
+        return worth[mask] + total_of(everything ^ mask)
+
     fixed = sum(1 << devices - 1 - member for member in required)
-    partitions = SubsetPartitions(scores, size)
     others = combinations(_bits_of(everything ^ fixed), size - len(required))
     sets = [fixed + mask for mask in map(sum, others)]
-    holding = (partitions.total_with(mask, everything) for mask in sets)
-    total = max(holding) if required else partitions.total(everything)
-    sets.sort(key=lambda mask: (partitions.worth[mask], mask), reverse=True)
-    chosen = next(mask for mask in sets if partitions.total_with(mask, everything) == total)
+    total = max(map(total_with, sets)) if required else total_of(everything)
+    sets.sort(key=lambda mask: (worth[mask], mask), reverse=True)
+    chosen = next(mask for mask in sets if total_with(mask) == total)
     return [member for member in range(devices) if chosen >> devices - 1 - member & 1], total
 
 
