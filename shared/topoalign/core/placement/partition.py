@@ -17,7 +17,7 @@ from itertools import combinations
 from operator import add, itemgetter
 from typing import NamedTuple
 
-from topoalign.core.placement.gpus.seam import Scores, total_score
+from topoalign.core.placement.gpus.seam import Scores, grow_set, total_score
 
 
 class Partition(NamedTuple):
@@ -78,7 +78,8 @@ def best_by_subsets(scores: Scores, required: Sequence[int], size: int) -> tuple
         sizes = (size, left_over) if left_over else (size,)
         sets = [lowest + rest for each in sizes for rest in map(sum, combinations(others, each - 1))]
         total_of_rest: Callable[[int], int] = worth.__getitem__ if count <= 2 * size else total_of
-        return max(map(add, map(worth.__getitem__, sets), map(total_of_rest, map(subset.__xor__, sets))))
+        best: int = max(map(add, map(worth.__getitem__, sets), map(total_of_rest, map(subset.__xor__, sets))))
+        return best
 
     def total_with(mask: int) -> int:
         """What the best partition is worth that has this set."""
@@ -129,10 +130,11 @@ def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[Se
 def _grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
     """Splits all positions into sets that grow one after the other, the first from the required ones."""
     rest = list(range(len(scores)))
+    indifferent = [0] * len(scores)
     sets: Sets = []
     while len(rest) > size:
         seeds = [list(required)] if required and not sets else [[start] for start in rest]
-        best = _best_set(scores, (sorted(_grow_scored_set(scores, rest, seed, size)) for seed in seeds))
+        best = _best_set(scores, ([*grow_set(scores, rest, seed, size, indifferent)] for seed in seeds))
         sets.append(best)
         rest = [position for position in rest if position not in best]
     return [*sets, rest] if rest else sets
@@ -141,20 +143,6 @@ def _grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
 def _best_set(scores: Scores, sets: Iterable[list[int]]) -> list[int]:
     """The set with the highest score; of equals the one with the lowest indexes."""
     return min(sets, key=lambda members: (-total_score(scores, members), members))
-
-
-def _grow_scored_set(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -> list[int]:
-    """Adds to the seed, in this order, what raises the score most, up to `size` devices; of equals the lowest."""
-    members = list(seed)
-    gain = {other: sum(scores[other][member] for member in members) for other in among if other not in members}
-    while len(members) < size:
-        added = max(gain, key=gain.__getitem__)
-        members.append(added)
-        del gain[added]
-        row = scores[added]
-        for other in gain:
-            gain[other] += row[other]
-    return members
 
 
 def _exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int]) -> Sets:

@@ -17,6 +17,8 @@ seam is that of the GPU with the fewest links. The seam does not include measure
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import combinations
+from math import inf
+from operator import add
 from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
@@ -44,6 +46,24 @@ def gpu_scores(topology: Topology) -> Scores:
 def total_score(scores: Scores, members: Iterable[int]) -> int:
     """The score of a set: the sum over all its pairs."""
     return sum([scores[a][b] for a, b in combinations(members, 2)])
+
+
+def grow_set(strength: Scores, among: Iterable[int], seed: Sequence[int], size: int, to_free: Sequence[int]) -> Members:
+    """Adds to the seed what has the strongest links to the members, of equals what has the fewest `to_free` GPUs."""
+    members = list(seed)
+    gain = [-inf] * len(strength)
+    for other in among:
+        gain[other] = -to_free[other] * 1e-9  # too little to decide but between equals
+    for member in members:
+        gain[member] = -inf
+    for row in map(strength.__getitem__, seed):
+        gain = list(map(add, gain, row))
+    while len(members) < size:
+        added = gain.index(max(gain))
+        members.append(added)
+        gain = list(map(add, gain, strength[added]))
+        gain[added] = -inf
+    return tuple(sorted(members))
 
 
 PCIE_GBPS = {

@@ -24,12 +24,12 @@ NVSwitch the strongest seam is among these sets.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nsmallest
 from itertools import combinations
-from math import comb, inf
-from operator import add, itemgetter
+from math import comb
+from operator import itemgetter
 
 from topoalign.core.model.requests import Placement
 from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
-from topoalign.core.placement.gpus.seam import NO_NICS, Members, Nics, Scores, SetScorer, count_nics
+from topoalign.core.placement.gpus.seam import NO_NICS, Members, Nics, Scores, SetScorer, count_nics, grow_set
 
 MOST_COMPARED = comb(9, 4)
 """Sets: all there are of nine GPUs."""
@@ -165,29 +165,9 @@ def candidate_sets(
         alike = {tuple(sorted(columns(strength[other]))): (other,) for other in reversed(others)}
         seeds = alike.values()
     to_free = order.links_to_free
-    sets = {_grow_connected_set(strength, others, (*required, *seed), size, to_free) for seed in seeds}
+    sets = {grow_set(strength, others, (*required, *seed), size, to_free) for seed in seeds}
     sets.add(_peel(strength, others, tuple(required), size))
     return nsmallest(MOST_GROWN, sets, key=order.first_look)
-
-
-def _grow_connected_set(
-    strength: Scores, among: Iterable[int], seed: Sequence[int], size: int, to_free: Sequence[int]
-) -> Members:
-    """Adds to the seed the GPU with the strongest links to the members, of equals the one with the fewest to free GPUs."""
-    members = list(seed)
-    gain = [-inf] * len(strength)
-    for other in among:
-        gain[other] = -to_free[other] * 1e-9  # too little to decide but between equals
-    for member in members:
-        gain[member] = -inf
-    for row in map(strength.__getitem__, seed):
-        gain = list(map(add, gain, row))
-    while len(members) < size:
-        added = gain.index(max(gain))
-        members.append(added)
-        gain = list(map(add, gain, strength[added]))
-        gain[added] = -inf
-    return tuple(sorted(members))
 
 
 def _peel(strength: Scores, among: Iterable[int], required: Members, size: int) -> Members:
