@@ -28,6 +28,7 @@ from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, 
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import Subsets, subsets
+from topoalign.core.placement.exclusive_cpus import count_on_whole_cores
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import distance_sum
 from topoalign.core.state.fold import NodeState
@@ -114,8 +115,7 @@ def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int],
     there = {1 << node: len(inside & free) for node, inside in cpus.in_node.items()}
     if CpuOption.FULL_PCPUS_ONLY not in rules.cpu_options:
         return there, 0
-    broken = frozenset[int]().union(*(cpus.in_core[cpus.core_of[cpu]] for cpu in kept if cpu in cpus.core_of))
-    return there, len(shared - broken)
+    return there, count_on_whole_cores(cpus, shared, kept)
 
 
 @lru_cache(maxsize=1 << 12)  # nodes with as much free share the table

@@ -23,7 +23,7 @@ from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import asks_for_both_halves, share_in_slots, share_in_units
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
-from topoalign.core.hints.cpu import CpuProvider, shared_cpus
+from topoalign.core.hints.cpu import CpuProvider, available_cpus, shared_cpus
 from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.hints.joint_hints import check_anywhere, nodes_within
 from topoalign.core.hints.memory_hints import MemoryProvider, memory_nodes
@@ -348,8 +348,7 @@ def _check_totals(asked: HintRequest) -> None:
         if free < amount:
             raise NotEnoughDevices(resource, amount, free)
     if demand.cpus:
-        allocatable = shared_cpus(state, rules) - read_reserved_cpus(state.hardware, rules)
-        cpus = len(allocatable | reusable_cpus(held))
+        cpus = len(available_cpus(state, rules) | reusable_cpus(held))
         if cpus < demand.cpus:
             raise NotEnoughCpus(demand.cpus, cpus)
     if demand.memory:

@@ -9,6 +9,7 @@ the first resource is named that does not fit there: devices by name, then CPUs,
     -> NUMA node 0 has 14 CPUs free, 26 are needed; CPU 2 of the init container keeps the container off NUMA node 1
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import comb
@@ -289,19 +290,7 @@ def _most_that(holds: Callable[[int], bool], most: int) -> int:
     # a smaller set of devices may be harder to align, so few are tried one by one
     if most <= 16:
         return next((number for number in range(most, 0, -1) if holds(number)), 0)
-    if not holds(1):
-        return 0
-    good = 1
-    bad = most + 1
-    while 2 * good < bad:  # the answer is small even where somebody asks for billions
-        if not holds(2 * good):
-            bad = 2 * good
-        else:
-            good *= 2
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return good
+    return bisect_left(range(1, most + 1), True, key=lambda number: not holds(number))
 
 
 def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amount: int) -> PodRequest:

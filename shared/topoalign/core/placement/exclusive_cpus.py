@@ -77,12 +77,17 @@ def allocate_cpus(
     if CpuOption.FULL_PCPUS_ONLY in rules.cpu_options:
         if cpus.cpus_per_core and count % cpus.cpus_per_core:
             raise SplitCore(count, cpus.cpus_per_core)
-        broken = {cpus.core_of[cpu] for cpu in reserved if cpu in cpus.core_of}
         # As in the kubelet, CPUs that init containers left do not count, although the container would take them over.
-        whole = sum(cpus.core_of[cpu] not in broken for cpu in shared)
+        whole = count_on_whole_cores(cpus, shared, reserved)
         if count > whole:
             raise NotEnoughCores(count, whole)
     return choose_cpus(cpus, (shared - reserved) | reusable, count, affinity, rules)
+
+
+def count_on_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int]) -> int:
+    """How many of the shared CPUs are on cores of which no CPU is kept for the system."""
+    broken = {cpus.core_of[cpu] for cpu in reserved if cpu in cpus.core_of}
+    return sum(cpus.core_of[cpu] not in broken for cpu in shared)
 
 
 def choose_cpus(
