@@ -180,7 +180,7 @@ class Bounds(NamedTuple):
 def place_within(
     state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
 ) -> ContainerDevices:
-    """The same once a kubelet has aligned the container to these NUMA nodes. Raises what the kubelet refuses for, too."""
+    """The devices of a container that its kubelet has aligned to these NUMA nodes. Raises what the kubelet refuses for."""
     bounds = {
         name: _bounds_of(state, container, name, affinity)
         for name in (GPU, NIC)

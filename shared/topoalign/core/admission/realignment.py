@@ -80,7 +80,7 @@ def fit_whatever_ends(
 
 
 def _fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
-    """Whether a pod is admitted wherever its containers are aligned one after the other. False as above."""
+    """Whether a pod is admitted wherever its containers are aligned one after the other. False: it may not be."""
     rest = need.rest
     steps.left -= rest is not None
     if steps.left < 0 or judge_amounts(need, free) != "":
@@ -169,7 +169,7 @@ def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
 
 
 def left_elsewhere(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
-    """What may be left once the pod is aligned to another set than the first one with room, and takes something there."""
+    """What may be left once the pod is aligned to another set than the first one with room, and takes something."""
     if pod.takes is not None:
         is_one = pod.takes.rest is None
         moved = _left_by_first(pod.takes, free, besides=True) if is_one else _left_after(pod.takes, free)
@@ -186,7 +186,7 @@ def _left_after(need: PodNeed, free: Free) -> Iterator[Free]:
 
 
 def _left_by_first(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
-    """The same for the first container alone. `besides`: not for the first set with room."""
+    """What may be left once the first container is aligned. `besides`: to another set than the first one with room."""
     room = first_with_room(need.preferred, need.near, need.memory, free)
     for number in need.preferred:
         if number == room and besides:

@@ -151,7 +151,7 @@ def _supply_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]
 
 
 def _capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
-    """The same on the empty machine, all devices healthy."""
+    """What the empty machine has of a resource by NUMA nodes, all devices healthy."""
     state, demand, rules = asked
     if resource == CPU:
         return {1 << node: len(inside) for node, inside in state.hardware.cpu_topology.in_node.items()}
