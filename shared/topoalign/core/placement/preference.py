@@ -61,7 +61,7 @@ def has_possible_set(asked: GpuChoice) -> bool:
     available = asked.available
     required = asked.required
     size = asked.size
-    known = range(len(asked.scores))
+    known = range(len(asked.scorer.scores))
     sound = len({*available}) == len(available) and len({*required}) == len(required)
     return sound and {*required} <= {*available} <= {*known} and max(1, len(required)) <= size <= len(available)
 
