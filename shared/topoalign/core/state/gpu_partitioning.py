@@ -93,7 +93,15 @@ class GpuPartitioning(NamedTuple):
 def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
     """Returns GPU -> its partitioning, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
-    records = [allocation_with_parts(each, hardware) for each in state.allocations.values()]
+    records = [
+        AllocationParts(
+            each,
+            each.owner or each.id,
+            each.id if each.owner is None else (each.owner.namespace, each.owner.pod),
+            tuple(parts_of_allocation(each, hardware)),
+        )
+        for each in state.allocations.values()
+    ]
     held: dict[DeviceID, dict[object, tuple[Allocation, dict[DeviceID, Part]]]] = {}
     lost = defaultdict[tuple[DeviceID, object], list[DeviceID]](list)
     for allocation, holder, _, its in records:
@@ -101,8 +109,8 @@ def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
             lost[base_of(slot), holder].append(uuid)
         for device, card, part in its:
             parts = held.setdefault(card, {}).setdefault(holder, (allocation, {}))[1]
-            parts[device] = larger_part(part, parts[device]) if device in parts else part
-    once = counted_once(records)
+            parts[device] = _larger_part(part, parts[device]) if device in parts else part
+    once = _counted_once(records)
     by_gpu: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
     for offer in hardware.offered:
         for base in offer.devices:
@@ -110,20 +118,20 @@ def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
     profiles = {each.uuid: each.profile for gpu in hardware.gpus for each in gpu.mig or ()}
     return {
         gpu: GpuPartitioning(
-            ways=ways_of(gpu, by_gpu.get(gpu, ())),
-            offered=offered_of(hardware, by_gpu.get(gpu, ()), profiles),
+            ways=_ways_of(gpu, by_gpu.get(gpu, ())),
+            offered=_offered_of(hardware, by_gpu.get(gpu, ()), profiles),
             held=tuple(
                 UsedParts(
                     first.owner,
                     first.id,
-                    every := count_parts(parts.values(), profiles),
+                    every := _count_parts(parts.values(), profiles),
                     every if (gpu, holder) not in once.shared else once.alone(gpu, holder, parts, profiles),
                     (gpu, holder) in once.shared and once.is_taken_over(gpu, holder, parts),
                     tuple(lost.get((gpu, holder), ())),
                 )
                 for holder, (first, parts) in held.get(gpu, {}).items()
             ),
-            left=remaining_parts(state, gpu, by_gpu.get(gpu, ()), profiles),
+            left=_remaining_parts(state, gpu, by_gpu.get(gpu, ()), profiles),
             limiter=next((offer.limited_by for offer, _ in by_gpu.get(gpu, ()) if offer.by_amounts), None),
         )
         for gpu in hardware.gpu_by_id
@@ -131,21 +139,13 @@ def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
 
 
 class AllocationParts(NamedTuple):
-    """An allocation with what it has of GPUs and NICs, as of `parts_of_allocation`."""
+    """An allocation with what it has of GPUs and NICs (`parts_of_allocation`)."""
 
     allocation: Allocation
     holder: object
     pod: object
     """Its container and its pod; the allocation's id where they are not known."""
     parts: tuple[tuple[DeviceID, DeviceID, Part], ...]
-
-
-def allocation_with_parts(allocation: Allocation, hardware: Topology) -> AllocationParts:
-    """The allocation with its parts."""
-    owner = allocation.owner
-    parts = tuple(parts_of_allocation(allocation, hardware))
-    pod = allocation.id if owner is None else (owner.namespace, owner.pod)
-    return AllocationParts(allocation, owner or allocation.id, pod, parts)
 
 
 class CountedOnce(NamedTuple):
@@ -166,7 +166,7 @@ class CountedOnce(NamedTuple):
         """What a container has of a GPU without what later ones have, of all that it has there. `names`: of profiles."""
         newest = ((device, self.newest.get(device)) for device in devices)
         own = (devices[at] if of is None else of[1] for at, of in newest if of is None or of[0].holder == holder)
-        return sum_parts((count_parts(own, names), self.surplus.get((gpu, holder), Parts())))
+        return sum_parts((_count_parts(own, names), self.surplus.get((gpu, holder), Parts())))
 
     def is_taken_over(self, gpu: DeviceID, holder: object, devices: Iterable[DeviceID]) -> bool:
         """Whether later containers of its pod have all of these devices as well."""
@@ -174,8 +174,8 @@ class CountedOnce(NamedTuple):
         return not has_some and (gpu, holder) not in self.not_of_pod
 
 
-def counted_once(records: Sequence[AllocationParts]) -> CountedOnce:
-    """Looks at what later records have as well. `records`: the oldest first. Most devices are in one alone."""
+def _counted_once(records: Sequence[AllocationParts]) -> CountedOnce:
+    """Looks at what later records have as well. `records`: the oldest first."""
     times = Counter(device for record in records for device, _, _ in record.parts)
     several = {device for device, found in times.items() if found > 1}
     newest: dict[DeviceID, tuple[AllocationParts, Part]] = {}
@@ -194,15 +194,15 @@ def counted_once(records: Sequence[AllocationParts]) -> CountedOnce:
             if isinstance(part, Amount) and isinstance(size, Amount):
                 more = Parts(cores=max(0, part.cores - size.cores), memory=max(0, part.memory - size.memory))
                 surplus[at] = sum_parts((surplus.get(at, Parts()), more))
-            largest[device] = larger_part(part, size)
+            largest[device] = _larger_part(part, size)
             if record.pod not in (having := pods.setdefault(device, {newest[device][0].pod})):
                 not_of_pod.add(at)
                 having.add(record.pod)
     return CountedOnce(newest, shared, surplus, not_of_pod)
 
 
-def larger_part(part: Part, other: Part) -> Part:
-    """A part of a GPU that two records have: by a slot the larger amount of both, else `part`."""
+def _larger_part(part: Part, other: Part) -> Part:
+    """What two records have by one device: by a slot the larger amount of both, else `part`."""
     return larger_amount(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 
 
@@ -219,8 +219,7 @@ def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[
                 yield device, holding.device, holding.part
 
 
-def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Way, ...]:
-    """How a GPU is offered, by its offers and what of it each hands out."""
+def _ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Way, ...]:
     found: dict[Way, None] = {}
     for offer, base in offers:
         if base != gpu:
@@ -236,8 +235,9 @@ def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Wa
     return tuple(found)
 
 
-def offered_of(hardware: Topology, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]) -> Parts:
-    """All that a GPU is offered in."""
+def _offered_of(
+    hardware: Topology, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
+) -> Parts:
     found = list[Parts]()
     in_slots = offered_in_slots(hardware)
     for offer, base in offers:
@@ -245,14 +245,14 @@ def offered_of(hardware: Topology, offers: Iterable[tuple[Offer, DeviceID]], pro
             found.append(Parts(slots=offer.replicas, cores=offered.cores, memory=offered.memory))
         else:
             handed_out = offer.handed_out(base)
-            found.append(count_parts((holding_of(unit, hardware.cards).part for unit in handed_out), profiles))
+            found.append(_count_parts((holding_of(unit, hardware.cards).part for unit in handed_out), profiles))
     return sum_parts(found)
 
 
-def remaining_parts(
+def _remaining_parts(
     state: NodeState, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
 ) -> Parts:
-    """What of a GPU may be handed out now: nothing of one of which all computing time or all memory is held."""
+    """What of a GPU may be handed out now."""
     ownership = state.ownership
     hardware = state.hardware
     if (units := ownership.units_left.get(gpu)) is not None:
@@ -265,7 +265,7 @@ def remaining_parts(
                 found.append(Parts(slots=slots.slots, cores=slots.left.cores, memory=slots.left.memory))
         elif devices is not None:
             free = ownership.free(offer.resource) & devices
-            found.append(count_parts((holding_of(each, hardware.cards).part for each in free), profiles))
+            found.append(_count_parts((holding_of(each, hardware.cards).part for each in free), profiles))
     return sum_parts(found)
 
 
@@ -284,8 +284,8 @@ def sum_parts(parts: Iterable[Parts]) -> Parts:
     return found
 
 
-def count_parts(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
-    """So many parts of one GPU, together."""
+def _count_parts(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
+    """So many parts of one GPU as one. `profiles`: uuid of an instance -> name of its profile."""
     whole = False
     slices = 0
     slots = 0
