@@ -7,7 +7,7 @@ Labels for selectors are `model` of GPUs and `name`, `linkLayer` and `state` of 
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.core.deviceshare.inventory import (
@@ -96,9 +96,17 @@ def inventory_of(
     offered = topology.devices.get(GPU, NO_DEVICES), topology.devices.get(NIC, NO_DEVICES)
     if gpus is None:
         whole = (gpu for gpu in topology.gpus if gpu.id in offered[0])
-        gpus = [device(gpu, DeviceType.GPU, gpu_labels(gpu), gpu_resources(gpu)) for gpu in whole]
+        gpus = [
+            device(
+                gpu,
+                DeviceType.GPU,
+                _gpu_labels(gpu),
+                {CORE: WHOLE, RATIO: WHOLE} | ({} if gpu.memory is None else {GPU_BYTES: gpu.memory}),
+            )
+            for gpu in whole
+        ]
     nics = [
-        device(nic, DeviceType.RDMA, nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics if nic.id in offered[1]
+        device(nic, DeviceType.RDMA, _nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics if nic.id in offered[1]
     ]
     return NodeInventory(devices=(*gpus, *nics), table=koordinator_partition_table(topology))
 
@@ -112,7 +120,7 @@ def gpus_in_units(state: NodeState, units: Mapping[DeviceID, GpuUnits], *, share
             minor=gpu.index,
             id=gpu.id,
             healthy=state.health_of(gpu.id).usable,
-            labels=gpu_labels(gpu),
+            labels=_gpu_labels(gpu),
             place=places.get(gpu.id),
             resources=units[gpu.id].total,
             used=units[gpu.id].used(shared=shared),
@@ -123,18 +131,12 @@ def gpus_in_units(state: NodeState, units: Mapping[DeviceID, GpuUnits], *, share
     ]
 
 
-def gpu_resources(gpu: Gpu) -> dict[str, int]:
-    """What a whole GPU has: hundredths of compute and of memory, and its bytes where they are known."""
-    return {CORE: WHOLE, RATIO: WHOLE} | ({} if gpu.memory is None else {GPU_BYTES: gpu.memory})
-
-
-def gpu_labels(gpu: Gpu) -> dict[str, str]:
-    """The labels of a GPU: `model`, where its name is known."""
+def _gpu_labels(gpu: Gpu) -> dict[str, str]:
     return {"model": to_label_value(gpu.name)} if gpu.name else {}
 
 
-def nic_labels(nic: Nic) -> dict[str, str]:
-    """The labels of a NIC: `name`, and `linkLayer` and `state` where known. The state is ACTIVE if one port is."""
+def _nic_labels(nic: Nic) -> dict[str, str]:
+    """The name, and link layer and state where they are known. The state is ACTIVE if one port is."""
     labels = {"name": to_label_value(nic.id)}
     layers = [port.link_layer for port in nic.ports if port.link_layer]
     states = [port.state for port in nic.ports if port.state]
@@ -166,13 +168,17 @@ def locate_devices(topology: Topology) -> Mapping[DeviceID, DeviceLocation]:
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
     switches = group_by_links(topology, BELOW_A_ROOT_PORT)
     complexes = group_by_links(topology, BELOW_A_ROOT_COMPLEX)
+    in_units = unit_resources_by_gpu(topology)
     places: dict[DeviceID, DeviceLocation] = {}
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     for device in devices:
         chain = bridges_above(device.bridge, parents)
         pcie = chain[0] if chain else complexes.get(device.id, "")
         switch = (chain[1] if len(chain) > 1 else "") if chain else switches.get(device.id, "")
-        node = listed_numa_node(topology, device)
+        # unknown for a device that is offered neither whole nor in units
+        listed = topology.devices.get(GPU if isinstance(device, Gpu) else NIC, NO_DEVICES).get(device.id)
+        nodes = topology.listed_nodes(device.numa_affinity) if device.id in in_units else listed
+        node = nodes[0] if nodes else ANYWHERE
         if pcie or node != ANYWHERE:
             places[device.id] = DeviceLocation(node, pcie, switch)
     return places
@@ -196,16 +202,3 @@ def group_by_links(topology: Topology, classes: Collection[PcieClass]) -> Mappin
             joined = groups[link.a] | groups[link.b]
             groups.update(dict.fromkeys(joined, joined))
     return {device: f"with {min(group)}" for device, group in groups.items()}
-
-
-def listed_numa_node(topology: Topology, device: Gpu | Nic) -> int:
-    """The NUMA node that a device is listed with; ANYWHERE if unknown, or if it is offered neither whole nor in units."""
-    listed = topology.devices.get(GPU if isinstance(device, Gpu) else NIC, NO_DEVICES)
-    in_units = device.id in unit_resources_by_gpu(topology)
-    nodes = topology.listed_nodes(device.numa_affinity) if in_units else listed.get(device.id)
-    return nodes[0] if nodes else ANYWHERE
-
-
-def device_ids(devices: Iterable[InventoryDevice]) -> tuple[DeviceID, ...]:
-    """The device ids of these devices, in their order."""
-    return tuple(DeviceID(device.id) for device in devices)
