@@ -4,6 +4,7 @@ Scores how full devices and nodes are with a request added: 0 to 100, higher is 
 Rules of koordinator a7a1b76b (deviceshare, scoring). All divisions cut off.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
@@ -60,9 +61,8 @@ def score_node(scorer: DeviceScorer, types: Iterable[tuple[Sequence[InventoryDev
     )
 
 
-def _sum(quantities: Iterable[Quantities]) -> dict[str, int]:
-    totals: dict[str, int] = {}
+def _sum(quantities: Iterable[Quantities]) -> Quantities:
+    totals = Counter[str]()
     for each in quantities:
-        for name, amount in each.items():
-            totals[name] = totals.get(name, 0) + amount
+        totals.update(each)
     return totals

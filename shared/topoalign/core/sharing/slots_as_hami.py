@@ -34,11 +34,10 @@ from topoalign.core.model.topology.queries import kept_apart, pcie_class
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_gpus
-from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import NONE_HELD
+from topoalign.core.state.share_amounts import MIB, NONE_HELD
 
 
 def choose_as_hami(
@@ -72,27 +71,29 @@ def choose_as_hami(
     around = Surroundings(
         rules=msgspec.structs.replace(rules, uuids=Selection(unwanted=left_out)),
         spent=frozenset(card.device for card in gpus if card.device not in able or (binds and card.numa_node is None)),
-        scores=scores_of_links(topology),
+        scores=_scores_of_links(topology),
     )
     found = choose_gpus_as_hami(score_gpus(usage_of_gpus(gpus, left), (asked,), rules.weights), asked, around)
     if isinstance(found, Unfit):
         raise NoneByHami(fields, share.gpus, found.reason)
-    return tuple(DeviceID(each.uuid) for each in found)
+    return tuple(each.uuid for each in found)
 
 
-def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[HamiGpuUsage, ...]:
-    """The same in HAMi's amounts; of GPUs whose slots become MIG instances with what these hold."""
+def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[SharedGpu, ...]:
+    """
+    The GPUs as HAMi's rules look at them: without a mode, so that it places no instances, and where slots become MIG
+    instances with what these hold.
+    """
     found = []
     for gpu in gpus:
         here = left.get(gpu.device)
-        if here is not None and here.profiles:
-            gpu = msgspec.structs.replace(gpu, held=here.held)
-        found.append(to_hami_usage(gpu))
+        held = here.held if here is not None and here.profiles else gpu.held
+        found.append(msgspec.structs.replace(gpu, mode="", held=held))
     return tuple(found)
 
 
 @computed_once
-def scores_of_links(topology: Topology) -> PairScores:
+def _scores_of_links(topology: Topology) -> PairScores:
     """What HAMi publishes of the links between the machine's GPUs; MIG instances have none."""
     return link_scores(
         [
@@ -100,7 +101,7 @@ def scores_of_links(topology: Topology) -> PairScores:
                 uuid=gpu.id,
                 index=place,
                 links={
-                    other: links_between(topology, gpu.id, peer.id)
+                    other: _links_between(topology, gpu.id, peer.id)
                     for other, peer in enumerate(topology.gpus)
                     if other != place
                 },
@@ -110,7 +111,7 @@ def scores_of_links(topology: Topology) -> PairScores:
     )
 
 
-def links_between(topology: Topology, a: DeviceID, b: DeviceID) -> tuple[GpuLink, ...]:
+def _links_between(topology: Topology, a: DeviceID, b: DeviceID) -> tuple[GpuLink, ...]:
     """The path over PCIe between two GPUs, and their NVLinks, as far as a fabric manager does not keep them apart."""
     link = topology.link_by_pair.get((a, b))
     nvlinks = 0 if link is None or kept_apart(topology, a, b) else link.fabric_links

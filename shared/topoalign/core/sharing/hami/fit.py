@@ -24,11 +24,26 @@ import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, GpuOrder, GpuRules, split_list
 from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
 from topoalign.core.sharing.hami.gpu_links import pick_best_connected
-from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare
 from topoalign.core.sharing.hami.registration import PairScores
+from topoalign.core.sharing.shared_gpus import SharedGpu
+from topoalign.core.state.share_amounts import MIB
+
+
+class HamiShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container has of one GPU."""
+
+    uuid: DeviceID
+    memory: int
+    """MiB."""
+    cores: int
+    profile: str = ""
+    """Name of the MIG profile. Empty: the GPU is not in mode `mig`, or the instance is not chosen yet."""
+    placement: MigPlacement | None = None
+
 
 Shares = tuple[HamiShare, ...]
 
@@ -70,7 +85,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What the links between the node's GPUs are worth."""
 
 
-def fit(gpus: Sequence[HamiGpuUsage], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
+def fit(gpus: Sequence[SharedGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
     """
     The GPUs for one container, or why there are too few. `gpus` come in the order in which they are tried.
 
@@ -109,14 +124,14 @@ class _Walk:
         """Whether no other GPU is needed."""
         return not self.topology_aware and len(self.gathered) >= self.request.count
 
-    def take(self, gpu: HamiGpuUsage) -> bool:
+    def take(self, gpu: SharedGpu) -> bool:
         """Gathers a share of this GPU, or counts why not."""
-        memory = self.request.memory_of(gpu.memory)
+        memory = self.request.memory_of(memory_in_mib(gpu))
         reason = self._unselected(gpu) or self._used_up(gpu, memory)
         if reason is not None:
             self.reasons[reason] += 1
             return False
-        self.gathered.append(HamiShare(uuid=gpu.uuid, memory=memory, cores=self.cores))
+        self.gathered.append(HamiShare(uuid=gpu.device, memory=memory, cores=self.cores))
         return True
 
     def reason(self, gpus: int) -> str:
@@ -125,43 +140,59 @@ class _Walk:
             self.reasons[HamiReason.TOO_FEW] = len(self.gathered)
         return ", ".join(sorted(f"{count}/{gpus} {reason}" for reason, count in self.reasons.items()))
 
-    def _unselected(self, gpu: HamiGpuUsage) -> HamiReason | None:
+    def _unselected(self, gpu: SharedGpu) -> HamiReason | None:
         """Why the pod does not want the GPU."""
         rules = self.rules
-        if not gpu.healthy:
+        if not gpu.usable:
             return HamiReason.NOT_HEALTHY
-        if gpu.uuid in self.around.cordoned:
+        if gpu.device in self.around.cordoned:
             return HamiReason.CORDONED
         takes_mode = rules.mode is None or gpu.mode in rules.mode  # a GPU without a mode is in each
-        if not (rules.types.takes_type(gpu.type) and takes_mode and self.request.vendor == VENDOR):
+        if not (rules.types.takes_type(gpu.model) and takes_mode and self.request.vendor == VENDOR):
             return HamiReason.TYPE
         # each GPU of a wanted type decides on which NUMA node the walk is
-        if rules.numa_bind and self.numa != gpu.numa:
+        if rules.numa_bind and self.numa != known_numa_node(gpu):
             if self.gathered and not self.topology_aware:
                 self.reasons[HamiReason.NUMA] += len(self.gathered)
             self.gathered = []
-            self.numa = gpu.numa
-        return None if rules.uuids.takes_uuid(gpu.uuid) else HamiReason.UUID
+            self.numa = known_numa_node(gpu)
+        return None if rules.uuids.takes_uuid(gpu.device) else HamiReason.UUID
 
-    def _used_up(self, gpu: HamiGpuUsage, memory: int) -> HamiReason | None:
+    def _used_up(self, gpu: SharedGpu, memory: int) -> HamiReason | None:
         """Why the GPU does not have what is asked for left."""
-        if gpu.used_slots >= gpu.slots or gpu.uuid in self.around.spent:
+        cores = gpu.offered.cores
+        if gpu.sharers >= gpu.all_slots or gpu.device in self.around.spent:
             return HamiReason.SLOTS
-        if self.rules.mutex and gpu.used_slots > 0:
+        if self.rules.mutex and gpu.sharers > 0:
             return HamiReason.EXCLUSIVE
-        if gpu.memory - gpu.used_memory < memory:
+        if memory_in_mib(gpu) - held_memory_in_mib(gpu) < memory:
             return HamiReason.MEMORY
-        if gpu.cores - gpu.used_cores < self.cores:
+        if cores - gpu.held.cores < self.cores:
             return HamiReason.CORES
-        if gpu.cores == CORES == self.cores and gpu.used_slots > 0:
+        if cores == CORES == self.cores and gpu.sharers > 0:
             return HamiReason.EXCLUSIVE
-        if self.cores == 0 and gpu.used_cores == gpu.cores != 0:
+        if self.cores == 0 and gpu.held.cores == cores != 0:
             return HamiReason.NO_CORES
         if gpu.mode == MIG_MODE:
-            here = [*(share.memory for share in self.gathered if share.uuid == gpu.uuid), memory]
-            if find_instances(gpu.profiles, gpu.instances, (each * MIB for each in here)) is None:
+            here = [*(share.memory for share in self.gathered if share.uuid == gpu.device), memory]
+            if find_instances(gpu.profiles, gpu.taken or (), (each * MIB for each in here)) is None:
                 return HamiReason.MIG
         return None
+
+
+def memory_in_mib(gpu: SharedGpu) -> int:
+    """What a GPU has, as HAMi counts it: partial MiB count against the request."""
+    return gpu.offered.memory // MIB
+
+
+def held_memory_in_mib(gpu: SharedGpu) -> int:
+    """What is held of a GPU, as HAMi counts it: partial MiB count against the request."""
+    return -(-gpu.held.memory // MIB)
+
+
+def known_numa_node(gpu: SharedGpu) -> int:
+    """The NUMA node of a GPU. HAMi registers an unknown one as node 0."""
+    return gpu.numa_node or 0
 
 
 def is_topology_aware(rules: GpuRules) -> bool:
