@@ -32,7 +32,7 @@ from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import kept_apart, pcie_class
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
-from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
+from topoalign.core.sharing.hami.gpu_links import link_score
 from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_gpus
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
@@ -71,7 +71,7 @@ def choose_as_hami(
     around = Surroundings(
         rules=msgspec.structs.replace(rules, uuids=Selection(unwanted=left_out)),
         spent=frozenset(card.device for card in gpus if card.device not in able or (binds and card.numa_node is None)),
-        scores=_scores_of_links(topology),
+        scores=scores_of_links(topology),
     )
     found = choose_gpus_as_hami(score_gpus(usage_of_gpus(gpus, left), (asked,), rules.weights), asked, around)
     if isinstance(found, Unfit):
@@ -93,26 +93,13 @@ def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[SharedGp
 
 
 @computed_once
-def _scores_of_links(topology: Topology) -> PairScores:
+def scores_of_links(topology: Topology) -> PairScores:
     """What HAMi publishes of the links between the machine's GPUs; MIG instances have none."""
-    return link_scores(
-        [
-            GpuLinks(
-                uuid=gpu.id,
-                index=place,
-                links={
-                    other: _links_between(topology, gpu.id, peer.id)
-                    for other, peer in enumerate(topology.gpus)
-                    if other != place
-                },
-            )
-            for place, gpu in enumerate(topology.gpus)
-        ]
-    )
 
+    def score(a: DeviceID, b: DeviceID) -> int:
+        link = topology.link_by_pair.get((a, b))
+        # a fabric manager may keep GPUs with NVLinks apart
+        nvlinks = 0 if link is None or kept_apart(topology, a, b) else link.fabric_links
+        return link_score(pcie_class(topology, a, b)) + (link_score(nvlinks) if nvlinks else 0)
 
-def _links_between(topology: Topology, a: DeviceID, b: DeviceID) -> tuple[GpuLink, ...]:
-    """The path over PCIe between two GPUs, and their NVLinks, as far as a fabric manager does not keep them apart."""
-    link = topology.link_by_pair.get((a, b))
-    nvlinks = 0 if link is None or kept_apart(topology, a, b) else link.fabric_links
-    return (pcie_class(topology, a, b), *((nvlinks,) if nvlinks else ()))
+    return {a.id: {b.id: score(a.id, b.id) for b in topology.gpus if b is not a} for a in topology.gpus}

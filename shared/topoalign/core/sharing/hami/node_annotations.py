@@ -137,7 +137,7 @@ def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> HamiL
     """
     if handshake is not None and handshake.startswith(DELETED):
         return HamiLiveness.DELETED
-    return HamiLiveness.LIVE if check_handshake(handshake, allocatable, now).healthy else HamiLiveness.TIMED_OUT
+    return HamiLiveness.LIVE if is_plugin_alive(handshake, allocatable, now) else HamiLiveness.TIMED_OUT
 
 
 def read_registered_gpus(text: str) -> tuple[RegisteredGpu, ...]:
@@ -287,20 +287,12 @@ PATIENCE = timedelta(seconds=60)
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{1,2}):([0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?)")
 
 
-class NodeHealth(msgspec.Struct, frozen=True):
-    """What follows for a node."""
-
-    healthy: bool
-    refresh: bool
-    """Whether its GPUs are to be read anew."""
-
-
-def check_handshake(handshake: str | None, allocatable: int, now: datetime) -> NodeHealth:
-    """The state by the annotation (None: absent). `refresh` also means that HAMi writes a new request."""
+def is_plugin_alive(handshake: str | None, allocatable: int, now: datetime) -> bool:
+    """Whether the plugin is alive by the annotation (None: absent) and the GPUs that the kubelet can allocate."""
     if handshake is None or REQUESTING not in handshake:
-        return NodeHealth(healthy=True, refresh=True)
+        return True
     asked = _time_of(handshake)
-    return NodeHealth(healthy=asked is None or now - asked < PATIENCE or allocatable > 0, refresh=False)
+    return asked is None or now - asked < PATIENCE or allocatable > 0
 
 
 def _time_of(handshake: str) -> datetime | None:
