@@ -34,8 +34,8 @@ from topoalign.core.demand.share_annotations import (
     annotation_error,
     read_gpu_annotations,
     read_gpu_rules,
+    read_weights,
     uuid_selection,
-    weights_meant,
 )
 from topoalign.core.demand.shares import (
     USUAL_NAMES,
@@ -362,7 +362,7 @@ def _check_one_way(where: str, units: Collection[ResourceName], others: Collecti
 
 def _check_weights(annotations: Mapping[str, str]) -> None:
     if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
-        weights_meant(weights)
+        read_weights(weights)
 
 
 def check_gpus_known(
