@@ -80,10 +80,7 @@ NO_HINT = Hint()
 
 
 def read_annotations(annotations: Mapping[str, str], *, compat: bool) -> Annotations:
-    """
-    Reads a pod's annotations. Raises InvalidShareRequest for what is not JSON of the right shape; by default also
-    InvalidField for unknown values, which `compat` ignores.
-    """
+    """Reads a pod's annotations. Raises InvalidShareRequest, and for unknown values InvalidField unless `compat`."""
     hints = _read_json_annotation(annotations, HINT_ANNOTATION, "DeviceAllocateHint", dict[str, Hint], compat) or {}
     for name, hint in hints.items():
         _check_selectors(name, hint, compat)

@@ -77,8 +77,7 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def required_level(self) -> Level:
         """What all GPUs must have in common; a word that Koordinator does not know asks for nothing."""
-        scope = self.hint(DeviceType.GPU).required_topology_scope
-        return next((level for known, level in LEVELS.items() if known == scope), Level.NONE)
+        return LEVELS.get(self.hint(DeviceType.GPU).required_topology_scope, Level.NONE)
 
     @property
     def restricted(self) -> bool:
@@ -91,12 +90,7 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat: bool = False) -> JointDemand:
-    """
-    The demand of a pod, from its annotations and the sum of its containers' requests. Where nothing is asked of any device,
-    annotations are not looked at.
-
-    Raises InvalidShareRequest and InvalidField.
-    """
+    """The demand of a pod, from its annotations and the sum of its containers' requests. Raises InvalidField."""
     asked = by_type(requests)
     if not asked:
         return JointDemand(compat=compat)

@@ -84,10 +84,8 @@ def put_demand_to_node(
 
 def joint_devices(asked: JointRequest, affinity: Mask | None, *, spill: bool = False) -> ContainerDevices:
     """
-    All GPUs and NICs of a container, on the NUMA nodes of `affinity` (None: anywhere).
-
-    With `spill` devices of other nodes will do where those of the affinity do not, as for the kubelet's device manager.
-    Raises DevicesDoNotFit, and TooMuchWork.
+    All GPUs and NICs of a container, on the NUMA nodes of `affinity` (None: anywhere), or with `spill` on others where these
+    do not do, as for the kubelet's device manager. Raises DevicesDoNotFit and TooMuchWork.
     """
     nodes = None if affinity is None else frozenset(nodes_of(affinity))
     try:

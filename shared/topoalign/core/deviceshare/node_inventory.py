@@ -160,11 +160,7 @@ def koordinator_partition_table(topology: Topology) -> Table | None:
 
 @computed_once
 def locate_devices(topology: Topology) -> Mapping[DeviceID, DeviceLocation]:
-    """
-    GPU or NIC -> where it is, by the bridges above it; by its links to others where the bridges are not known.
-
-    A device of which nothing is known is absent.
-    """
+    """GPU or NIC -> where it is, by the bridges above it, else by its links; absent: nothing of it is known."""
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
     switches = group_by_links(topology, BELOW_A_ROOT_PORT)
     complexes = group_by_links(topology, BELOW_A_ROOT_COMPLEX)

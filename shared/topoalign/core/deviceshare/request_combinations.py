@@ -56,9 +56,7 @@ class GpuDemand(msgspec.Struct, frozen=True):
 
 def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
     """
-    Splits requests into type -> normalised quantities; types that nothing is asked of are absent, and so are zeros.
-
-    Raises InvalidShareRequest.
+    Type -> normalised quantities, without zeros, for the types of which something is asked. Raises InvalidShareRequest.
     """
     asked = {kind: {name: requests[name] for name in names if requests.get(name)} for kind, names in RESOURCES.items()}
     for quantities in filter(None, asked.values()):

@@ -135,9 +135,8 @@ def choose_gpus(
     gpus: Sequence[SharedGpu], request: Share, scorer: SetScorer, fields: ShareFields = FIELDS
 ) -> tuple[SharedGpu, ...]:
     """
-    Chooses the GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by their positions there.
-
-    Raises ShareDoesNotFit where the GPUs do not have it.
+    The GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by position. Raises
+    ShareDoesNotFit.
     """
     able = positions_with_enough(gpus, request, fields)
     choice = SetComparison(gpus, able, request, scorer)

@@ -142,8 +142,8 @@ def offers_of_machines(machines: Iterable[Topology]) -> Offers:
 
 def check_shares_known(demand: PodDemand, machine: Topology) -> None:
     """
-    Raises InvalidShare for what `check_pod` refuses of amounts that this machine does not offer, and of units and slots in
-    one container; a decision looks at what the machine offers.
+    Raises InvalidShare for what `check_pod` refuses of amounts that this machine does not offer, and for units with
+    slots.
     """
     offers = offers_of_machines((machine,))
     _check_ways(demand, offers.units, offers.slots)
@@ -210,10 +210,7 @@ def _check_units(demand: PodDemand, offered: UnitResources) -> None:
 
 
 def check_spread(demand: PodDemand, offered: Iterable[UnitResources]) -> None:
-    """
-    Raises InvalidShare where a pod asks to spread its units over a number of GPUs, and asks for no units of those that are
-    `offered`, nor for any under their usual names.
-    """
+    """Raises InvalidShare for units to be spread over GPUs, of a pod without units that are `offered` or of usual names."""
     if CARDS not in demand.annotations:
         return
     units = unit_resource_names(offered)
@@ -227,10 +224,7 @@ def check_spread(demand: PodDemand, offered: Iterable[UnitResources]) -> None:
 
 
 def _check_ways(demand: PodDemand, units: Iterable[UnitResources], slots: Collection[SlotResources]) -> None:
-    """
-    Refuses a container that asks for units of GPUs and for slots, or an amount of them, whichever nodes offer the one
-    and the other; what nobody offers, under the usual names.
-    """
+    """Refuses a container that asks for units and for slots, whichever nodes offer them; the usual names count as well."""
     in_units = unit_resource_names(units)
     ways = [USUAL_SLOTS, *sorted(slots, key=lambda each: each.resource)]
     for container in demand.containers:

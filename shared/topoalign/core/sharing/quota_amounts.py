@@ -107,10 +107,7 @@ def gpu_sizes(topology: Topology) -> GpuSizes:
 
 
 def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES) -> dict[ResourceName, int]:
-    """
-    What a pod holds of each extended resource on a node with GPUs of these sizes, as quotas count it, whether any quota is
-    about that or not.
-    """
+    """What a pod holds of each extended resource on a node with GPUs of these sizes, as quotas count it."""
     return pod_wide(pod, lambda container: _container_amounts(container, per_gpu, sizes))
 
 

@@ -200,10 +200,7 @@ def is_all_of(devices: Mapping[ResourceName, Collection[DeviceID]], record: Allo
 
 
 def with_reserved_shares(state: NodeState, reserved: NodeReservations, now: float) -> NodeState:
-    """
-    The state with all that is reserved and not given yet as held: of units of both kinds, and of slots. What an init
-    container leaves to later containers of its pod is held once.
-    """
+    """The state with all units and slots that are reserved and not given yet as held."""
     for reservation in reserved.held(now):
         for allocation in reserved_allocations(reservation):
             if (allocation.amounts or allocation.slots) and (left := not_given(allocation, state)).devices:

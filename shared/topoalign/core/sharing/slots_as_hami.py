@@ -80,10 +80,7 @@ def choose_as_hami(
 
 
 def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[SharedGpu, ...]:
-    """
-    The GPUs as HAMi's rules look at them: without a mode, so that it places no instances, and where slots become MIG
-    instances with what these hold.
-    """
+    """The GPUs without a mode, so that HAMi's rules place no instances, and with what the instances of slots hold."""
     found = []
     for gpu in gpus:
         here = left.get(gpu.device)

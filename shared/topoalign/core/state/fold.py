@@ -186,8 +186,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def ownership(self) -> Ownership:
         """
-        Answers who holds what, what is left, and what overlaps. It follows a grant or a release when it is first asked for:
-        a container that is given devices does not wait for that.
+        Answers who holds what, what is left, and what overlaps. It follows a grant or release when it is first asked
+        for.
         """
         following = self.__dict__.pop(TO_FOLLOW, None)
         owned = (self.hardware, self.allocations, self.reported_health, self.ended)

@@ -55,10 +55,7 @@ class Ownership:
         reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID] = frozenset(),
     ) -> None:
-        """
-        `allocations`: the live ones, oldest first. `reported_health`: health as discovery published it. `ended`: those
-        of the live ones whose containers have ended, as `NodeState.ended`.
-        """
+        """`allocations`: the live ones, oldest first. `ended`: those of them whose containers have ended."""
         self._hardware = hardware
         self._allocations = allocations
         self._reported = reported_health
@@ -129,10 +126,7 @@ class Ownership:
         return holding_of(device, self._cards)
 
     def overlapping(self, holdings: Iterable[Holding]) -> list[AllocationID]:
-        """
-        Ids of the live allocations that hold one of these, a whole of which one is a part, or a part of one: after a
-        change of what is offered, `GPU-x::1` overlaps `GPU-x`. Sorted.
-        """
+        """Ids of the live allocations that hold one of these, a part of one, or a whole of which one is a part. Sorted."""
         found: set[AllocationID] = set()
         for holding in filter(self._index.overlaps, holdings):
             found.update(names[-1] for way in excluding_holdings(holding) if (names := self._index.of(way)))
@@ -152,17 +146,6 @@ class Ownership:
     def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
         """The holdings that these ids stand for, as a set that can be asked what overlaps it."""
         return HoldingSet(map(self.holding, devices))
-
-    def left(self, gpu: DeviceID) -> tuple[Holding, ...]:
-        """What is offered of a GPU or NIC and overlaps nothing held, healthy or not, in the order of the offers."""
-        offered = (
-            self.holding(device)
-            for offer in self._hardware.offered
-            for base in offer.devices
-            if self._hardware.card_of(base) == gpu
-            for device in offer.handed_out(base)
-        )
-        return tuple(holding for holding in offered if not self.overlapping([holding]))
 
     def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
         """Part -> its GPU, for those of the devices that are parts; without the numbers of shares."""
@@ -242,10 +225,7 @@ class Ownership:
 
     @cached_property
     def spent_gpus(self) -> frozenset[DeviceID]:
-        """
-        The GPUs in units or slots of which nothing is left (`spent_unit_gpus`, `spent_slots`). Containers
-        that have ended have nothing of them any more: the kubelet counts it as free.
-        """
+        """The GPUs in units or slots of which nothing is left, when containers that have ended do not count."""
         live = self._allocations.values()
         running = [each for name, each in self._allocations.items() if name not in self._ended] if self._ended else live
         return spent_unit_gpus(self._hardware, running) | spent_slots(self._hardware, live, running)

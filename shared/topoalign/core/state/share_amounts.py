@@ -158,10 +158,7 @@ def container_holder(owner: Owner, pod_uid: str) -> Holder:
 
 
 def _units_by_holder(allocations: Iterable[Allocation]) -> Mapping[Holder, Set[DeviceID]]:
-    """
-    Container -> its devices in all of these allocations: the kubelet asks for one kind after the other, and a later
-    container may have taken some over. One that was displaced has what it had.
-    """
+    """Container -> its devices in all of these allocations: the kubelet asks for one kind after the other."""
     found = defaultdict[Holder, set[DeviceID]](set)
     for each in allocations:
         for holder, devices in _holders_in(each):
@@ -187,8 +184,8 @@ def exclusive_conflicts(asked: Mapping[DeviceID, Amount], held: Mapping[DeviceID
 
 def preventing_allocations(allocations: Iterable[Allocation], asked: Mapping[DeviceID, Amount]) -> list[Allocation]:
     """
-    The allocations because of which nobody else can get these amounts of GPUs: a container that has all computing time
-    of a GPU shares it with nobody. `asked` itself may be such a claim.
+    The allocations of a container that has all computing time of one of these GPUs, or, if `asked` has, any units of
+    it.
     """
     near = [each for each in allocations if not asked.keys().isdisjoint(each.amounts)]
     barred = {
@@ -230,10 +227,7 @@ def spent_unit_gpus(topology: Topology, allocations: Iterable[Allocation]) -> fr
 def units_left(
     topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut
 ) -> Mapping[DeviceID, ShareLeft]:
-    """
-    GPU -> what is left of it, in the hardware's order, for those that are offered in units. Nothing is left of one that is
-    not healthy, or that somebody holds in another way.
-    """
+    """GPU in units -> what is left of it, in the hardware's order."""
     units = offered_in_units(topology)
     held = held_of_gpus(allocations) if units else {}
     found = {}
@@ -269,10 +263,7 @@ def instances_of(allocations: Iterable[Allocation]) -> Mapping[DeviceID, DeviceI
 
 
 def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[DeviceID, DeviceID]:
-    """
-    Slot -> uuid of its instance, for those instances of an allocation that its GPUs do not have any more, as after a reboot
-    or a reset: its container has to be created again.
-    """
+    """Slot -> uuid of its instance, for those that its GPU does not have any more, as after a reboot or a reset."""
     gpus = topology.gpu_by_id
     return {
         slot: uuid
@@ -408,7 +399,7 @@ def taken_by(
 def slots_left(
     topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut
 ) -> Mapping[DeviceID, ShareLeft]:
-    """GPU -> what is left of it, in the hardware's order, for those that are offered in slots."""
+    """GPU in slots -> what is left of it, in the hardware's order."""
     if not offers_in_slots(topology):
         return {}
     live = tuple(allocations)

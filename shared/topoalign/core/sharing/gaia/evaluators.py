@@ -113,11 +113,7 @@ def fragment(tree: GpuTree, count: int) -> Chosen:
 
 
 def choose_linked_gpus(tree: GpuTree, count: int) -> Chosen:
-    """
-    So many whole GPUs that are near one another.
-
-    Asked for a single GPU it returns the one with the least memory left, even if that is in use: `evaluate` never asks so.
-    """
+    """So many whole GPUs, more than one, that are near one another."""
     nearest = {node for child in tree.root.children for node in nearest_with(tree, child, count)}
     best = min(nearest or {tree.root}, key=lambda node: (node.level, *usage(tree, node)))
     return first(tree, best, count)
@@ -187,7 +183,7 @@ def choose_gpus_as_gaia(
     """
     The GPUs `among` these that a container gets. `gpus`: all of the machine's, in its order.
 
-    Raises InvalidField for an invalid request, and ShareDoesNotFit where the GPUs do not have it.
+    Raises InvalidField and ShareDoesNotFit.
     """
     may_be_chosen = [gpu.device in among and gpu.offered.memory >= request.memory for gpu in gpus]
     seen = [

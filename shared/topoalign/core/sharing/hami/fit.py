@@ -86,11 +86,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit(gpus: Sequence[SharedGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
-    """
-    The GPUs for one container, or why there are too few. `gpus` come in the order in which they are tried.
-
-    Raises TooMuchWork where the best connected GPUs are not found within the limit on work.
-    """
+    """The GPUs for one container, of these in the order in which they are tried, or why not. Raises TooMuchWork."""
     if request.count <= 0:
         return ()
     walk = _Walk(request, around)

@@ -28,11 +28,7 @@ GpuLink = PcieClass | int
 
 
 def pick_best_connected(gpus: Sequence[str], count: int, scores: PairScores) -> tuple[int, ...]:
-    """
-    Positions of `count` of these GPUs, given by uuid in the order in which they are tried; ascending.
-
-    Raises TooMuchWork.
-    """
+    """Positions of `count` of these uuids, which are in the order in which they are tried; ascending. Raises TooMuchWork."""
     if count >= len(gpus):
         return tuple(range(len(gpus)))
     if count == 1:

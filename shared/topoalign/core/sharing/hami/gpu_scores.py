@@ -148,9 +148,5 @@ def score_gpus(gpus: Iterable[SharedGpu], requests: Sequence[HamiRequest], weigh
 
 
 def choose_gpus_as_hami(scored: Iterable[ScoredGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
-    """
-    The GPUs for one request, in the order in which they are taken, or why there are too few.
-
-    Raises TooMuchWork where the best connected GPUs are not found within the limit on work.
-    """
+    """The GPUs for one request, in the order in which they are taken, or why not. Raises TooMuchWork."""
     return fit(order_of_trial(scored, around.rules.hami, around.rules.numa_bind), request, around)

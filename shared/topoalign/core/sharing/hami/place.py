@@ -38,7 +38,6 @@ class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
 
     cards: tuple[SharedGpu, ...]
     scores: PairScores = {}
-    """The scores of the links between them."""
     cordoned: frozenset[str] = frozenset()
     """Uuids."""
 
