@@ -15,7 +15,7 @@ from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer
 from topoalign.core.deviceshare.joint_allocation import Allocation, allocate_all_types
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, SharesNeedUnits
 from topoalign.core.deviceshare.koordinator_names import CORE, FUNCTION, RATIO, RDMA, DeviceType, Strategy
-from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, gpus_in_units, inventory_of
+from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, inventory_of
 from topoalign.core.deviceshare.node_units import amount_of_each_gpu, unit_resources_by_gpu, units_to_give
 from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
@@ -73,10 +73,8 @@ def put_demand_to_node(
     by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
     shared = demand.is_shared
     units = units_to_give(state, left.devices) if takes_units(state.hardware, demand) else None
-    gpus = None if units is None else gpus_in_units(state, units, shared=shared)
-    asked = JointRequest(
-        demand=demand, inventory=inventory_of(state, left, by_function=by_function, gpus=gpus), units=units
-    )
+    inventory = inventory_of(state, left, by_function=by_function, units=units, shared=shared)
+    asked = JointRequest(demand=demand, inventory=inventory, units=units)
     if shared:
         return msgspec.structs.replace(asked, scorer=AS_KOORDINATOR if demand.compat else LEAST_LEFT)
     return msgspec.structs.replace(asked, chooser=chooser)

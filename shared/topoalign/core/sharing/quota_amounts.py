@@ -108,22 +108,18 @@ def gpu_sizes(topology: Topology) -> GpuSizes:
 
 def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES) -> dict[ResourceName, int]:
     """What a pod holds of each extended resource on a node with GPUs of these sizes, as quotas count it."""
-    return pod_wide(pod, lambda container: _container_amounts(container, per_gpu, sizes))
 
+    def amounts(container: ContainerRequest) -> dict[ResourceName, int]:
+        limits = device_limits(container)
+        found = {}
+        for name, amount in limits.items():
+            gpus = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
+            found[name] = amount * (sum(gpus) if gpus else 1)  # without a number of GPUs it is of one
+        for name, amount in _unnamed_amounts(limits, per_gpu, sizes):
+            found[name] = found.get(name, 0) + amount
+        return found
 
-def _container_amounts(
-    container: ContainerRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES
-) -> dict[ResourceName, int]:
-    limits = device_limits(container)
-
-    def gpus(name: ResourceName) -> int:
-        limited = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
-        return sum(limited) if limited else 1  # an amount without a number of GPUs is of one
-
-    found = {name: amount * gpus(name) for name, amount in limits.items()}
-    for name, amount in _unnamed_amounts(limits, per_gpu, sizes):
-        found[name] = found.get(name, 0) + amount
-    return found
+    return pod_wide(pod, amounts)
 
 
 def _unnamed_amounts(limits: Quantities, per_gpu: PerGpu, sizes: GpuSizes) -> Iterator[tuple[ResourceName, int]]:

@@ -26,7 +26,7 @@ A100 of 40 GiB with an instance 3g.20gb at slice 4; a slot of 5 GiB is reserved
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
@@ -373,6 +373,21 @@ def spent_slots(
     return frozenset(spent)
 
 
+def find_instances(
+    profiles: Sequence[MigProfile], taken: Iterable[MigPlacement], memories: Iterable[int]
+) -> tuple[tuple[MigProfile, MigPlacement], ...] | None:
+    """The instances for shares of so many bytes of one GPU, one placed after another; None where one has no place."""
+    placed = list(taken)
+    found = []
+    for memory in memories:
+        instance = find_place(profiles, placed, memory)
+        if instance is None:
+            return None
+        found.append(instance)
+        placed.append(instance[1])
+    return tuple(found)
+
+
 def taken_by(
     gpu: Gpu, held: Mapping[DeviceID, Amount], made: Mapping[DeviceID, DeviceID]
 ) -> frozenset[MigPlacement] | None:
@@ -387,13 +402,10 @@ def taken_by(
             return None
         found.add(instance.placement)
         existing.add(instance.uuid)
-    for slot, amount in sorted(held.items(), key=lambda each: (-each[1].memory, each[0])):
-        if made.get(slot) not in existing:
-            place = find_place(gpu.mig_profiles, found, amount.memory)
-            if place is None:
-                return None
-            found.add(place[1])
-    return frozenset(found)
+    largest_first = sorted(held.items(), key=lambda each: (-each[1].memory, each[0]))
+    memories = (amount.memory for slot, amount in largest_first if made.get(slot) not in existing)
+    placed = find_instances(gpu.mig_profiles, found, memories)
+    return None if placed is None else frozenset(found.union(place for _, place in placed))
 
 
 def slots_left(

@@ -8,7 +8,8 @@ gathered, and `topology` picks. The quota of the namespace, which upstream check
 pods before (`core.sharing.quota_amounts`).
 
 Where the pod binds to one NUMA node, what was gathered is discarded at a GPU of another node than the one before it. A
-GPU in mode `mig` is tried again as long as it fits: one container can have several instances of it.
+GPU in mode `mig` is tried again as long as it fits: one container can have several instances of it, which are placed one
+after another. On an empty A100 of 40 GB two shares of 4000 MiB become instances `1g.5gb` at the slices 6 and 5.
 
 Known faults of upstream that are kept: 100 cores mean a whole GPU only where a GPU has 100 cores (not where they are
 scaled); `numa-bind` compares GPUs only; and with `topology-aware` what it discards has no reason.
@@ -17,7 +18,7 @@ Source: HAMi 4707fb02, NvidiaGPUDevices.Fit.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -26,11 +27,11 @@ from topoalign.core.demand.share_annotations import VENDOR, GpuOrder, GpuRules, 
 from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_offers import CORES
-from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
+from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.sharing.hami.gpu_links import pick_best_connected
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import MIB
+from topoalign.core.state.share_amounts import MIB, find_instances
 
 
 class HamiShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,28 +197,5 @@ def is_topology_aware(rules: GpuRules) -> bool:
     return GpuOrder.TOPOLOGY_AWARE in split_list(rules.hami)
 
 
-# Places the MIG instances of one container on one GPU: HAMi can give it several.
-#
-# They are placed one after another, each as `topology.mig.find_place` has it, so that a later one goes next to those
-# before it. On an empty A100 of 40 GB two shares of 4000 MiB become instances `1g.5gb` at the slices 6 and 5.
-#
-# Source: HAMi 4707fb02, dynamic MIG.
-
-
 MIG_MODE = "mig"
 """Mode of a GPU that is partitioned into instances."""
-
-
-def find_instances(
-    profiles: Sequence[MigProfile], taken: Iterable[MigPlacement], memories: Iterable[int]
-) -> tuple[tuple[MigProfile, MigPlacement], ...] | None:
-    """The instances for shares of so many bytes of one GPU, in their order; None where one of them has no place."""
-    placed = list(taken)
-    found = []
-    for memory in memories:
-        instance = find_place(profiles, placed, memory)
-        if instance is None:
-            return None
-        found.append(instance)
-        placed.append(instance[1])
-    return tuple(found)

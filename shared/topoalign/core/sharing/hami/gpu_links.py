@@ -69,7 +69,12 @@ class _Search:
 
     def _extend(self, chosen: tuple[int, ...], score: int, more: int, gains: list[int]) -> None:
         """`gains` by position: the sum of its scores to those chosen."""
-        self._step()
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise TooMuchWork(
+                "which of the GPUs that fit are connected best was not found within the limit on work",
+                "ask for fewer GPUs, or without the policy topology-aware",
+            )
         if more == 0:
             if self.best_score is None or score > self.best_score:
                 self.best = chosen
@@ -86,11 +91,3 @@ class _Search:
         """What `more` GPUs from `start` on add at most."""
         pairs = more * (more - 1) // 2
         return sum(sorted(gains[start:])[-more:]) + (pairs * self.highest[start] if pairs else 0)
-
-    def _step(self) -> None:
-        self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise TooMuchWork(
-                "which of the GPUs that fit are connected best was not found within the limit on work",
-                "ask for fewer GPUs, or without the policy topology-aware",
-            )
