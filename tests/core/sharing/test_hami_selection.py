@@ -52,7 +52,7 @@ def test_a_mode_is_accepted_as_a_part_of_the_annotation() -> None:
     assert takes(None, "mps")
 
 
-def test_partial_mib_count_against_the_request_and_an_unknown_numa_node_is_node_0() -> None:
+def test_partial_mib_count_against_the_request_and_no_numa_node_is_node_0() -> None:
     card = shared_gpu(1, 10 * MIB - 1, 30, MIB + 1, all_slots=4)
 
     assert (9, 2, 0) == (memory_in_mib(card), held_memory_in_mib(card), known_numa_node(card))

@@ -88,54 +88,42 @@ class Holders:
 
     def granted(self, allocation: Allocation) -> "Holders":
         """The index with this allocation, of a new id, as the newest one."""
-        unshared = self.unshared
+        after = copy(self)
         shares = dict(self._shares)
-        parts = self._parts
         name = allocation.id
         holdings, numbered = self._read(allocation)
         for holding in holdings:
-            unshared = unshared.put(holding, (*unshared.get(holding, ()), name))
+            after.unshared = after.unshared.put(holding, (*after.unshared.get(holding, ()), name))
         for base, numbers in numbered.items():
             table = dict(shares.get(base, NO_SHARES))
             for number in numbers:
                 table[number] = (*table.get(number, ()), name)
             shares[base] = table
+        after._shares = shares
         for held in (*holdings, *numbered):
             for whole in wholes_of(held):
-                parts = parts.put(whole, parts.get(whole, NO_PARTS).put(held, None))
-        return self._with(unshared, shares, parts)
+                after._parts = after._parts.put(whole, after._parts.get(whole, NO_PARTS).put(held, None))
+        return after
 
     def released(self, allocation: Allocation) -> "Holders":
         """The index without this allocation, which is in it."""
-        unshared = self.unshared
+        after = copy(self)
         shares = dict(self._shares)
-        parts = self._parts
         holdings, numbered = self._read(allocation)
         for holding in holdings:
-            others = tuple(name for name in unshared[holding] if name != allocation.id)
-            unshared = unshared.put(holding, others) if others else unshared.drop(holding)
+            others = tuple(name for name in after.unshared[holding] if name != allocation.id)
+            after.unshared = after.unshared.put(holding, others) if others else after.unshared.drop(holding)
         for base, numbers in numbered.items():
             table = dict(shares.pop(base))
             for number in numbers:
                 others = tuple(name for name in table.pop(number) if name != allocation.id)
                 table.update({number: others} if others else {})
             shares.update({base: table} if table else {})
-        for gone in dict.fromkeys((*holdings, *numbered)):
-            for whole in wholes_of(gone) if gone not in unshared and gone not in shares else ():
-                left = parts[whole].drop(gone)
-                parts = parts.put(whole, left) if left else parts.drop(whole)
-        return self._with(unshared, shares, parts)
-
-    def _with(
-        self,
-        unshared: PersistentMap[Holding, Names],
-        shares: Mapping[Holding, Mapping[str, Names]],
-        parts: PersistentMap[Holding, PersistentMap[Holding, None]],
-    ) -> "Holders":
-        after = copy(self)
-        after.unshared = unshared
         after._shares = shares
-        after._parts = parts
+        for gone in dict.fromkeys((*holdings, *numbered)):
+            for whole in wholes_of(gone) if gone not in after.unshared and gone not in shares else ():
+                left = after._parts[whole].drop(gone)
+                after._parts = after._parts.put(whole, left) if left else after._parts.drop(whole)
         return after
 
     def _read(self, allocation: Allocation) -> Held:
@@ -174,9 +162,6 @@ def placed_on(gpus: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
     return holding if gpu is None or gpu == holding.device else holding_of(holding.id, gpus)
 
 
-Sets = Mapping[ResourceName, DeviceSet]
-
-
 class HeldDevices:
     """
     The listed devices of one node that live allocations hold, under the ids under which they are handed out. A device that
@@ -185,43 +170,37 @@ class HeldDevices:
     """
 
     def __init__(self, listed: Mapping[ResourceName, OfferedDevices], allocations: Iterable[Allocation]) -> None:
-        """`allocations`: the live ones."""
         times = Counter(chain.from_iterable(each.device_ids for each in allocations))
-        self.sets: Sets = {name: devices.some(times) for name, devices in listed.items()}
+        self.sets: Mapping[ResourceName, DeviceSet] = {name: devices.some(times) for name, devices in listed.items()}
         """Resource -> those of its devices that are held."""
         self._times: Mapping[DeviceID, int] = {device: n for device, n in times.items() if n > 1}
         """Device that several allocations hold -> how many."""
 
     def granted(self, allocation: Allocation) -> "HeldDevices":
         """With this allocation, of a new id."""
+        after = copy(self)
         new = self._listed(allocation.device_ids)
         again = {device for name, some in new.items() for device in some & self.sets[name]}
-        times = (
-            {**self._times, **{device: self._times.get(device, 1) + 1 for device in again}} if again else self._times
-        )
-        return self._with({name: self.sets[name] | some for name, some in new.items()}, times)
+        if again:
+            after._times = {**self._times, **{device: self._times.get(device, 1) + 1 for device in again}}
+        after.sets = {**self.sets, **{name: self.sets[name] | some for name, some in new.items()}}
+        return after
 
     def released(self, allocation: Allocation) -> "HeldDevices":
         """Without this allocation, which is in it."""
-        ids = allocation.device_ids
-        times = self._times
-        if times and (kept := ids & times.keys()):
-            fewer = {device: n - (device in kept) for device, n in times.items()}
-            ids = ids - kept
-            times = {device: n for device, n in fewer.items() if n > 1}
-        gone = self._listed(ids)
-        return self._with({name: self.sets[name] - some for name, some in gone.items()}, times)
+        after = copy(self)
+        kept = allocation.device_ids & self._times.keys()
+        if kept:
+            fewer = {device: n - (device in kept) for device, n in self._times.items()}
+            after._times = {device: n for device, n in fewer.items() if n > 1}
+        gone = self._listed(allocation.device_ids - kept)
+        after.sets = {**self.sets, **{name: self.sets[name] - some for name, some in gone.items()}}
+        return after
 
-    def _listed(self, ids: Iterable[DeviceID]) -> Sets:
+    def _listed(self, ids: Iterable[DeviceID]) -> Mapping[ResourceName, DeviceSet]:
         """Of each resource those of its devices that are named; only resources that have one."""
         found = ((name, held.devices.some(ids)) for name, held in self.sets.items())
         return {name: some for name, some in found if some.bits}
-
-    def _with(self, sets: Sets, times: Mapping[DeviceID, int]) -> "HeldDevices":
-        after = copy(self)
-        after.sets = {**self.sets, **sets}
-        after._times = times
-        return after
 
 
 Place = tuple[ResourceName, DeviceID]
