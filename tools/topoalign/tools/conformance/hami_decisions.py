@@ -14,7 +14,6 @@ from topoalign.core.scoring.scorers import hami_order, node_policy
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.gpu_links import GpuLink, link_score
 from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial, sort_key
-from topoalign.core.sharing.hami.place import NodeGpus, Placed, PodShares, place_pod_as_hami
 from topoalign.core.sharing.quota_amounts import OverQuota, check_quota, lowest_limits, sum_quota_amounts
 from topoalign.kubelet.files.manifest import read_quota_limits
 from topoalign.tools.conformance.gpuallocator import PCIE
@@ -41,6 +40,7 @@ from topoalign.tools.conformance.hami_decision_cases import (
     ScoreInput,
     UuidScores,
 )
+from topoalign.tools.conformance.hami_place import NodeGpus, Placed, PodShares, place_pod_as_hami
 from topoalign.tools.conformance.suite import Suite
 
 PCIE_PREFIX = "P2PLink"

@@ -2,7 +2,7 @@
 Decides about shares as HAMi does: which GPUs of which node a pod gets, by count, memory and cores of each GPU.
 
 `gpu_scores` orders the GPUs and chooses those of one container, `fit` checks which of them can serve it and which MIG
-instances they become, `gpu_links` finds the best connected set. `place` goes over the containers of a pod.
+instances they become, `gpu_links` finds the best connected set.
 `registration` and `node_annotations` read the annotations by which HAMi's components communicate; topoalign writes none
 of them.
 

@@ -6,9 +6,8 @@ before the pod: they run one after another, and end before the others start. The
 container, so two containers spread over two GPUs. A node's score counts what is used before the pod, and no links (as
 upstream).
 
-Only HAMi uses this sequence; here only the published cases (suites `hami/place` and `hami/mig_place`) use it. A node of
-topoalign follows the kubelet, by which a container takes over the devices of its init containers; both use
-`gpu_scores` to choose the GPUs of each container.
+Only HAMi uses this sequence. A node of topoalign follows the kubelet, by which a container takes over the devices of its
+init containers; both use `gpu_scores` to choose the GPUs of each container.
 
 Source: HAMi 4707fb02, scoreNode.
 """
