@@ -126,6 +126,10 @@ class Claim:
     def __init__(self, view: NodeView) -> None:
         self.view = view
 
+    def applies(self, resource: ResourceName) -> bool:
+        """Whether devices of this resource are claimed; the other methods are called for such a resource only."""
+        return True
+
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         """Raises NoFit or BadRequest for devices that no container can have together."""
 

@@ -204,10 +204,13 @@ class Grants:
     def check(self, resource: ResourceName, containers: AskedDevices) -> AskedDevices:
         """Checks a call as `check_allocate` and `Claim.check`, by the current state."""
         asked = check_allocate(self._view.state, resource, containers)
-        for claim in self._claims:
+        for claim in self._claims_of(resource):
             for devices in asked:
                 claim.check(resource, devices)
         return asked
+
+    def _claims_of(self, resource: ResourceName) -> list[Claim]:
+        return [each for each in self._claims if each.applies(resource)]
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
         """Judges calls in order and records all with one sync. Only a failing disk refuses more than one call."""
@@ -219,7 +222,7 @@ class Grants:
                     try:
                         if (judgement := self.judge(call)) is not None:
                             judged.append((call, judgement))
-                            for claim in self._claims:
+                            for claim in self._claims_of(call.resource):
                                 claim.granted(call.resource, judgement.answers, call.poll)
                     except Exception as error:  # raised to the caller of this call
                         call.error = error
@@ -248,12 +251,13 @@ class Grants:
         if self._ledger.unconfirmed is not None:
             return None
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
+        claims = self._claims_of(resource)
         answers = list[Allocation]()
         new = NewRecords([], {}, set(), {})
         for devices in call.containers:
             asked = AskedContainer(resource, devices, frozenset(devices), call.made, call.poll, new, {})
             # A call that the kubelet repeats is recognized first: its own record would stand against it.
-            held = {each.id: each for claim in self._claims if claim.holds_devices for each in claim.conflicts(asked)}
+            held = {each.id: each for claim in claims if claim.holds_devices for each in claim.conflicts(asked)}
             if not known >= held.keys():
                 return None
             record = next(iter(held.values())) if len(held) == 1 else None
@@ -261,7 +265,7 @@ class Grants:
                 self._reconciliation.seen(record.id, listing)
                 answers.append(record)
                 continue
-            for claim in self._claims:
+            for claim in claims:
                 conflicts = claim.conflicts(asked)
                 if not known.issuperset(each.id for each in conflicts):
                     return None
@@ -289,7 +293,7 @@ class Grants:
             cards=state.ownership.cards_of(asked.devices),
             displaced=displaced_by(self._reconciliation.liveness, self._ledger, stale, asked.ids, asked.listing),
         )
-        for claim in self._claims:
+        for claim in self._claims_of(asked.resource):
             allocation = claim.complete(asked, allocation)
         asked.new.granted.append(allocation)
         return allocation

@@ -83,6 +83,10 @@ class SlotClaim(Claim):
         self._ended = frozenset[AllocationID]()
         """Allocations that had ended at the kubelet's last request for a preference."""
 
+    def applies(self, resource: ResourceName) -> bool:
+        """Whether the resource is offered in slots."""
+        return resource in resources_in_slots(self.view.state.hardware)
+
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
         """
         Returns the slots that a container should get; () if too few GPUs have enough left. `live`: the state without
@@ -148,8 +152,6 @@ class SlotClaim(Claim):
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         """Raises InvalidShare for several slots of one GPU, and ShareSplit as `check_reserved`."""
-        if resource not in resources_in_slots(self.view.state.hardware):
-            return
         gpus = [base_of(slot) for slot in devices]
         if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
             live = self._live()
@@ -167,8 +169,6 @@ class SlotClaim(Claim):
         Raises ShareSplit for slots that the container which waits for this number must not have. If its reservation may
         move, records these slots instead: a kubelet without a choice asks for no preference.
         """
-        if resource not in resources_in_slots(self.view.state.hardware):
-            return
         reserved = self.view.reserved
         instead = {name: each.slots for name, each in self.moved.items()}
         part = unmatched_part(self._live(), reserved, self.view.now, resource, slots, instead)
@@ -212,8 +212,6 @@ class SlotClaim(Claim):
         """Returns the records of these GPUs if they do not leave enough for the slots. Raises as `check_reserved`."""
         self.check_reserved(asked.resource, asked.ids)
         amounts = self.amounts(asked.resource, asked.ids)
-        if not amounts:
-            return ()
         gpus = {base_of(slot) for slot in amounts}
         sharing = [each for each in self.view.state.allocations.values() if not gpus.isdisjoint(each.shared_bases)]
         return sharing if self._lacking(amounts, (*sharing, *asked.new.granted)) is not None else ()
@@ -244,8 +242,6 @@ class SlotClaim(Claim):
         """Adds the amounts and instances of the slots, and whose reservation they were."""
         resource = asked.resource
         hardware = self.view.state.hardware
-        if resource not in resources_in_slots(hardware):
-            return allocation
         reserved = self.view.reserved
         now = self.view.now
         slots = allocation.devices[resource]

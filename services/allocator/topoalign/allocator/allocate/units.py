@@ -229,10 +229,12 @@ class UnitClaim(Claim):
         self._split = 0
         """Units of computing time of the last share whose memory was refused."""
 
+    def applies(self, resource: ResourceName) -> bool:
+        """Whether the resource is offered in units."""
+        return unit_of(self.view.state.hardware, resource) is not None
+
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
         """As `Claim.granted`."""
-        if unit_of(self.view.state.hardware, resource) is None:
-            return
         for answer in answers:
             units = answer.from_kubelet.get(resource, ())
             if (kind := first_unit_kind(units)) is None:
@@ -355,10 +357,8 @@ class UnitClaim(Claim):
         return own.units if own is not None else ()
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """Raises InvalidShare and ShareSplit for units that no container can have together. Ignores other devices."""
-        amounts = amounts_of(devices) if unit_of(self.view.state.hardware, resource) is not None else {}
-        if not amounts:
-            return
+        """Raises InvalidShare and ShareSplit for units that no container can have together."""
+        amounts = amounts_of(devices)
         cores = sum(each.cores for each in amounts.values())
         asked = Amount(cores=cores, memory=len(devices) * MEMORY_BLOCK)
         check_units_asked(asked, UnitFields(cores=FIELD, memory=FIELD))
@@ -413,9 +413,7 @@ class UnitClaim(Claim):
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """Returns the records of these GPUs if a container may have one of the GPUs as a whole, or would get it."""
         state = self.view.state
-        amounts = amounts_of(asked.devices) if unit_of(state.hardware, asked.resource) is not None else {}
-        if not amounts:
-            return ()
+        amounts = amounts_of(asked.devices)
         sharing = [each for each in state.allocations.values() if not amounts.keys().isdisjoint(each.amounts)]
         for gpu, amount in amounts.items():
             held = [each.amounts[gpu].cores for each in sharing if gpu in each.amounts]
@@ -429,8 +427,6 @@ class UnitClaim(Claim):
         the GPUs as a whole, or has units of a GPU that is requested whole.
         """
         resource = asked.resource
-        if unit_of(self.view.state.hardware, resource) is None:
-            return
         self.check_half(resource, asked.ids, asked.poll)
         if not conflicts:
             return
