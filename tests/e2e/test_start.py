@@ -78,7 +78,7 @@ LATER = {
     "topoalign.tools.demo": "shows an example",
     "topoalign.mps": "runs where GPUs are shared by MPS",
     "topoalign.allocator.containers.mps": "tells of shares by MPS",
-    "topoalign.allocator.containers.vcuda.unit_edits": "tells of the limiter vcuda",
+    "topoalign.allocator.containers.vcuda.unit_directories": "tells of the limiter vcuda",
     "topoalign.allocator.containers.vcuda.limiter": "keeps the files of the limiter vcuda",
     "topoalign.allocator.containers.hami_core.slot_edits": "tells of the limiter hami-core",
     "topoalign.allocator.containers.hami_core.slot_directories": "keeps the directories of the limiter hami-core",

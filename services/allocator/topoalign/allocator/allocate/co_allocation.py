@@ -25,7 +25,7 @@ from topoalign.allocator.allocate.claims import (
     reported_co_allocated,
     reported_ids,
 )
-from topoalign.allocator.reconciliation.adoption import in_offered_order
+from topoalign.allocator.reconciliation.displacement import in_offered_order
 from topoalign.core.admission.joint import Bounds, place_among
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.demand import is_joint

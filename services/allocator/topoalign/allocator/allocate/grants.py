@@ -15,12 +15,13 @@ from topoalign.allocator.allocate.claims import AskedContainer, Claim, NewRecord
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import CreatedInstance
 from topoalign.allocator.ports import AskedDevices, Place, PodResources, Poll
-from topoalign.allocator.reconciliation.adoption import in_offered_order, return_displaced
 from topoalign.allocator.reconciliation.displacement import (
     displaced_by,
+    in_offered_order,
     log_displaced,
     log_ended,
     remainders,
+    return_displaced,
 )
 from topoalign.allocator.reconciliation.liveness import Grant, Rest, kubelet_places, reported_places
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation

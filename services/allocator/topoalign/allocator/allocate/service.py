@@ -39,8 +39,7 @@ from topoalign.allocator.ports import (
     nothing_to_ask,
     nothing_to_prepare,
 )
-from topoalign.allocator.reconciliation.adoption import without_allocations
-from topoalign.allocator.reconciliation.displacement import devices_displaced_by
+from topoalign.allocator.reconciliation.displacement import devices_displaced_by, without_allocations
 from topoalign.allocator.reconciliation.liveness import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation

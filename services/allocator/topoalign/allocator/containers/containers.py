@@ -95,7 +95,7 @@ class Containers:
 
             providers.append(hami_core_edits(flags))
         elif "vcuda" in limiters:
-            from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
+            from topoalign.allocator.containers.vcuda.unit_directories import vcuda_edits
 
             providers.append(vcuda_edits(flags, self._proc, self._cgroups))
         elif any(offer.sharing == "mps" for offer in offers):

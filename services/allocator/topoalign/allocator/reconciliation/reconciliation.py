@@ -21,11 +21,14 @@ from typing import NamedTuple
 import structlog
 
 from topoalign.allocator.hardware_watch import is_confirmed
-from topoalign.allocator.ledger.ledger import Binding, Ledger
-from topoalign.allocator.ledger.release_log import container_title
+from topoalign.allocator.ledger.ledger import Binding, Ledger, container_title
 from topoalign.allocator.ports import KubeletListing, Place, Poll, ReportedDevices
-from topoalign.allocator.reconciliation.adoption import adopt_unrecorded, return_displaced
-from topoalign.allocator.reconciliation.displacement import log_forgotten, log_readmitted
+from topoalign.allocator.reconciliation.displacement import (
+    adopt_unrecorded,
+    log_forgotten,
+    log_readmitted,
+    return_displaced,
+)
 from topoalign.allocator.reconciliation.liveness import (
     Kubelet,
     LivenessCheck,
