@@ -191,8 +191,7 @@ class Grants:
         expect: Callable[[Sequence[Allocation]], None],
     ) -> None:
         """
-        `claims`: in the order in which they are judged. `expect` is called with the answers of each call after they are
-        recorded, also if the caller no longer waits.
+        `claims`: in the order in which they are judged. `expect` is called with the answers of each recorded call.
         """
         self._ledger = ledger
         self._view = view
@@ -242,10 +241,7 @@ class Grants:
         _ = self._view.reserved
 
     def judge(self, call: AllocateCall) -> Judgement | None:
-        """
-        Judges a call. Returns None if the kubelet must be polled first: the record is unconfirmed, or a record that
-        matters is newer than the poll. Raises the error of a refused call.
-        """
+        """Judges a call. Returns None if the kubelet must be polled first. Raises the error of a refused call."""
         resource = call.resource
         if self._ledger.version != call.checked:
             self.check(resource, call.containers)  # the hardware may have changed while this waited

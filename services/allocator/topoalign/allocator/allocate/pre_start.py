@@ -134,10 +134,7 @@ class SlotStarts(ContainerStarts):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
     def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
-        """
-        Raises NotAsReserved for a container that must not start with these slots. Raises Unavailable if reserved slots
-        have an unknown owner. `listing`: None if the record knows the owner. Ignores other devices.
-        """
+        """Raises NotAsReserved, and Unavailable if the owner of reserved slots is not known. Ignores other devices."""
         self.observe()
         owned = self._ledger.state.ownership
         live = self._ledger.state.allocations
@@ -301,10 +298,7 @@ class ShareStarts(ContainerStarts):
     """Judges containers with vcuda units that are about to start."""
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
-        """
-        Raises ShareSplit, InvalidShare or WholeGpuInUse for a container that must not start with these units. Raises
-        Unavailable while the checkpoint does not have its devices.
-        """
+        """Raises ShareSplit, InvalidShare or WholeGpuInUse, and Unavailable while the checkpoint lacks the devices."""
         asked = frozenset(units)
         listing = poll.listing
         parts = live_unit_entries(listing)

@@ -62,10 +62,7 @@ AGAIN_SECONDS = 0.5
 
 
 async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock: Clock, arrived: float) -> Poll:
-    """
-    Polls a slow kubelet until it answers, for at most `GRANT_SECONDS` after the call `arrived`. Raises Unavailable.
-    `poll` takes a time limit in seconds, None for the usual one.
-    """
+    """Polls a slow kubelet until `GRANT_SECONDS` after the call `arrived`. Raises Unavailable."""
     # The kubelet sets no time limit for Allocate and one of 30 s for PreStartContainer, and a pod that is refused here stays
     # refused. The first attempt is short, because the connection may be broken. Each later one has all the time that is
     # left: a kubelet that needs two seconds would answer none of four attempts of one second.
@@ -270,10 +267,7 @@ class DeviceAllocations:
         return None
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
-        """
-        As `AllocatorPort.allocate`. A repeated call returns the same allocation. Raises also HardwareUnknown,
-        DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
-        """
+        """As `AllocatorPort.allocate`. Raises also HardwareUnknown, DeviceUnusable and Unavailable."""
         arrived = self._clock.monotonic()
         await self._reservations.until_read()
         await self._ensure_fresh()

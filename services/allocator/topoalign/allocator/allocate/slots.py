@@ -88,10 +88,7 @@ class SlotClaim(Claim):
         return resource in resources_in_slots(self.view.state.hardware)
 
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
-        """
-        Returns the slots that a container should get; () if too few GPUs have enough left. `live`: the state without
-        ended allocations; `displaced`: further devices that count as held.
-        """
+        """Returns the slots that a container should get; () if too few GPUs have enough left besides `displaced`."""
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
             return ()

@@ -95,10 +95,7 @@ def share_asked(kind: UnitKind, size: int) -> Share:
 
 
 def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
-    """
-    Returns the shares that a request may be for. First comes that of a container which waits for this number of units,
-    so that one GPU must have both halves left.
-    """
+    """Returns the shares that a request may be for; first comes that of a container which waits for so many units."""
     for _, container, units in open_reservations(reserved, now, question.resource):
         if len(units) == question.size:
             held = [unit for ids in container.devices.values() for unit in ids]
@@ -143,10 +140,7 @@ def gpus_for(
     *,
     was_split: bool,
 ) -> tuple[DeviceID, ...]:
-    """
-    Returns the GPUs whose units a container should get; () if none have enough. `was_split`: an equal part of the other
-    half was too little for such a share before.
-    """
+    """Returns the GPUs whose units a container should get. `was_split`: an equal other half was too little before."""
     left = {
         gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
     }
@@ -319,9 +313,8 @@ class UnitClaim(Claim):
         self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
     ) -> tuple[DeviceID, ...]:
         """
-        Returns the units that a container should get; () if no GPU has enough. `live`: the state without ended
-        allocations; `displaced`: further devices that count as held. Reserved units are avoided as long as enough
-        others are left.
+        Returns the units that a container should get; () if no GPU has enough. `live` lacks ended allocations, and
+        `displaced` devices count as held. Reserved units are avoided if possible.
         """
         resource, available, must_include, size = question
         kind = unit_of(live.hardware, resource)

@@ -164,10 +164,7 @@ def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, Reso
 
 
 def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
-    """
-    Returns the containers of a pod that have exactly these devices of a resource, and those that share devices with
-    them, such as an app container that reuses the GPU of an init container.
-    """
+    """Returns the containers of a pod that have exactly these devices, or share devices with one that has."""
     found: list[Devices] = []
     known = {part}
     rest = [*containers]

@@ -75,8 +75,7 @@ class Containers:
 
     def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
         """
-        Returns the writer for one Allocate call, by one configuration and one state of the hardware. Raises
-        ContainerUnready or StateFault if containers could not use their devices.
+        Returns the writer for one Allocate call. Raises ContainerUnready or StateFault; then nothing may be allocated.
         """
         if not has_gpus(topology, resource):
             return ResponseWriter()

@@ -179,10 +179,7 @@ def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice
 
 
 def device_node_paths(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]) -> tuple[str, ...]:
-    """
-    Returns the device nodes of a GPU, or of a MIG instance: the GPU's and its two capabilities. Raises ContainerUnready
-    if the driver does not report their numbers.
-    """
+    """Returns the nodes of a GPU, or of a MIG instance with its capabilities. Raises ContainerUnready."""
     if gpu.minor is None:
         raise ContainerUnready(
             f"the driver does not report the device node of {gpu.id}",

@@ -210,10 +210,7 @@ class FileJournal:
         return self._file
 
     def replace(self, lines: Sequence[bytes]) -> None:
-        """
-        Writes a new file and renames it over the old one. Raises OSError; then the old one stays in use, or the next
-        append repeats this, because the open file may be the replaced one.
-        """
+        """Writes a new file and renames it over the old one. Raises OSError; then the next append repeats this."""
         header = encode_line(JournalHeader(version=VERSION, node=self.node, unconfirmed=self._unconfirmed or ""))
         new_file = self.directory / "journal.new"
         try:
@@ -240,10 +237,7 @@ class FileJournal:
 
 @contextmanager
 def open_journal(directory: Path, node: NodeName) -> Iterator[FileJournal]:
-    """
-    Opens the journal of a state directory and locks the directory for the context. Raises StateFault if another process
-    has it (naming its pid), InvalidField if it cannot be used.
-    """
+    """Opens and locks the journal of a state directory. Raises StateInUse, StateFault and InvalidField."""
     with locked(directory):
         journal = FileJournal(directory, node)
         with usable():

@@ -75,10 +75,7 @@ def unobserved(node: NodeName, epoch: int) -> UsageObserved:
 
 
 def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) -> UsageObserved:
-    """
-    Returns the next revision after what was `seen`; the same one if nothing is new. A container whose allocations have ended
-    is no longer above its memory, even if nobody measures.
-    """
+    """Returns the next revision after what was `seen`; the same one if nothing is new."""
     now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
     exceeding = tuple(each for each in now.exceeding if any(name in live for name in each.allocations))
     now = msgspec.structs.replace(now, exceeding=exceeding)
@@ -195,10 +192,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """
-        Records all facts of this block, which must not pause, in one entry with one sync; in the block `state` has them
-        already. Raises StateFault at its end; then, and when the block raises, nothing has changed.
-        """
+        """Records all facts of this block, which must not pause, in one entry. Raises StateFault at its end."""
         assert self._group is None, "one group at a time"
         before = self.state
         self._group = []
@@ -272,10 +266,8 @@ class Ledger:
         self._record(fact)
 
     def announce(self) -> tuple[int, int]:
-        """
-        Records a snapshot, shortens the journal to it, and returns its (epoch, seq). One of `PUBLISHED_SECONDS` ago is
-        not repeated, because many may ask when the bus comes back. Raises StateFault.
-        """
+        """Records a snapshot, shortens the journal to it, and returns its (epoch, seq). Raises StateFault."""
+        # Many may ask when the bus comes back, so one of `PUBLISHED_SECONDS` ago is not repeated.
         just_now = self._clock.monotonic() - PUBLISHED_SECONDS
         newest = self.state.epoch, self.state.seq
         if self._announced is None or self._announced[:2] != newest or self._announced[2] <= just_now:

@@ -278,10 +278,7 @@ class Instances:
     async def destroy_unused(
         self, live: Callable[[], Collection[DeviceID]], held: Callable[[], Collection[DeviceID]] = tuple
     ) -> None:
-        """
-        Destroys the own instances that no `live` allocation has, also those of intents. `held`: slots without an
-        instance in the record, as after a lost journal; their instances stay.
-        """
+        """Destroys the own instances that no `live` allocation has and whose slots are not `held` without one."""
 
         def is_wanted(own: OwnInstance) -> bool:
             return bool(own.uuid) and (own.uuid in self._granting or own.uuid in live() or own.slot in held())

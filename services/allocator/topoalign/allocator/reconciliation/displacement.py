@@ -181,10 +181,7 @@ def displaced_by(
     asked: Collection[DeviceID],
     listing: KubeletListing | None,
 ) -> tuple[Displaced, ...]:
-    """
-    Returns the containers that may still run although the devices `asked` are allocated to another one: those of the
-    released `records`, and those that these had displaced.
-    """
+    """Returns the containers that may still run although the devices `asked` are allocated to another one."""
     found: list[Displaced] = []
     for record in records:
         if listing is not None and record.owner is not None and liveness.is_displaced(record, listing):
@@ -281,10 +278,7 @@ def remainders(
 
 
 def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
-    """
-    Marks the remainders of ended containers as ended, before the kubelet's files are read again. Else their GPUs would
-    seem to have nothing left.
-    """
+    """Marks the remainders of ended containers as ended, because else nothing seems left of their GPUs."""
     kubelet = ledger.state.usage.kubelet if ledger.state.usage is not None else None
     if kubelet is None:
         return

@@ -273,10 +273,7 @@ def has_other_devices(
 def runs(
     owner: Owner, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: KubeletListing
 ) -> bool:
-    """
-    Whether a container may run with these devices: its pod exists by its directory or else by its name, and it is not
-    reported with other devices.
-    """
+    """Whether the pod of a container exists, and it is not reported with other devices."""
     if has_other_devices(owner, pod_uid, devices, listing):
         return False
     if pod_uid and listing.directories is not None:
@@ -287,10 +284,7 @@ def runs(
 def still_displaced(
     displaced: Iterable[Displaced], listing: KubeletListing | None, owner: Owner | None = None, pod_uid: str = ""
 ) -> tuple[Displaced, ...]:
-    """
-    Returns the displaced containers that may still run; all without a `listing`. One with the name of the new owner and
-    the same or no UID is the same container.
-    """
+    """Returns the displaced containers that may still run and are not the new owner; all without a `listing`."""
     if listing is None:
         return tuple(displaced)
     return tuple(

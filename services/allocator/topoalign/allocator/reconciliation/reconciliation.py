@@ -162,10 +162,7 @@ class Reconciliation:
         """Pods whose allocations were released because they had no directory."""
 
     def compare(self, poll: Poll) -> None:
-        """
-        Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded. Before the hardware is
-        known it only notes the kubelet.
-        """
+        """Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded."""
         self._settle(poll)
         self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
         listing = poll.listing
@@ -236,10 +233,7 @@ class Reconciliation:
         return (Namespace(namespace), PodName(pod)) in self._listed
 
     def note(self, poll: Poll) -> None:
-        """
-        Notes what this poll reports and what its kubelet has written. Every poll counts, also without a comparison,
-        because the kubelet may drop a container before the next one.
-        """
+        """Notes what this poll reports, also without a comparison, and what its kubelet has written."""
         if poll.at < self._noted:
             return
         self._noted = poll.at
@@ -314,14 +308,12 @@ class Reconciliation:
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[ReportedDevices | None]) -> Owner | None:
-        """
-        Returns the container that is reported with exactly the devices of a record. None: there are several, or it has
-        only some of them, or more devices of ours, which must not count as free.
-        """
+        """Returns the container that is reported with exactly the devices of a record."""
         hardware = self._ledger.state.hardware
         each_once = {id(holding): holding for holding in holdings}.values()  # a share may be hundreds of units
         owners = {holding.owner if holding is not None else None for holding in each_once}
         shown = {(holding.resource, device) for holding in filter(None, each_once) for device in holding.devices}
+        # Devices of ours beside these must not count as free.
         has_more = any(is_recorded_here(hardware, *place) for place in shown.difference(held))
         return owners.pop() if len(owners) == 1 and not has_more else None
 
@@ -361,9 +353,6 @@ class Reconciliation:
         return before.missing_since is not None and poll.at - before.missing_since >= patience
 
     def _confirm(self, poll: Poll) -> None:
-        """
-        Confirms an unconfirmed record by a checkpoint, or by a settled kubelet, which reports all running containers.
-        Confirmed hardware shows which devices are ours.
-        """
+        """Confirms an unconfirmed record by a checkpoint, or by a settled kubelet."""
         if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")

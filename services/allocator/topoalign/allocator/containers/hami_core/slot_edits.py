@@ -107,10 +107,7 @@ def held_in_order(
     hardware: Topology,
     others: Collection[DeviceID] = (),
 ) -> list[Amount | None]:
-    """
-    Returns the amount of each GPU that a container sees, in NVML's order; None: it has the GPU by another resource.
-    Raises ContainerUnready for a GPU that is no longer in slots.
-    """
+    """Returns the amount of each visible GPU in NVML's order; None: by another resource. Raises ContainerUnready."""
     found: dict[int, Amount | None] = {hardware.gpu_by_id[hardware.card_of(each)].index: None for each in others}
     for slot in slots:
         gpu = hardware.card_of(base_of(slot))

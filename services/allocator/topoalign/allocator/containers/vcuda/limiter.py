@@ -243,10 +243,7 @@ class VcudaLimiter:
         """Registrations that were refused."""
 
     async def starting(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
-        """
-        Prepares the directories of a container that is about to start. Raises StateFault if they cannot be written, and
-        Unavailable if the owner of the units is not known.
-        """
+        """Prepares the directories of a container that is about to start. Raises StateFault and Unavailable."""
         if not (configured := self._root()):
             return
         root = Path(configured)
@@ -257,10 +254,7 @@ class VcudaLimiter:
             await shield(self._start(root, resource, frozenset(units), poll))
 
     def register(self, root: Path, name: str, pid: int) -> None:
-        """
-        Registers the processes of the caller's container. Raises RegistrationRefused for a process of another one, and
-        StateFault if the files cannot be written.
-        """
+        """Registers the processes of the caller's container. Raises RegistrationRefused and StateFault."""
         who = caller_of(self._proc, pid)
         try:
             if who is None:

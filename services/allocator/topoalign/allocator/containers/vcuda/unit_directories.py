@@ -152,10 +152,7 @@ def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
 
 
 def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
-    """
-    Prepares the directory of a container that is about to start; creates that of another owner again. Raises OSError;
-    then no incomplete file exists, and the call can be repeated.
-    """
+    """Prepares the directory of a container that is about to start. Raises OSError; then it can be repeated."""
     make_root(root)
     with open_directory(root) as at:
         if read_config_owner(root, name) != (limits.pod_uid, limits.container) or count_entries(at, name) > MOST_KEPT:
