@@ -494,5 +494,5 @@ def units_held(
             found[Holder("", each.id)] |= each.device_ids
     for each in every:
         for former in still_displaced(each.displaced, listing):
-            found[container_holder(former.owner, former.pod_uid)].update(*former.devices.values())
+            found[container_holder(former.owner, former.pod_uid)].update(former.device_ids)
     return found

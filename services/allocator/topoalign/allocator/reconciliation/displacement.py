@@ -15,7 +15,6 @@ from topoalign.allocator.ports import KubeletListing, Place, ResourceEntry
 from topoalign.allocator.reconciliation.liveness import (
     LivenessCheck,
     Rest,
-    has_other_devices,
     is_before,
     kubelet_places,
     reported_places,
@@ -137,7 +136,7 @@ def return_displaced(
     return returned
 
 
-def without_allocations(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:
+def without_allocations(state: NodeState, allocations: Iterable[Allocation]) -> NodeState:
     """Returns the state as if these allocations were not live."""
     for each in allocations:
         state = state.without(each.id)
@@ -149,10 +148,7 @@ def of_devices(
 ) -> tuple[Displaced, ...]:
     """Returns the displaced containers with a device that overlaps one of these."""
     wanted = state.ownership.set_of(devices)
-    holding = state.ownership.holding
-    return tuple(
-        each for each in displaced if any(wanted.overlaps(holding(d)) for ids in each.devices.values() for d in ids)
-    )
+    return tuple(each for each in displaced if any(map(wanted.overlaps, map(state.ownership.holding, each.device_ids))))
 
 
 def recorded_in_order(state: NodeState, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:
@@ -185,15 +181,15 @@ def displaced_by(
     found: list[Displaced] = []
     for record in records:
         if listing is not None and record.owner is not None and liveness.is_displaced(record, listing):
-            both = overlapping_devices(ledger.state.ownership, record, asked)
+            both = with_devices(record, group_by_resource(overlapping_devices(ledger.state.ownership, record, asked)))
             found.append(
                 Displaced(
                     allocation=record.id,
                     owner=record.owner,
                     pod_uid=record.pod_uid,
-                    devices=group_by_resource(both),
-                    slots={device: record.slots[device] for _, device in both if device in record.slots},
-                    instances={device: record.instances[device] for _, device in both if device in record.instances},
+                    devices=both.devices,
+                    slots=both.slots,
+                    instances=both.instances,
                 )
             )
         if not is_before(record, ledger.boot):
@@ -208,19 +204,8 @@ def log_displaced(granted: Iterable[Allocation]) -> None:
             log.error(
                 "the kubelet allocates devices to a new container, and the one that has them was not seen to end",
                 allocation=each.id,
-                devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
+                devices=sorted(devices_displaced_by([each])),
                 held_by=[f"{container_title(former.owner)} ({former.allocation})" for former in each.displaced],
-            )
-
-
-def log_readmitted(gone: Iterable[Allocation], listing: KubeletListing) -> None:
-    """Logs each container whose record is released because the kubelet has allocated it other devices."""
-    for each in gone:
-        if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
-            log.error(
-                "a container was admitted once more, with other devices: see that it does not use its former ones",
-                container=container_title(each.owner),
-                devices=sorted(each.device_ids),
             )
 
 
@@ -236,9 +221,7 @@ def log_forgotten(forgotten: Iterable[Allocation]) -> None:
 
 def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]:
     """Returns the devices of all containers that these records displaced. Such a container may outlive the record."""
-    return frozenset(
-        d for record in records for former in record.displaced for ids in former.devices.values() for d in ids
-    )
+    return frozenset().union(*(former.device_ids for record in records for former in record.displaced))
 
 
 def remainders(
@@ -302,14 +285,13 @@ def displaced_pod_name(
     Returns the UID of the pod whose init container, with a released record, has slots that were reserved for other
     pods: a later container of the pod reuses some of them. Empty: there is none by the checkpoint.
     """
-    for each in gone if listing is not None else ():
-        here = each.device_ids.intersection(slots) if each.reserved_for else ()
-        entries = (
-            [each for slot in here for each in listing.parts_by_place.get((resource, slot), ())] if listing else []
-        )
-        for entry in entries:
-            if entry.pod_uid and entry.pod_uid not in each.reserved_for:
-                return entry.pod_uid
+    if listing is None:
+        return ""
+    for each in [record for record in gone if record.reserved_for]:
+        for slot in each.device_ids.intersection(slots):
+            for entry in listing.parts_by_place.get((resource, slot), ()):
+                if entry.pod_uid and entry.pod_uid not in each.reserved_for:
+                    return entry.pod_uid
     return ""
 
 

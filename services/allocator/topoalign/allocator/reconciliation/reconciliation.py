@@ -26,13 +26,13 @@ from topoalign.allocator.ports import KubeletListing, Place, Poll, ReportedDevic
 from topoalign.allocator.reconciliation.displacement import (
     adopt_unrecorded,
     log_forgotten,
-    log_readmitted,
     return_displaced,
 )
 from topoalign.allocator.reconciliation.liveness import (
     Kubelet,
     LivenessCheck,
     checkpoint_entries_of,
+    has_other_devices,
     is_before,
     kubelet_places,
     still_displaced,
@@ -278,7 +278,7 @@ class Reconciliation:
         if displaced and allocation.owner is None:
             log.error(
                 "two containers have the same devices: delete one of the two pods",
-                devices=sorted(device for each in displaced for ids in each.devices.values() for device in ids),
+                devices=sorted(device for each in displaced for device in each.device_ids),
                 owners=[container_title(owner), *(container_title(each.owner) for each in displaced)],
             )
         boot = self._ledger.boot
@@ -288,7 +288,13 @@ class Reconciliation:
 
     def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
         """Records that these have ended and, in one entry of the journal, what returns of displaced ones."""
-        log_readmitted(gone, listing)
+        for each in gone:
+            if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
+                log.error(
+                    "a container was admitted once more, with other devices: see that it does not use its former ones",
+                    container=container_title(each.owner),
+                    devices=sorted(each.device_ids),
+                )
         for reason, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
             ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),
