@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio
+import msgspec
 from anyio.lowlevel import checkpoint
 
 from topoalign.allocator.allocate.claims import AskedContainer, Claim, NewRecords, NodeView, check_allocate
@@ -67,11 +68,8 @@ class Preferences:
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}
         taken = {device for ids in granted[0].from_kubelet.values() for device in ids}
-        if taken == {*given.chosen} or len(taken) != len(given.chosen):
-            return {}
-        if not all(device in given.available for device in taken):
-            return {}
-        return {granted[0].id: given.chosen}
+        is_other = taken != {*given.chosen} and len(taken) == len(given.chosen)
+        return {granted[0].id: given.chosen} if is_other and taken.issubset(given.available) else {}
 
 
 # Group commit: one write to the journal and one sync for all Allocate calls that are ready.
@@ -85,30 +83,23 @@ class Preferences:
 # later is recorded. The first call of the queue records the others even if it is cancelled itself.
 
 
-class AllocateCall:
+class AllocateCall(msgspec.Struct, eq=False):
     """One Allocate on its way into the record."""
 
-    def __init__(
-        self,
-        resource: ResourceName,
-        containers: AskedDevices,
-        checked: int,
-        made: Mapping[DeviceID, CreatedInstance] = {},
-    ) -> None:
-        self.resource = resource
-        self.containers = containers
-        self.made = made
-        """Slot -> the MIG instance that was created for it."""
-        self.checked = checked
-        """The version of the ledger under which its devices were checked."""
-        self.poll: Poll | None = None
-        """The poll of the kubelet for this call; None: there was none."""
-        self.grant: Grant | None = None
-        """The moment before the poll; None: the moment of the record."""
-        self.answers: Sequence[Allocation] | None = None
-        """One allocation for each container, recorded; None: there is no answer yet."""
-        self.error: Exception | None = None
-        """Why it is refused."""
+    resource: ResourceName
+    containers: AskedDevices
+    checked: int
+    """The version of the ledger under which its devices were checked."""
+    made: Mapping[DeviceID, CreatedInstance] = {}
+    """Slot -> the MIG instance that was created for it."""
+    poll: Poll | None = None
+    """The poll of the kubelet for this call; None: there was none."""
+    grant: Grant | None = None
+    """The moment before the poll; None: the moment of the record."""
+    answers: Sequence[Allocation] | None = None
+    """One allocation for each container, recorded; None: there is no answer yet."""
+    error: Exception | None = None
+    """Why it is refused."""
 
     def result(self) -> tuple[Allocation, ...] | None:
         """Returns the answers; None: the kubelet must be polled first. Raises the error of a refused call."""

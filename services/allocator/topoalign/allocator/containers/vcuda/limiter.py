@@ -256,18 +256,13 @@ class VcudaLimiter:
     def register(self, root: Path, name: str, pid: int) -> None:
         """Registers the processes of the caller's container. Raises RegistrationRefused and StateFault."""
         who = caller_of(self._proc, pid)
-        try:
-            if who is None:
-                raise RegistrationRefused(
-                    "the caller's container is not known: it has ended, or the agent does not see its process"
-                )
-            if (who.pod_uid, who.container) not in self._owners(root, name):
-                raise RegistrationRefused(
-                    f"the units of this directory are not of container {who.container} of pod {who.pod_uid}"
-                )
-        except RegistrationRefused:
+        if who is None or (who.pod_uid, who.container) not in self._owners(root, name):
             self.refused += 1
-            raise
+            if who is None:
+                reason = "the caller's container is not known: it has ended, or the agent does not see its process"
+            else:
+                reason = f"the units of this directory are not of container {who.container} of pod {who.pod_uid}"
+            raise RegistrationRefused(reason)
         group = self._groups.get(who.container_id)
         if who.container_id not in self._groups or (group is not None and not group.is_dir()):
             group = self._groups[who.container_id] = directory_of(self._cgroups, who.group)
