@@ -26,9 +26,8 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.decoding import field
-from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.kubelet_client import KubeletAway
-from topoalign.kubelet.grpc.pod_resources_codec import UNCHANGED, ComparingCodec, Devices, Fields, ListedPodsCodec
+from topoalign.kubelet.grpc.kubelet_client import KeptChannel, KubeletAway
+from topoalign.kubelet.grpc.pod_resources_codec import Devices, Fields, read_changed_devices, read_listed_pods
 from topoalign.kubelet.grpc.transport import Complaints
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.thread_reader import ThreadReader
@@ -89,13 +88,12 @@ class PodResourcesClient:
         """
         kubelet = unix_sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
-        codec = ListedPodsCodec()
-        listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within, codec)
+        listed, devices_of = await self.channel.ask(
+            lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within, read_listed_pods
+        )
         shown = ((pod, container) for pod in listed.pod_resources for container in pod.containers)
         try:
-            usage = tuple(
-                read_container_usage(*each, devices) for each, devices in zip(shown, codec.devices, strict=True)
-            )
+            usage = tuple(read_container_usage(*each, devices) for each, devices in zip(shown, devices_of, strict=True))
         except ValueError as error:
             raise KubeletAway(f"PodResources reports invalid values: {clean(str(error), 200)}") from error
         holdings = tuple(
@@ -121,19 +119,19 @@ class PodResourcesClient:
     async def devices(self, ours: Collection[ResourceName] = ()) -> Listed:
         """Reads the healthy devices of all plugins but `ours`. Raises KubeletAway within `LIST_SECONDS`."""
         known, listed = self._listed
-        codec = ComparingCodec(known, tuple(field(1, resource.encode()) for resource in ours))
-        response = await self.channel.ask(
+        left_out = tuple(field(1, resource.encode()) for resource in ours)
+        fields, response = await self.channel.ask(
             lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
             LIST_SECONDS,
-            codec,
+            lambda answer: read_changed_devices(answer, known, left_out),
         )
-        if response is UNCHANGED:
+        if response is None:
             return listed
         try:
             listed = listed_devices(response)
         except ValueError as error:
             raise KubeletAway(f"PodResources reports invalid values: {clean(str(error), 200)}") from error
-        self._listed = codec.fields, listed
+        self._listed = fields, listed
         return listed
 
     def written(self) -> tuple[int, ...]:
