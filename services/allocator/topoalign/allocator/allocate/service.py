@@ -214,7 +214,9 @@ class DeviceAllocations:
         else:
             poll = await self._poll_quickly(self._poll_to_prefer)
         ended = self._ended_by(poll)
-        ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
+        if ended:
+            free = {*available} - {*must_include}
+            ended = [each for each in ended if self._reconciliation.liveness.is_dropped(each, at, free)]
         hardware = self.state.hardware
         offered = hardware.devices.get(resource, NO_DEVICES).listed(available)
         live = without_allocations(self.state, ended) if ended else self.state

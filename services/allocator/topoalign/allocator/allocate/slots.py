@@ -228,8 +228,13 @@ class SlotClaim(Claim):
         ]
         if self._lacking(amounts, (*counted, *granted)) is None:
             return
-        gone = [each for each in counted if each.id not in stale and liveness.has_ended(each, poll.listing, poll.at)]
-        ended = {each.id: each for each in liveness.dropped(gone, (), (), poll.at)}
+        ended = {
+            each.id: each
+            for each in counted
+            if each.id not in stale
+            and liveness.has_ended(each, poll.listing, poll.at)
+            and liveness.is_dropped(each, poll.at)
+        }
         if lacking := self._lacking(amounts, (*(each for each in counted if each.id not in ended), *granted)):
             raise self._refusal(asked.resource, asked.ids, lacking)
         asked.release(ended.values())

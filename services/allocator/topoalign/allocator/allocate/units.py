@@ -5,7 +5,7 @@ A kubelet allocates a container's computing time and its memory one after the ot
 container. Both halves have to be of one GPU. If one container has all computing time of a GPU, no other may have anything.
 
 - GetPreferredAllocation prefers the units that are reserved for a request of this size, if the other half is on their GPU;
-  then units of the GPU of the newest grant, if that may lack its other half; then those of the GPU that `gpus_for` chooses.
+  then units of the GPU of the newest grant, if that may lack its other half; then those of the GPU that `_gpus_for` chooses.
 - Allocate refuses units of several GPUs unless they are reserved, memory of another GPU than the computing time granted just
   before, a whole GPU while a container has units of it, and units while a container has the GPU as a whole.
 - PreStartContainer (`pre_start`) checks again, because the kubelet's checkpoint then shows the devices of each container.
@@ -25,7 +25,6 @@ from topoalign.allocator.ports import KubeletListing, Poll
 from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places, still_displaced
 from topoalign.core.demand.shares import (
     Share,
-    SharesLeft,
     UnitFields,
     check_units_asked,
     enough,
@@ -39,7 +38,6 @@ from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import Amount, UnitKind, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
-from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.reserved_choice import open_reservations
 from topoalign.core.placement.sparing import held_among, overlapping_devices
 from topoalign.core.sharing.choosers import check_gpus, choose_gpus_for_units, units_on, with_missing
@@ -128,46 +126,6 @@ def gpu_of_other_half(
     amounts = half.allocation.amounts
     fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= count_units(share, kind) for gpu in amounts)
     return tuple(amounts) if fits and (is_reserved or all(each.cores < CORES for each in amounts.values())) else ()
-
-
-def gpus_for(
-    state: NodeState,
-    share: Share,
-    kind: UnitKind,
-    must_include: Sequence[DeviceID],
-    fitting: Mapping[DeviceID, int],
-    compat: str,
-    *,
-    was_split: bool,
-) -> tuple[DeviceID, ...]:
-    """Returns the GPUs whose units a container should get. `was_split`: an equal other half was too little before."""
-    left = {
-        gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
-    }
-    taken = Counter(map(state.hardware.card_of, must_include))
-    if not taken:
-        is_known = share != share_asked(kind, count_units(share, kind))
-        among = (
-            fitting
-            if is_known or share.whole
-            else with_other_half(state.hardware, left, share, kind, was_split=was_split)
-        )
-        return choose_gpus_for_units(state.hardware, left, share, among, compat)
-    gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
-    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
-
-
-def with_other_half(
-    topology: Topology, left: SharesLeft, share: Share, kind: UnitKind, *, was_split: bool
-) -> list[DeviceID]:
-    """Returns the GPUs with enough left that have most of the other kind, those in use first."""
-    room = gpus_with_enough(topology, left, share)
-    in_use = [
-        gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
-    ]
-    among = room if was_split else in_use or room
-    others = {gpu: left[gpu].left.memory if kind == "cores" else left[gpu].left.cores for gpu in among}
-    return [gpu for gpu, other in others.items() if other == max(others.values())]
 
 
 def with_equal_part(share: Share, offered: Amount) -> Share:
@@ -342,12 +300,38 @@ class UnitClaim(Claim):
             first = half if half is not None else self._recent_half(kind)
             gpus = gpu_of_other_half(first, share, kind, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
-                was_split = kind == "cores" and size == self._split
-                gpus = gpus_for(state, share, kind, must_include, fitting, self.view.compat, was_split=was_split)
+                gpus = self._gpus_for(state, share, kind, question, fitting)
             if gpus:
                 unreserved = units_on(spare - kept, must_include, size, gpus)
                 return unreserved if len(unreserved) == size or not kept else units_on(spare, must_include, size, gpus)
         return own.units if own is not None else ()
+
+    def _gpus_for(
+        self, state: NodeState, share: Share, kind: UnitKind, question: ShareQuestion, fitting: Mapping[DeviceID, int]
+    ) -> tuple[DeviceID, ...]:
+        """Returns the GPUs whose units a container should get; () if none have enough. `fitting`: GPU -> available units."""
+        hardware = state.hardware
+        compat = self.view.compat
+        left = {
+            gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
+        }
+        taken = Counter(map(hardware.card_of, question.must_include))
+        if taken:  # a container that reuses units of an init container gets units of their GPUs
+            gpus = with_missing(hardware, left, share, tuple(taken), fitting, compat)
+            return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
+        if share != share_asked(kind, count_units(share, kind)) or share.whole:
+            return choose_gpus_for_units(hardware, left, share, fitting, compat)
+        # The other half is not known: GPUs in use with an equal part of both left come first, unless that was too little
+        # for such a share before. Among them those are chosen that have most left of the other kind.
+        room = gpus_with_enough(hardware, left, share)
+        in_use = [
+            gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
+        ]
+        was_split = kind == "cores" and question.size == self._split
+        among = room if was_split else in_use or room
+        others = {gpu: left[gpu].left.memory if kind == "cores" else left[gpu].left.cores for gpu in among}
+        most = [gpu for gpu, other in others.items() if other == max(others.values())]
+        return choose_gpus_for_units(hardware, left, share, most, compat)
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         """Raises InvalidShare and ShareSplit for units that no container can have together."""
@@ -433,13 +417,13 @@ class UnitClaim(Claim):
         ended = list[Allocation]()
         for record in conflicts:
             runs_on = liveness.is_displaced(record, listing)
-            gone = [record] if liveness.has_ended(record, listing, poll.at) else []
+            has_ended = liveness.has_ended(record, listing, poll.at)
             if record.id in stale:
                 counted += [record] if runs_on else []
                 continue
             is_over = (record.owner, record.pod_uid) in over and not runs_on
-            is_dropped = liveness.dropped(gone, (), (), poll.at) or (gone and self._is_unowned(record, listing))
-            (ended if is_over or is_dropped else counted).append(record)
+            is_dropped = liveness.is_dropped(record, poll.at) or self._is_unowned(record, listing)
+            (ended if is_over or (has_ended and is_dropped) else counted).append(record)
         kind = first_unit_kind(asked.ids)
         half = self.open_half(kind, poll) if kind is not None else None
         owners = self.possible_owners(resource, asked.ids, poll, half)

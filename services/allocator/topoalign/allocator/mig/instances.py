@@ -204,42 +204,31 @@ class Instances:
         Creates the smallest instance with this memory (bytes) for a slot, on a `spared` placement only if there is no
         other, and never with a uuid `in_use`. It is kept until `release`. Raises NoPlace, DriverFault and StateFault.
         """
+        gpu = base_of(slot)
+        skipped = set[MigPlacement]()
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 try:
-                    made = await self._create(slot, profiles, memory, spared, in_use)
+                    made: MigDevice | None = None
+                    while made is None:
+                        there = await self._maker.there(gpu)
+                        noted = [each.placement for each in self.own if each.gpu == gpu]
+                        taken = {*noted, *skipped, *(each.placement for each in there)}
+                        found = find_place(profiles, {*taken, *spared}, memory) or find_place(profiles, taken, memory)
+                        if found is None:
+                            raise NoPlace(gpu, memory)
+                        profile, place = found
+                        before = tuple(sorted(each.id for each in there))
+                        intent = OwnInstance(slot=slot, profile=profile.name, placement=place, before=before)
+                        made = await self._create_as(intent, in_use)
+                        skipped.add(place)
                 except DriverFault as fault:
-                    self._fails(base_of(slot), fault)
+                    self._fails(gpu, fault)
                     raise
-                self._works(base_of(slot))
+                self._works(gpu)
                 self._granting.add(made.uuid)
                 return made
         raise AssertionError("a shielded scope is not left early")
-
-    async def _create(
-        self,
-        slot: DeviceID,
-        profiles: Sequence[MigProfile],
-        memory: int,
-        spared: Collection[MigPlacement],
-        in_use: Collection[DeviceID],
-    ) -> MigDevice:
-        gpu = base_of(slot)
-        passed = set[MigPlacement]()
-        while True:
-            there = await self._maker.there(gpu)
-            noted = [each.placement for each in self.own if each.gpu == gpu]
-            taken = {*noted, *passed, *(each.placement for each in there)}
-            found = find_place(profiles, {*taken, *spared}, memory) or find_place(profiles, taken, memory)
-            if found is None:
-                raise NoPlace(gpu, memory)
-            profile, place = found
-            before = tuple(sorted(each.id for each in there))
-            intent = OwnInstance(slot=slot, profile=profile.name, placement=place, before=before)
-            made = await self._create_as(intent, in_use)
-            if made is not None:
-                return made
-            passed.add(place)
 
     async def _create_as(self, intent: OwnInstance, in_use: Collection[DeviceID]) -> MigDevice | None:
         self._log.replace((), (intent,))

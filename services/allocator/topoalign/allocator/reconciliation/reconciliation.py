@@ -308,9 +308,7 @@ class Reconciliation:
                 self._ledger.release([each.id for each in ended], reason)
         if directories := listing.directories:
             without_owner = [each for each in gone if each.owner is None]
-            uids = {
-                part.pod_uid for each in without_owner for part in checkpoint_entries_of(kubelet_places(each), listing)
-            }
+            uids = {part.pod_uid for each in without_owner for part in checkpoint_entries_of(each, listing)}
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[ReportedDevices | None]) -> Owner | None:

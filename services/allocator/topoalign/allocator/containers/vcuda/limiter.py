@@ -23,7 +23,12 @@ from anyio import to_thread
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from topoalign.allocator.allocate.pre_start import entries_of_holder, limit_keys_by_kind, live_unit_entries
+from topoalign.allocator.allocate.pre_start import (
+    amounts_of_holder,
+    entries_of_holder,
+    limit_keys_by_kind,
+    live_unit_entries,
+)
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.limiter_files import RecordView, is_pod_present, with_checkpoint
 from topoalign.allocator.containers.vcuda import unit_directories
@@ -38,7 +43,6 @@ from topoalign.allocator.containers.vcuda.unit_directories import (
     units_directory_name,
 )
 from topoalign.allocator.ports import Poll, ResourceEntry
-from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.errors import StateFault, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES
@@ -109,7 +113,7 @@ class Calls:
 
 def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
     """Returns a container's limits; those of one GPU for equal parts of several, because the library reads only one."""
-    amounts = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
+    amounts = amounts_of_holder(holder, parts)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
     cores = sum(each.cores for each in amounts.values())
     memory = sum(each.memory for each in amounts.values())
