@@ -279,4 +279,4 @@ def register_reports(
     context.checks["topology"] = allocator.topology_unknown
     context.checks["outbox"] = allocator.outbox_full
     context.notes.setdefault("configuration", lambda: context.configuration.reason_not_current)
-    context.notes["outbox"] = allocator.outbox.speaker.note
+    context.notes["outbox"] = allocator.outbox.facts.note

@@ -150,7 +150,7 @@ class Ledger:
     @property
     def unconfirmed(self) -> str | None:
         """Why something may be held that is not in `state`; None: the record is whole."""
-        return self._journal.doubt
+        return self._journal.unconfirmed
 
     @property
     def clock(self) -> Clock:
@@ -223,8 +223,8 @@ class Ledger:
         preferred: Mapping[AllocationID, Sequence[DeviceID]] = {},
     ) -> None:
         """
-        Records allocations in one entry, and with them the release of those `instead_of` which they are, as superseded
-        without other `reasons`, and the devices that were `preferred` instead. Raises StateFault.
+        Records allocations in one entry, with the release of those that they replace (`instead_of`, as superseded without
+        other `reasons`) and the devices that were `preferred` to theirs. Raises StateFault.
         """
         gone = releases(instead_of, reasons, "superseded")
         granted = [partial(AllocationGranted, allocation=allocation) for allocation in allocations]
