@@ -337,6 +337,7 @@ class Reconciliation:
         presence = self._presence[allocation.id] = before.miss(poll.at)
         kept = self.liveness.is_kept(allocation, poll.listing)
         settled = self._is_settled(poll)
+        is_unread = None in (poll.listing.checkpoint, poll.listing.directories)
         patience = self._gone_seconds
         if allocation.owner is None:
             if kept:
@@ -346,10 +347,8 @@ class Reconciliation:
         elif self.liveness.is_waited_for(allocation, poll.listing):
             self._presence[allocation.id] = before.explain()
             return False
-        elif before.is_explained and None in (poll.listing.checkpoint, poll.listing.directories):
-            # A poll that can read less does not change what was found.
-            if not self.liveness.is_gone(allocation, poll.listing):
-                return False
+        elif before.is_explained and is_unread and not self.liveness.is_gone(allocation, poll.listing):
+            return False
         elif presence.is_inherited and settled and not kept:
             return True
         if not settled:
