@@ -191,7 +191,7 @@ class WholeDevices(Claim):
 
 
 def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDevices) -> list[DeviceSet]:
-    """Returns one set per container. Raises InvalidField, HardwareUnknown, UnknownDevice and DeviceUnusable."""
+    """Checks the devices of a call. Raises InvalidField, HardwareUnknown, UnknownDevice and DeviceUnusable."""
     asked = [device for devices in containers for device in devices]
     if not containers or not all(containers):
         raise InvalidField("devices_ids", "empty", "the kubelet asks for at least one device")

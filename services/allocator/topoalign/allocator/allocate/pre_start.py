@@ -135,7 +135,7 @@ class SlotStarts(ContainerStarts):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
     def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
-        """Raises NotAsReserved, and Unavailable if the owner of reserved slots is not known. Ignores other devices."""
+        """Checks the slots of a starting container. Raises NotAsReserved, and Unavailable without a known owner."""
         self.observe()
         owned = self._ledger.state.ownership
         live = self._ledger.state.allocations
@@ -298,10 +298,11 @@ class ShareStarts(ContainerStarts):
     """Judges containers with vcuda units that are about to start."""
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
-        """Raises ShareSplit, InvalidShare or WholeGpuInUse, and Unavailable while the checkpoint lacks the devices."""
+        """Checks the units of a starting container. Raises ShareSplit, InvalidShare, WholeGpuInUse, Unavailable."""
         asked = frozenset(units)
         listing = poll.listing
         parts = live_unit_entries(listing)
+        # The kubelet's call names the units, and containers of a pod may have the same ones.
         starting = dict.fromkeys(
             Holder(part.pod_uid, part.container)
             for part in parts

@@ -77,6 +77,7 @@ def unobserved(node: NodeName, epoch: int) -> UsageObserved:
 def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) -> UsageObserved:
     """Returns the next revision after what was `seen`; the same one if nothing is new."""
     now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
+    # A container whose allocations have ended is no longer above its memory, even if nobody measures.
     exceeding = tuple(each for each in now.exceeding if any(name in live for name in each.allocations))
     now = msgspec.structs.replace(now, exceeding=exceeding)
     return had if now == had else msgspec.structs.replace(now, revision=had.revision + 1)
@@ -195,7 +196,7 @@ class Ledger:
         """Records all facts of this block, which must not pause, in one entry. Raises StateFault at its end."""
         assert self._group is None, "one group at a time"
         before = self.state
-        self._group = []
+        self._group = []  # in the block `state` has the facts already
         try:
             yield
         finally:
