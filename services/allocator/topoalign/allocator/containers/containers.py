@@ -90,7 +90,7 @@ class Containers:
         offers = topology.offers_of.get(resource, ())
         limiters = {offer.limiter for offer in offers}
         if "hami-core" in limiters:
-            from topoalign.allocator.containers.hami_core.slot_edits import hami_core_edits
+            from topoalign.allocator.containers.hami_core.slot_directories import hami_core_edits
 
             providers.append(hami_core_edits(flags))
         elif "vcuda" in limiters:

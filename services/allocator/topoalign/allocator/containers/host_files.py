@@ -103,7 +103,6 @@ class DriverFiles(NamedTuple):
 
     directory: str
     """Of the libraries."""
-    version: str
     libraries: tuple[str, ...]
     programs: tuple[str, ...]
 
@@ -126,7 +125,6 @@ def find_driver_files(root: HostRoot) -> DriverFiles:
             ending = f".so.{versions[0]}"
             return DriverFiles(
                 directory,
-                versions[0],
                 tuple(f"{directory}/{name}" for name in names if name.endswith(ending) and is_regular(here / name)),
                 tuple(path for path in PROGRAMS if is_regular(root.below(path))),
             )
