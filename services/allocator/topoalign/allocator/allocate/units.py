@@ -264,7 +264,8 @@ class UnitClaim(Claim):
             pods |= self._newest.pods
             if self._newest.pods:
                 records.add(half.allocation.id)
-                pods |= {container_holder(owner, "").pod for owner in (half.allocation.owner,) if owner is not None}
+                if half.allocation.owner is not None:
+                    pods.add(container_holder(half.allocation.owner, "").pod)
         return PossibleOwners(frozenset(pods) - {""}, frozenset(records))
 
     def prefer(
