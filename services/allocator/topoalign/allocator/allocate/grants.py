@@ -181,9 +181,7 @@ class Grants:
         preferences: Preferences,
         expect: Callable[[Sequence[Allocation]], None],
     ) -> None:
-        """
-        `claims`: in the order in which they are judged. `expect` is called with the answers of each recorded call.
-        """
+        """`claims`: in the order in which they are judged. `expect` gets the answers of each recorded call."""
         self._ledger = ledger
         self._view = view
         self._pod_resources = pod_resources

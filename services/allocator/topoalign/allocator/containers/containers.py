@@ -75,7 +75,7 @@ class Containers:
 
     def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
         """
-        Returns the writer for one Allocate call. Raises ContainerUnready or StateFault; then nothing may be allocated.
+        Returns the writer for one Allocate call. Raises ContainerUnready or StateFault if nothing may be allocated.
         """
         if not has_gpus(topology, resource):
             return ResponseWriter()

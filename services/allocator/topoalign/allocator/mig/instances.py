@@ -435,9 +435,7 @@ def live_of(state: NodeState) -> frozenset[DeviceID]:
 
 
 def unknown_of(state: NodeState) -> frozenset[DeviceID]:
-    """
-    Returns the slots of records without an instance, and of displaced containers, which may have one of their own.
-    """
+    """Returns the slots of records without an instance and of displaced containers, which may have their own."""
     live = state.allocations.values()
     without_instance = frozenset(device for each in live for device in each.device_ids - each.instances.keys())
     return without_instance | devices_displaced_by(live)

@@ -150,8 +150,8 @@ class LivenessCheck:
     def has_ended(self, allocation: Allocation, listing: KubeletListing, at: float) -> bool:
         """
         Whether a container that this listing of second `at` does not report has certainly ended: the same kubelet
-        reported it before, or its pod is deleted, or the checkpoint, if written since the grant or for
-        `UNWRITTEN_SECONDS` not, has its devices with no pod.
+        reported it before, its pod is deleted, or the checkpoint has its devices with no pod. The checkpoint counts if
+        it was written since the grant, or not for `UNWRITTEN_SECONDS`.
         """
         if listing.shows(allocation):
             return False
