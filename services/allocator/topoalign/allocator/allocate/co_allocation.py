@@ -98,18 +98,20 @@ class JointClaim(Claim):
         self._placement = placement
         self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
 
-    def waiting(self, resource: ResourceName, devices: Collection[DeviceID]) -> ReservedContainer | None:
+    def applies(self, resource: ResourceName) -> bool:
+        """Whether these are whole GPUs: other devices have no co-allocated ones."""
+        return resource == GPU
+
+    def waiting(self, devices: Collection[DeviceID]) -> ReservedContainer | None:
         """Returns the container that waits for exactly these GPUs and has co-allocated devices."""
-        if resource != GPU:
-            return None
         wanted = frozenset(devices)
         reserved = self.view.reserved
-        parts = open_reservations(reserved, self.view.now, resource) if reserved.reservations else ()
+        parts = open_reservations(reserved, self.view.now, GPU) if reserved.reservations else ()
         return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """Returns the records that hold co-allocated devices reserved for this container."""
-        waiting = self.waiting(asked.resource, asked.devices)
+        waiting = self.waiting(asked.devices)
         if waiting is None:
             return ()
         state = self.view.state
@@ -126,10 +128,10 @@ class JointClaim(Claim):
         """Adds the co-allocated devices. Raises CoAllocatedLacking."""
         new = asked.new
         instead: tuple[DeviceID, ...] = ()
-        if (waiting := self.waiting(asked.resource, asked.devices)) is not None:
+        if (waiting := self.waiting(asked.devices)) is not None:
             co_allocated = self.available(waiting, new.gone.values())
         else:
-            co_allocated, instead = self.choose_for_unreserved(asked.resource, asked.devices, new.gone.values())
+            co_allocated, instead = self.choose_for_unreserved(asked.devices, new.gone.values())
         allocation = msgspec.structs.replace(
             allocation,
             devices={**allocation.devices, **co_allocated.devices},
@@ -180,15 +182,14 @@ class JointClaim(Claim):
         return found[1].devices.get(GPU, ()) if found is not None and found[1] is not None else ()
 
     def choose_for_unreserved(
-        self, resource: ResourceName, devices: Collection[DeviceID], gone: Iterable[Allocation]
+        self, devices: Collection[DeviceID], gone: Iterable[Allocation]
     ) -> tuple[CoAllocated, tuple[DeviceID, ...]]:
         """
         Chooses co-allocated devices for GPUs without a reservation once `gone` has ended. Returns them and the devices
         that were reserved instead; both are empty if no container waits for this number. Raises CoAllocatedLacking.
         """
-        to_come = open_reservations(self.view.reserved, self.view.now, resource)
-        is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
-        if resource != GPU or is_own:
+        to_come = open_reservations(self.view.reserved, self.view.now, GPU)
+        if any(gpus == frozenset(devices) for _, _, gpus in to_come):
             return CoAllocated(), ()
         found = self._replacement(Bounds(len(devices), tuple(devices), ()), gone)
         if found is None:
