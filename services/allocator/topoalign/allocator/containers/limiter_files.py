@@ -21,7 +21,7 @@ from secrets import token_hex
 from typing import Protocol
 
 from topoalign.allocator.containers.host_files import ContainerUnready
-from topoalign.allocator.ports import Poll
+from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
@@ -44,6 +44,11 @@ class RecordView(Protocol):
 def with_checkpoint(poll: Poll | None) -> Poll | None:
     """Returns a poll that may show that directories are unused; None: its checkpoint could not be read."""
     return poll if poll is not None and poll.listing.checkpoint is not None else None
+
+
+def live_entries(listing: KubeletListing) -> list[ResourceEntry]:
+    """Returns the entries of the checkpoint without those of deleted pods."""
+    return [each for each in listing.parts if not listing.is_gone(each.pod_uid)]
 
 
 def is_pod_present(pod_uid: str, poll: Poll) -> bool:

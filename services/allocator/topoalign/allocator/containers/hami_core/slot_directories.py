@@ -34,6 +34,7 @@ from topoalign.allocator.containers.limiter_files import (
     digest_of,
     discard,
     is_pod_present,
+    live_entries,
     make_root,
     open_directory,
     put_aside,
@@ -184,12 +185,8 @@ class DirectoryCleanup:
         root = Path(configured)
         failure = None
         held = self._held(state)
-        # The entries of the checkpoint with slots, without those of deleted pods.
-        in_checkpoint = {
-            (each.resource, each.devices)
-            for each in (poll.listing.parts if poll is not None else ())
-            if are_slots(each.devices) and poll is not None and not poll.listing.is_gone(each.pod_uid)
-        }
+        entries = live_entries(poll.listing) if poll is not None else ()
+        in_checkpoint = {(each.resource, each.devices) for each in entries if are_slots(each.devices)}
         places = in_checkpoint.union(pair for _, pair in held_slots(state))
         limited = {slots_directory_name(*each) for each in places if is_limited(state, each[0])}
         entered = {slots_directory_name(*each) for each in in_checkpoint}
