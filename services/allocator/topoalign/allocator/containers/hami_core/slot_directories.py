@@ -128,12 +128,9 @@ def make_open(at: int, name: str) -> None:
     """Creates a directory that all users may write to, or opens it again after its container. Raises OSError."""
     with suppress(FileExistsError):
         os.mkdir(name, OPEN, dir_fd=at)
-    directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-    try:
+    with open_directory(name, at, os.O_PATH) as directory:
         if stat.S_IMODE(os.fstat(directory).st_mode) != OPEN:
             os.chmod(f"/proc/self/fd/{directory}", OPEN)
-    finally:
-        os.close(directory)
 
 
 # The cleanup runs every few seconds and after the start of the agent.
