@@ -47,7 +47,7 @@ TABLE: tuple[tuple[Kind, str, str, Callable[[Allocator], int]], ...] = (
         "counter",
         "topoalign_allocator_outbox_taken_ids",
         "Facts that got another id because the store had another message under theirs.",
-        lambda allocator: allocator.outbox.speaker.taken,
+        lambda allocator: allocator.outbox.facts.taken,
     ),
     (
         "counter",

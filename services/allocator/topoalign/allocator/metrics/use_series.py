@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ledger.release_log import container_title
+from topoalign.allocator.ledger.ledger import Ledger, container_title
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import MemoryExcess
