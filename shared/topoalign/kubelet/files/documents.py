@@ -117,12 +117,14 @@ def from_json(text: str, most: int) -> list[object]:
 
 
 def from_yaml(text: str, most: int) -> list[object]:
+    """The documents of this text. Raises InvalidYaml, ValueError, OverflowError, RecursionError."""
     from topoalign.kubelet.files import yaml_text  # only where a file is read: PyYAML takes its time to load
 
     return yaml_text.load(text, DEEPEST, most)
 
 
 def refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The JSON object of these pairs. Raises ValueError for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         times = Counter(key for key, _ in pairs)

@@ -79,6 +79,7 @@ def has_type(value: object, hint: Any) -> bool:
 
 @cache
 def hints_of(kind: type[Message]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a generated message and their types."""
     return tuple(get_type_hints(kind).items())
 
 

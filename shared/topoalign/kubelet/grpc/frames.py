@@ -1,10 +1,9 @@
 """
 Cuts HTTP/2 frames into portions of bounded work as they arrive, and recognises floods of them by their headers.
 
-A frame of 9 bytes costs h2 as much as one of a kilobyte, so bytes do not measure work. Here only the 9 bytes of each
-header are read: length, type and flags show the cost of the frame, and whether a gRPC client would send it. Three
-numbers that h2 and grpclib do not limit are limited here: the frames that they get at once, the length of a block of
-headers, and the frames that carry no request.
+A frame of 9 bytes costs h2 as much as one of a kilobyte, so bytes do not measure work. Length, type and flags in the
+header show the cost of a frame, and whether a gRPC client would send it. Three numbers that h2 and grpclib do not limit
+are limited here: the frames that they get at once, the length of a block of headers, and the frames that carry no request.
 
 Source: RFC 9113, sections 3.4, 4.1 and 6.
 """

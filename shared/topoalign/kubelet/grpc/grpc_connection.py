@@ -68,12 +68,10 @@ class Bounded(H2Connection):
 
 
 class CallConnection(grpclib.protocol.Connection):
-    """
-    grpclib's view of a connection, with a weak reference from which a call finds ours. With a strong one, each of many
-    connections would wait for the garbage collector.
-    """
+    """grpclib's view of a connection, from which a call finds ours."""
 
     ours: "ref[GrpcConnection]"
+    """Weak: with a strong reference, each of many connections would wait for the garbage collector."""
 
 
 class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
@@ -199,8 +197,8 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
 
     def look(self) -> None:
         """
-        Closes the connection of a silent peer. One check is not enough: if this process was stopped, the check may run
-        before the bytes that arrived meanwhile are read.
+        Closes the connection of a silent peer. One check is not enough: if this process was stopped, it may run before the
+        bytes that arrived meanwhile are read.
         """
         self.frames.controls = 0
         for stream in tuple(self.processor.streams.values()):
@@ -237,8 +235,8 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
 
 def forget_frames(wrapper: Wrapper | None) -> None:
     """
-    Frees the frames of a call that was ended from outside. Its error references its frames, and they reference the error: a
-    flood of those takes megabytes, and then a tenth of a second of the garbage collector.
+    Frees the frames of a call that was ended from outside. Its error references them, and they reference the error: a flood
+    of those takes megabytes, and then a tenth of a second of the garbage collector.
     """
     error = wrapper._error if wrapper is not None else None
     if error is not None:

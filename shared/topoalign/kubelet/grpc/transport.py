@@ -4,9 +4,9 @@ Serves gRPC on a unix socket that stays safe with untrusted peers.
 grpclib implements the protocol; this module adds the protection. A peer of another user is closed before a byte is
 read. At the limit of connections, the one that has been silent longest is closed. A request that grows past its limit
 ends with RESOURCE_EXHAUSTED while it is still arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for
-an unknown method with UNIMPLEMENTED. A large request is decoded in turns. Errors become gRPC statuses in one place,
-`answer_call`. A client that answers no pings is disconnected. A stream's generator is closed when its client disconnects,
-and a stop lets calls end that have begun.
+an unknown method with UNIMPLEMENTED. A large request is decoded in turns. A stop lets calls end that have begun.
+
+docs/decisions/0027-grpclib-and-its-limits.md compares this with grpclib alone.
 """
 
 import os
@@ -90,8 +90,7 @@ class Servicer(ServiceBase):
         return {path: handler._replace(func=self.guarded(handler)) for path, handler in generated.items()}
 
     def guarded(self, handler: Handler) -> Method:
-        """Wraps a handler: counts running calls, and turns errors into gRPC statuses."""
-
+        """The method of a handler, counted, and with errors as gRPC statuses."""
         async def call(stream: Any) -> None:
             CALL.set(stream._stream)
             unary = handler.cardinality is Cardinality.UNARY_UNARY
@@ -106,7 +105,7 @@ class Servicer(ServiceBase):
         return call
 
     def favours(self, connection: GrpcConnection) -> bool:
-        """Whether this connection is not closed to make room for another."""
+        """Whether this connection is closed last to make room for another."""
         return False
 
     async def drained(self) -> None:
@@ -151,11 +150,9 @@ class Methods(dict[str, Handler]):
     take for a failure of the transport.
     """
 
-    OTHER = Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Message)
-
     def get(self, path: str, default: Any = None) -> Handler:
         """The handler of a path, never None."""
-        return super().get(path, self.OTHER)
+        return super().get(path, Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Message))
 
 
 class Load:
@@ -175,7 +172,7 @@ class GrpcServer(grpclib.server.Server):
     """The directory that is locked while the socket is made. None: its own."""
 
     def __init__(self, servicer: Servicer, path: Path, field: str, load: Load | None = None) -> None:
-        """`field` names the setting that the path came from, for errors. `load`: shared with others; None: its own."""
+        """`field`: the setting that the path came from, for errors. `load`: shared with others; None: its own."""
         super().__init__([servicer], codec=ServerCodec(), config=KEEPALIVE)
         self._mapping = self._methods = Methods(self._mapping)
         events.listen(self, events.RecvMessage, self.received)
@@ -228,7 +225,7 @@ class GrpcServer(grpclib.server.Server):
         self._complaints.end()
 
     def admits(self, connection: GrpcConnection) -> bool:
-        """Whether a peer is served. If so, its connection is registered; else the reason is logged, once per cause."""
+        """Registers a connection if its peer is served. Returns whether it is."""
         connection.peer = who = unix_sockets.peer(connection.transport.get_extra_info("socket"))
         if self.draining:
             return False
@@ -246,8 +243,8 @@ class GrpcServer(grpclib.server.Server):
 
     def make_room(self, most: int = MOST_CONNECTIONS) -> None:
         """
-        Closes a connection, as there are more than `most`: not one that is needed, of the process that has most of them, the
-        one that was silent longest.
+        Closes a connection, as there are more than `most`: of the process that has most of them, the one that was silent
+        longest. One that the servicer favours is closed last.
         """
         held = Counter(each.peer.pid for each in self.connections)
         longest = min(
@@ -291,10 +288,8 @@ log = structlog.get_logger()
 
 class Complaints:
     """
-    Logs errors of the peers of one socket, once per cause.
-
-    A flood is one event, not a hundred thousand. So the first error of a kind is logged at once, the following ones are
-    counted, and one line a minute reports their number, as long as there are any.
+    Logs errors of the peers of one socket: the first of a kind at once, the following ones as a count, once a minute. So a
+    flood is one event, not a hundred thousand.
     """
 
     def __init__(self, socket: str) -> None:
