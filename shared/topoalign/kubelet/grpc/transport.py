@@ -91,6 +91,7 @@ class Servicer(ServiceBase):
 
     def guarded(self, handler: Handler) -> Method:
         """The method of a handler, counted, and with errors as gRPC statuses."""
+
         async def call(stream: Any) -> None:
             CALL.set(stream._stream)
             unary = handler.cardinality is Cardinality.UNARY_UNARY
