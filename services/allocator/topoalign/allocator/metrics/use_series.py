@@ -50,8 +50,8 @@ class UseSeries:
         announces: bool = False,
     ) -> None:
         """
-        `also`: under whose names the same is written, `gaia` and `hami`. `library`: reads what libraries that limit containers
-        count. `announces`: whether `UsageObserved` reports the containers above their memory.
+        `also`: under whose names the same is written, `gaia` and `hami`. `library`: reads what libraries that limit
+        containers count. `announces`: whether `UsageObserved` reports the containers above their memory.
         """
         self._ledger = ledger
         self._bus = bus

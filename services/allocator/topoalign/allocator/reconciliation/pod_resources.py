@@ -195,14 +195,17 @@ class PodResourcesClient:
 
 
 class Reader(Generic[T]):
-    """Reads files in a thread, and waits for at most `READ_SECONDS`. While one read hangs, no other is started."""
+    """Reads files in a thread, and waits for a limited time. While one read hangs, no other is started."""
 
     def __init__(self) -> None:
         self._turn = anyio.Lock()
         self._reading = False
 
-    async def read(self, read: Callable[[], T]) -> tuple[T] | None:
-        """Calls `read` in a thread; returns its result in a tuple, None where that takes too long."""
+    async def read(self, read: Callable[[], T], seconds: float | None = None) -> tuple[T] | None:
+        """
+        Calls `read` in a thread. Returns its result in a tuple, None where that takes longer than `seconds` (None:
+        `READ_SECONDS`).
+        """
 
         def work() -> T:
             self._reading = True
@@ -211,7 +214,7 @@ class Reader(Generic[T]):
             finally:
                 self._reading = False
 
-        with anyio.move_on_after(READ_SECONDS):
+        with anyio.move_on_after(READ_SECONDS if seconds is None else seconds):
             async with self._turn:
                 if not self._reading:
                     return (await anyio.to_thread.run_sync(work, abandon_on_cancel=True),)

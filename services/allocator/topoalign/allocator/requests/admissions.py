@@ -17,7 +17,6 @@ import structlog
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.mig.instances import check_no_instances
 from topoalign.allocator.ports import nothing_to_ask
-from topoalign.allocator.requests.kubelet_files import absence, lists_nothing
 from topoalign.allocator.requests.predictions import Predictions, check_discovered, check_own
 from topoalign.core import wire
 from topoalign.core.admission.admit import answer_to, drive_async, iterate_decision
@@ -69,8 +68,6 @@ from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.replies import answer_with
 
-# What a pod holds already, and whether it asks for just that again: then it gets the same answer.
-
 
 def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
     """
@@ -94,39 +91,60 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
         sizes = {block.resource: 0 for block in allocation.memory}
         for block in allocation.memory:
             sizes[block.resource] += block.size
+        asked_sizes = {name: container.asked.get(name, 0) for name in sizes}
+        if (
+            allocation.role == "init"
+        ):  # later containers of the pod take what they reuse of its memory out of its record
+            has_sizes = all(sizes[name] <= asked_sizes[name] for name in sizes)
+        else:
+            has_sizes = sizes == asked_sizes
         if (
             {name: len(ids) for name, ids in allocation.from_kubelet.items() if name not in together} != devices
             or (allocation.virtual_functions and not (together or allocation.co_allocated))
             or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.asked.get(CPU))
-            or not all(is_size(allocation, size, container.asked.get(name, 0)) for name, size in sizes.items())
+            or not has_sizes
         ):
             return False
     return True
 
 
-def is_size(allocation: Allocation, size: int, asked: int) -> bool:
-    """
-    Whether an allocation holds as many bytes of memory as were `asked` for. An init container may hold fewer: later
-    containers of the pod take what they reuse of its memory out of its record.
-    """
-    return size <= asked if allocation.role == "init" else size == asked
+REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
 
 
-# Requests that come too late are refused.
-#
-# A request can wait anywhere: in a socket buffer, at the NATS server, in this process while it is stopped. Its asker
-# has given up by then, and what is granted to it all the same is held for good. So a request names a deadline, on the
-# clock of the process that judges it: the asker reads this clock first (`ClockRequest`), and no clocks of two machines
-# are compared.
-#
-#     clock read: 100.0; the asker waits 10 s in all, 0.5 s of which are gone: deadline 109.5; at 131.0 it is refused
-#
-# The clock is a new one with each start, so a request that was made to the process before is refused, too. A request
-# without a deadline is never late. docs/decisions/0009-deadlines.md has the reasons.
+def lists_nothing(target: str) -> bool | None:
+    """Stands for `DeviceAllocations.lists` on a node without a kubelet: it is not known which pods run."""
+    return None
+
+
+def absence(target: str, listed: bool | None, *, by_kubelet: bool) -> str:
+    """
+    The sentence with which `explain` answers for a target without allocation, decision or ending. `by_kubelet`: whether a
+    kubelet admits the pods of this node; `listed`: whether it lists a pod of this name, None if it was not asked yet.
+
+    Raises NotFound where no such pod is known to run, for example of one that the kubelet refused.
+    """
+    if listed:
+        return f"{clean(target, 300)} runs here and has no device of ours: none of its containers asked for one"
+    if not by_kubelet:
+        raise NotFound("allocation or pod", target, REMEDY)
+    raise NotFound(
+        "allocation or pod" if listed is None else "allocation or running pod",
+        target,
+        f"{REMEDY}; a pod that the kubelet refused is not known here: `kubectl describe pod` has its reason",
+    )
 
 
 class Deadlines:
-    """The clock of one process of an allocator, and the check of requests against it."""
+    """
+    The clock of one process of an allocator, and the check of requests against it.
+
+    A request can wait anywhere: in a socket buffer, at the NATS server, in this process while it is stopped. Its asker
+    has given up by then, and what is granted to it all the same is held for good. So a request names a deadline, on the
+    clock of the process that judges it: the asker reads this clock first (`ClockRequest`). The clock is a new one with each
+    start. docs/decisions/0009-deadlines.md has the reasons.
+
+        clock read: 100.0; the asker waits 10 s in all, 0.5 s of which are gone: deadline 109.5; at 131.0 it is refused
+    """
 
     def __init__(self, clock: Clock, epoch: int) -> None:
         """`epoch`: that of the ledger since this start. With the time of the start it names the clock."""
@@ -152,24 +170,8 @@ class Deadlines:
             raise DeadlinePassed(request, f"it came {now - deadline.at:.1f} s after its deadline")
 
 
-# Which rules a request for an allocation may choose; the others are the node's own.
-
-
 CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
-
-
-def check_rule_changes(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
-    """
-    Returns the changes of rules in a request for an allocation, if all are in `CHOICES`.
-
-    Raises InvalidField that names the first rule that is the node's own. A prediction may change any rule.
-    """
-    for name in sorted(changes.keys() - CHOICES):
-        raise InvalidField(
-            f"rules.{clean(name)}", "is the node's own", f"choose {', '.join(sorted(CHOICES))} per request"
-        )
-    return changes
-
+"""The rules that a request for an allocation may choose. The others are the node's own; a prediction may change any."""
 
 REMEMBERED = 1_000
 """Decisions kept for `explain`."""
@@ -240,7 +242,10 @@ class Admissions:
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         pod = validate_pod(request.pod)
-        rules = override_rules(self._rules, check_rule_changes(request.rules))
+        for name in sorted(request.rules.keys() - CHOICES):
+            choices = f"choose {', '.join(sorted(CHOICES))} per request"
+            raise InvalidField(f"rules.{clean(name)}", "is the node's own", choices)
+        rules = override_rules(self._rules, request.rules)
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         check_discovered(self._ledger)

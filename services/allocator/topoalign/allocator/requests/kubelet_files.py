@@ -2,9 +2,9 @@
 Reads the files of the node's kubelet, for predictions.
 
 Its configuration contains the rules by which it decides; its checkpoints contain which CPUs, how much memory and which
-devices containers have, including those for which it never called the allocator. Entries of deleted pods do not count. The
-files are read in a thread that is not waited for longer than a second. `core.admission.prediction` predicts from what is
-read here and published on the bus; for what cannot be read the reason is published.
+devices containers have, including those for which it never called the allocator. The files are read in a thread that is not
+waited for longer than a second. `core.admission.prediction` predicts from what is read here and published on the bus; for
+what cannot be read the reason is published.
 """
 
 import os
@@ -19,10 +19,10 @@ import structlog
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import nothing_ended
-from topoalign.allocator.reconciliation.pod_resources import Listed
+from topoalign.allocator.reconciliation.pod_resources import Listed, Reader
 from topoalign.core.admission.kubelet_devices import dropped_of
 from topoalign.core.admission.prediction import to_kubelet_rules
-from topoalign.core.model.errors import NotFound, TopoalignError, Unavailable, clean
+from topoalign.core.model.errors import TopoalignError, Unavailable, clean
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, ContainerName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
@@ -50,38 +50,6 @@ from topoalign.kubelet.files.node_state import (
 from topoalign.kubelet.files.pod_directories import ListedPods
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
-
-# Why nothing is known of an allocation or pod, with one sentence for each reason.
-
-
-REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
-
-
-def lists_nothing(target: str) -> bool | None:
-    """Stands for `DeviceAllocations.lists` on a node without a kubelet: it is not known which pods run."""
-    return None
-
-
-def absence(target: str, listed: bool | None, *, by_kubelet: bool) -> str:
-    """
-    The sentence with which `explain` answers for a target without allocation, decision or ending.
-
-    `by_kubelet`: whether a kubelet admits the pods of this node; `listed`: whether it lists a pod of this name, None if it
-    was not asked yet.
-
-    Raises NotFound where no such pod is known to run. One that the kubelet refused is among them: it does not list it, and
-    most often it has not asked for a device either.
-    """
-    if listed:
-        return f"{clean(target, 300)} runs here and has no device of ours: none of its containers asked for one"
-    if not by_kubelet:
-        raise NotFound("allocation or pod", target, REMEDY)
-    raise NotFound(
-        "allocation or pod" if listed is None else "allocation or running pod",
-        target,
-        f"{REMEDY}; a pod that the kubelet refused is not known here: `kubectl describe pod` has its reason",
-    )
-
 
 READ_SECONDS = 1.0
 LATE = "the kubelet's files could not be read in time"
@@ -126,8 +94,7 @@ class KubeletFiles:
         self.directories = (root, root / DEVICE_PLUGINS, root / pod_directories.NAME)
         """Those whose entries `stamp` asks for, or that it asks for itself; parents first."""
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
-        self._turn = anyio.Lock()
-        self._reading = False
+        self._reader: Reader[KubeletObserved] = Reader()
         self._noted: tuple[str, ...] = ()
         self._ended_pods = frozenset[str]()
         """UIDs of pods with an allocation that has ended. It may be released while the files still list the pod."""
@@ -135,30 +102,37 @@ class KubeletFiles:
     async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
         Reads all files as they are now, in at most `READ_SECONDS`; if it takes longer, the result has the reason
-        (`unknown`).
-
-        `state`: that of the node before this reading. `ended`: live allocations whose containers are
-        known to have ended; what the files list for their pods counts no more. The devices of other plugins are in no file.
+        (`unknown`). `state`: that of the node before this reading. `ended`: live allocations whose containers are known to
+        have ended; what the files list for their pods counts no more.
         """
-        rules = to_kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
-        found = KubeletObserved(version=self._version, rules=rules, ended=tuple(ended), unknown=LATE)
-        with anyio.move_on_after(self._seconds):
-            async with self._turn:
-                if not self._reading:  # else a thread that nobody waits for any more hangs in there: one is enough
-                    found = await anyio.to_thread.run_sync(self._read, state, tuple(ended), abandon_on_cancel=True)
-        self._tell(unreadable_files(found))
+        read = await self._reader.read(lambda: self._read(state, tuple(ended)), self._seconds)
+        if read is not None:
+            found = read[0]
+        else:
+            rules = to_kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
+            found = KubeletObserved(version=self._version, rules=rules, ended=tuple(ended), unknown=LATE)
+        self._log_unreadable(found)
         return found
 
     def stamp(self) -> tuple[object, ...]:
         """
-        A value that differs once a file was changed, made or removed, or the kubelet was started. No file is read for
-        it, and none is asked for outside the kubelet's root directory, as its configuration may be: that file system may
-        hang alone, and a kubelet that has read it anew was started.
+        A value that differs once a file was changed, made or removed, or the kubelet was started. No file is looked at
+        outside the kubelet's root directory, as its configuration may be: that file system may hang alone, and a kubelet
+        that has read it anew was started.
         """
         return tuple(map(file_version, self._stamped))
 
-    def _tell(self, notes: tuple[str, ...]) -> None:
-        """Logs once per change, not once per question."""
+    def _log_unreadable(self, found: KubeletObserved) -> None:
+        """Logs what could not be read, once per change, not once per question."""
+        parts = (
+            found.unknown,
+            found.rules.unknown,
+            found.cpus_unknown,
+            found.memory_unknown,
+            found.checkpoint_unknown,
+            found.pods_unknown,
+        )
+        notes = tuple(each for each in parts if each)
         if notes == self._noted:
             return
         self._noted = notes
@@ -168,13 +142,6 @@ class KubeletFiles:
             log.info("predictions have all that the kubelet has")
 
     def _read(self, state: NodeState, ended: tuple[AllocationID, ...]) -> KubeletObserved:
-        self._reading = True
-        try:
-            return self._read_all(state, ended)
-        finally:
-            self._reading = False
-
-    def _read_all(self, state: NodeState, ended: tuple[AllocationID, ...]) -> KubeletObserved:
         hardware = state.hardware
         rules = self._rules
         unknown = ""
@@ -239,19 +206,6 @@ def held_entries(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tu
         )
         for uid, container in sorted({*held.cpus, *held.blocks, *held.devices})
     )
-
-
-def unreadable_files(kubelet: KubeletObserved) -> tuple[str, ...]:
-    """The reasons for everything that could not be read; empty: all was."""
-    found = (
-        kubelet.unknown,
-        kubelet.rules.unknown,
-        kubelet.cpus_unknown,
-        kubelet.memory_unknown,
-        kubelet.checkpoint_unknown,
-        kubelet.pods_unknown,
-    )
-    return tuple(each for each in found if each)
 
 
 def file_version(path: Path) -> tuple[int, ...]:
