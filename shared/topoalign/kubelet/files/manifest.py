@@ -127,8 +127,8 @@ def read_manifest(document: documents.Document) -> PodManifest:
 def check_resource_keys(document: documents.Document) -> None:
     """
     Raises InvalidField for a misspelt `resources` of a container, for an unknown field in it, and for a name there that is
-    no resource. An API server refuses them (v1.36.3, strict field validation and IsStandardContainerResourceName). A pod
-    without them would seem to ask for nothing. `document`: a pod by `read_manifest`.
+    no resource: such a pod would seem to ask for nothing. An API server refuses them (v1.36.3, strict field validation and
+    IsStandardContainerResourceName). `document`: a pod by `read_manifest`.
     """
     from difflib import get_close_matches
 
@@ -249,18 +249,14 @@ def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "device
     return found
 
 
-# Reads the limits of a ResourceQuota's manifest that Kubernetes itself does not count: `limits.<resource>`.
-
-
 LIMITS = "limits."
 """The prefix of the keys of `spec.hard` for limits."""
 
 
 def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:
     """
-    Extended resource -> its limit in `spec.hard`. An invalid amount is no limit; an API server accepts none.
-
-    `limits.nvidia.com/gpumem: 2k` is a limit of 2000; `limits.cpu` and `requests.nvidia.com/gpu` are Kubernetes' own.
+    Extended resource -> its limit in the `spec.hard` of a ResourceQuota, which Kubernetes itself does not count. An invalid
+    amount is no limit. `limits.nvidia.com/gpumem: 2k` is a limit of 2000; `limits.cpu` is Kubernetes' own.
     """
     return {
         ResourceName(name.removeprefix(LIMITS)): amount
