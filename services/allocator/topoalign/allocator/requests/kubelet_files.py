@@ -19,7 +19,7 @@ import structlog
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import nothing_ended
-from topoalign.allocator.reconciliation.pod_resources import Listed, Reader
+from topoalign.allocator.reconciliation.pod_resources import Listed
 from topoalign.core.admission.kubelet_devices import dropped_of
 from topoalign.core.admission.prediction import to_kubelet_rules
 from topoalign.core.model.errors import TopoalignError, Unavailable, clean
@@ -50,6 +50,7 @@ from topoalign.kubelet.files.node_state import (
 from topoalign.kubelet.files.pod_directories import ListedPods
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
+from topoalign.runtime.thread_reader import ThreadReader
 
 READ_SECONDS = 1.0
 LATE = "the kubelet's files could not be read in time"
@@ -94,7 +95,7 @@ class KubeletFiles:
         self.directories = (root, root / DEVICE_PLUGINS, root / pod_directories.NAME)
         """Those whose entries `stamp` asks for, or that it asks for itself; parents first."""
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
-        self._reader: Reader[KubeletObserved] = Reader()
+        self._reader: ThreadReader[KubeletObserved] = ThreadReader()
         self._noted: tuple[str, ...] = ()
         self._ended_pods = frozenset[str]()
         """UIDs of pods with an allocation that has ended. It may be released while the files still list the pod."""
@@ -105,10 +106,9 @@ class KubeletFiles:
         (`unknown`). `state`: that of the node before this reading. `ended`: live allocations whose containers are known to
         have ended; what the files list for their pods counts no more.
         """
-        read = await self._reader.read(lambda: self._read(state, tuple(ended)), self._seconds)
-        if read is not None:
-            found = read[0]
-        else:
+        try:
+            found = await self._reader.read(lambda: self._read(state, tuple(ended)), self._seconds)
+        except TimeoutError:
             rules = to_kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
             found = KubeletObserved(version=self._version, rules=rules, ended=tuple(ended), unknown=LATE)
         self._log_unreadable(found)
@@ -217,26 +217,6 @@ def file_version(path: Path) -> tuple[int, ...]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-# Follows the files by which the node's kubelet decides, so that the node and every subscriber predict from the same facts.
-#
-# Only the times of the files are polled, on the event loop like those of the sockets in the same directory (but not those
-# of a configuration outside the kubelet's root directory): at the next half second after the kernel has reported a change
-# in their directories, and every half second where it cannot (`runtime.directory_changes`). The files and the plugins'
-# devices are read after a change, and every five seconds in any case, because the volumes of a pod disappear without a
-# change of these times. A changed result becomes a part of the node's `UsageObserved`. A prediction of the node reads
-# everything first; one that a scheduler waits for checks the times and reads only what has changed.
-#
-# A pod that succeeds or fails changes none of these times. So while allocations are live, PodResources is asked every
-# half second which of their containers have ended, and everything is read when another one has.
-#
-# As long as other plugins than ours are shown, or the question fails, devices are asked for every half second: a
-# kubelet writes its checkpoint when a plugin lists devices, and leaves it as it is when one goes away (kubelet v1.36.3,
-# devicemanager `genericDeviceUpdateCallback`, `PluginDisconnected`).
-#
-# Where the files cannot be read in time, what was read last stands, with the time of that reading, and they are read
-# again after 1, 2, 4 ... 30 seconds.
-
-
 POLL_SECONDS = 0.5
 """Between two polls: what changes is announced within a second."""
 REREAD_SECONDS = 5.0
@@ -249,7 +229,22 @@ LONGEST_PAUSE = 30.0
 
 
 class KubeletWatch:
-    """Reads the kubelet's files and its plugins' devices into the ledger."""
+    """
+    Reads the kubelet's files and its plugins' devices into the ledger, so that the node and every subscriber predict from
+    the same facts: a changed result becomes a part of the node's `UsageObserved`.
+
+    Only the times of the files are polled: at the next half second after the kernel has reported a change in their
+    directories, and every half second where it cannot. The files and the plugins' devices are read after a change, and every
+    five seconds in any case, because the volumes of a pod disappear without a change of these times. A pod that succeeds or
+    fails changes none of them either. So while allocations are live, PodResources is asked every half second which of their
+    containers have ended, and everything is read when another one has.
+
+    As long as other plugins than ours are shown, or the question fails, devices are asked for every half second: a kubelet
+    leaves its checkpoint as it is when a plugin goes away (kubelet v1.36.3, devicemanager `PluginDisconnected`).
+
+    Where the files cannot be read in time, what was read last stands, with the time of that reading, and they are read again
+    after 1, 2, 4 ... 30 seconds.
+    """
 
     def __init__(
         self,
@@ -261,9 +256,9 @@ class KubeletWatch:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `devices` is asked for the devices of all plugins apart from those of our resources, and raises Unavailable; None:
-        there is nobody to ask. `ended` is asked for what the record still has of containers that have ended, as the kubelet
-        lists now, and raises Unavailable. `changes` reports changes in directories; None: no reports.
+        `devices` is asked for the devices of all plugins apart from those of the given resources; None: nobody is asked.
+        `ended` is asked for what the record still has of containers that have ended. Both raise Unavailable. `changes`
+        reports changes in directories; None: no reports.
         """
         self._ledger = ledger
         self._files = files

@@ -21,7 +21,7 @@ import grpc
 
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.kubelet.grpc.api.v1beta1 import RegisterRequest
 from topoalign.kubelet.grpc.decoding import field, iterate_fields, number_field
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class Kubelet:
 
 def fields_of(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Number and content of each field of a message."""
-    for each in iterate_fields(message, 0, len(message), v1beta1.Empty):
+    for each in iterate_fields(message, 0, len(message), RegisterRequest):
         yield each.number, message[each.content : each.end]
 
 
