@@ -60,8 +60,8 @@ class HardwareWatch:
         """The message of the topology, as published."""
         self._waiting: Delivery | None = None
         """A topology received while discovery was silent. It counts once discovery confirms it."""
-        self._newest: dict[str, tuple[int, int]] = {}
-        """Epoch and revision of topology and health, as discovery answered last."""
+        self.newest: Mapping[str, tuple[int, int]] = {}
+        """`topology` and `health` -> epoch and revision, as discovery answered last; empty: it never did."""
         self._answered = 0.0
         """Monotonic seconds at which it did."""
         self._confirmed: float | None = None
@@ -74,11 +74,6 @@ class HardwareWatch:
         """Readings with a revision that discovery had not reached."""
         self._unknown_reason: str | None = None
         """Why the ledger has unknown health; None: it has discovery's."""
-
-    @property
-    def newest(self) -> Mapping[str, tuple[int, int]]:
-        """`topology` and `health` -> epoch and revision, as discovery answered last; empty: it never did."""
-        return self._newest
 
     async def run(self) -> None:
         """Subscribes to the readings of the node and asks discovery regularly to confirm them, until cancelled."""
@@ -131,7 +126,7 @@ class HardwareWatch:
         because the devices must be listed even if discovery has ended. While discovery is silent, health is accepted,
         because a device may have failed; another topology waits.
         """
-        if not await self._ask() or (newest := self._newest.get(kind)) is None:
+        if not await self._ask() or (newest := self.newest.get(kind)) is None:
             if had is None or not isinstance(reading, TopologyDiscovered):
                 return True
             self._waiting = Delivery(event=reading, position=0, time=None, body=body)
@@ -201,7 +196,7 @@ class HardwareWatch:
         delivery = {"topology": self._topology, "health": self._health}
         try:
             answer = await self._bus.ask(wire.alive_subject(node), question, ASK_AGAIN_SECONDS)
-            self._newest = wire.decode_answer(answer, dict[str, tuple[int, int]])
+            self.newest = wire.decode_answer(answer, dict[str, tuple[int, int]])
         except (Unavailable, BadRequest) as error:
             log.debug("discovery does not answer", finding=error.finding)
             if not self._bus.connected and self.reason() is None:
@@ -210,7 +205,7 @@ class HardwareWatch:
         self._answered = self._clock.monotonic()
         self._compare()
         for kind, reading in delivery.items():  # readings accepted while discovery was silent
-            if reading is not None and kind in self._newest and is_ahead_of(reading, self._newest[kind]):
+            if reading is not None and kind in self.newest and is_ahead_of(reading, self.newest[kind]):
                 await self._note_forged(kind, reading)
         return True
 
@@ -221,8 +216,8 @@ class HardwareWatch:
             self._logged = False
 
     def _is_newest(self) -> bool:
-        return has_number(self._topology, self._newest.get("topology")) and has_number(
-            self._health, self._newest.get("health")
+        return has_number(self._topology, self.newest.get("topology")) and has_number(
+            self._health, self.newest.get("health")
         )
 
     async def _ask_to_announce(self) -> None:
@@ -239,7 +234,7 @@ class HardwareWatch:
         if (
             topology is None
             or not of_other_machines(self._ledger)
-            or not has_number(topology, self._newest.get("topology"))
+            or not has_number(topology, self.newest.get("topology"))
         ):
             return
         if await self._has_published("topology", topology, self._body) and self._topology is topology:

@@ -61,11 +61,6 @@ class Bounded(H2Connection):
         self.local_settings = Settings(client=False, initial_values=values)
         super().initiate_connection()
 
-    def bound_table(self) -> None:
-        """Compresses headers with a small table even if the peer accepts a large one."""
-        if self.encoder.header_table_size > TABLE_BYTES:
-            self.encoder.header_table_size = TABLE_BYTES
-
 
 class CallConnection(grpclib.protocol.Connection):
     """grpclib's view of a connection, from which a call finds ours."""
@@ -141,7 +136,9 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
             self._feed(self.frames.take())
             more = self._live and self.frames.ready
         except Exception as error:  # h2 and grpclib raise many kinds of errors for another protocol
-            self.server.complain("connection closed", "not gRPC", error=clean(str(error) or type(error).__name__))
+            self.server.complaints.report(
+                "connection closed", "not gRPC", error=clean(str(error) or type(error).__name__)
+            )
             self.hang_up("not gRPC")
             return
         if self.frames.spoke:
@@ -156,7 +153,8 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
         """As `H2Protocol.data_received`; also counts the bytes of requests, and frees a call that ends."""
         arriving = self.server.arriving
         events = self.connection.feed(data)
-        self._h2.bound_table()
+        if self._h2.encoder.header_table_size > TABLE_BYTES:  # the peer has asked for a larger one
+            self._h2.encoder.header_table_size = TABLE_BYTES
         self.connection.flush()
         for event in events:
             self.processor.process(event)

@@ -189,8 +189,7 @@ class GrpcServer(grpclib.server.Server):
         self.arriving = load.arriving
         self.chunk = memoryview(bytearray(CHUNK))
         """The buffer that all connections read into; its content is copied at once."""
-        self._complaints = Complaints(path.name)
-        self.complain = self._complaints.report
+        self.complaints = Complaints(path.name)
 
     async def listen(self) -> None:
         """Binds and serves. Raises what `sockets.listen_on_path` raises."""
@@ -223,7 +222,7 @@ class GrpcServer(grpclib.server.Server):
                 connection.close("stopping")
             with anyio.move_on_after(within, shield=True):
                 await self.wait_closed()
-        self._complaints.end()
+        self.complaints.end()
 
     def admits(self, connection: GrpcConnection) -> bool:
         """Registers a connection if its peer is served. Returns whether it is."""
@@ -231,7 +230,7 @@ class GrpcServer(grpclib.server.Server):
         if self.draining:
             return False
         if not self.is_welcome(who):
-            self.complain("connection refused", f"peer runs as uid {who.uid}", pid=who.pid)
+            self.complaints.report("connection refused", f"peer runs as uid {who.uid}", pid=who.pid)
             return False
         if len(self.connections) >= MOST_CONNECTIONS:
             self.make_room()
@@ -251,7 +250,7 @@ class GrpcServer(grpclib.server.Server):
         longest = min(
             self.connections, key=lambda each: (self.servicer.favours(each), -held[each.peer.pid], each.spoke)
         )
-        self.complain("connection closed", f"more than {most} connections", pid=longest.peer.pid)
+        self.complaints.report("connection closed", f"more than {most} connections", pid=longest.peer.pid)
         longest.hang_up("others need its place")
 
     def largest(self, headers: Iterable[Sequence[str | bytes]]) -> int:

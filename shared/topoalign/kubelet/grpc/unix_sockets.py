@@ -79,8 +79,11 @@ def listen_on_path(path: Path, field: str, mode: int = 0o600, guard: Path | None
             clear(path)
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             try:
-                with made_with(mode):
+                before = os.umask(0o777 & ~mode)  # the socket has its mode from its creation
+                try:
                     listening.bind(os.fspath(path))
+                finally:
+                    os.umask(before)
                 listening.listen(BACKLOG)
             except OSError:
                 listening.close()
@@ -156,13 +159,3 @@ def directory_lock(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
-
-
-@contextmanager
-def made_with(mode: int) -> Iterator[None]:
-    """Sockets that are created in this context have this mode. It cannot be set at another moment."""
-    before = os.umask(0o777 & ~mode)
-    try:
-        yield
-    finally:
-        os.umask(before)
