@@ -27,9 +27,8 @@ from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import Instances, report_fault
 from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.requests.admissions import Admissions, lists_nothing
+from topoalign.allocator.requests.admissions import Admissions, Predictions, lists_nothing
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
-from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.service import Allocator, refuse_duplicate_agent
 from topoalign.allocator.settings import AllocationSettings, AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor

@@ -19,8 +19,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
-from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.predictions import check_own
+from topoalign.allocator.requests.admissions import Admissions, check_own
 from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName
