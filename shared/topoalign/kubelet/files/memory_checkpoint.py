@@ -2,8 +2,8 @@
 Reads the kubelet's file with the memory of each container: `memory_manager_state`.
 
 It has a table per NUMA node, with the amount given away of each resource and the group of nodes with which the node was
-last used, and the blocks of each container. The two must agree, and the tables must fit the machine and its
-configuration; if they do not, the kubelet refuses the file when it starts.
+last used, and the blocks of each container. If the two do not agree, or the tables do not fit the machine and its
+configuration, the kubelet refuses the file when it starts.
 
 Source: kubelet v1.36.3, cm/memorymanager/state and the static policy's check of its state.
 """

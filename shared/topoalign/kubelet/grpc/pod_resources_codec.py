@@ -97,9 +97,6 @@ The encoded fields of an AllocatableResourcesResponse. A kubelet lists the devic
 (v1.36.3), so two answers are compared as sets.
 """
 
-MESSAGES = 1 << 3 | 2
-"""The key of field 1, of messages."""
-
 
 def read_changed_devices(
     data: bytes, known: Fields | None, left_out: tuple[bytes, ...] = ()
@@ -119,5 +116,5 @@ def read_changed_devices(
 def fields_without(data: bytes, left_out: tuple[bytes, ...]) -> Iterator[bytes]:
     """The encoded fields of an answer, without messages in field 1 that begin like one of `left_out`. Raises GRPCError."""
     for each in iterate_fields(data, 0, len(data), v1.AllocatableResourcesResponse):
-        if data[each.start] != MESSAGES or not data.startswith(left_out, each.content):
+        if (each.number, each.wire) != (1, MESSAGE) or not data.startswith(left_out, each.content):
             yield data[each.start : each.end]

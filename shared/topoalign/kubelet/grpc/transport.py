@@ -145,6 +145,9 @@ async def no_such_method(stream: Any) -> None:
     raise GRPCError(Status.UNIMPLEMENTED, "there is no such method here")
 
 
+NO_SUCH_METHOD = Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Message)
+
+
 class Methods(dict[str, Handler]):
     """
     The methods of a server by path, and an answer for any other. grpclib's own for these has no content type, which clients
@@ -153,7 +156,7 @@ class Methods(dict[str, Handler]):
 
     def get(self, path: str, default: Any = None) -> Handler:
         """The handler of a path, never None."""
-        return super().get(path, Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Message))
+        return super().get(path, NO_SUCH_METHOD)
 
 
 class Load:
