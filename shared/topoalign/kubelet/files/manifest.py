@@ -113,7 +113,13 @@ def request_from_document(document: documents.Document) -> PodRequest:
 
 def read_manifest(document: documents.Document) -> PodManifest:
     """The manifest of a pod. Raises InvalidField for another kind of object, and with the path of a value that is wrong."""
-    expect_pod(document)
+    kind = document.get("kind") or KIND  # missing fields count as right
+    version = document.get("apiVersion") or API_VERSION
+    if (kind, version) != (KIND, API_VERSION):
+        text = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
+        of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
+        remedy = "give a Pod: of a Deployment or Job, `spec.template` with `apiVersion: v1` and `kind: Pod` added"
+        raise InvalidField("kind", f"{text} of {of} is no {KIND} of {API_VERSION}", remedy)
     try:
         pod: PodManifest = documents.convert_document(document, PodManifest, REMEDY)
     except InvalidField as error:
@@ -194,17 +200,6 @@ def pod_level_resources_of(resources: ManifestResources) -> PodLevelResources:
         check_pod_level_names(path, map(ResourceName, given))
         found[kind] = read_amounts(path, given)
     return PodLevelResources(**found)
-
-
-def expect_pod(document: documents.Document) -> None:
-    """Raises InvalidField for an object that is not a v1 Pod; missing fields count as right."""
-    kind = document.get("kind") or KIND
-    version = document.get("apiVersion") or API_VERSION
-    if (kind, version) != (KIND, API_VERSION):
-        text = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
-        of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
-        remedy = "give a Pod: of a Deployment or Job, `spec.template` with `apiVersion: v1` and `kind: Pod` added"
-        raise InvalidField("kind", f"{text} of {of} is no {KIND} of {API_VERSION}", remedy)
 
 
 def requests_of(group: str, containers: list[ManifestContainer]) -> tuple[ContainerRequest, ...]:

@@ -175,7 +175,15 @@ def decode_memory_checkpoint(content: bytes) -> MemoryManagerState:
     if state.checksum:
         checkpoint.expect_checksum(NAME, state.checksum, spew_memory_state(state))
     for node, each in state.nodes.items():
-        check_node(state, node, each)
+        for name, table in each.memory_map.items():
+            adds_up = table.reserved + table.free == table.allocatable
+            if not adds_up or table.allocatable + table.system_reserved > table.total:
+                raise damaged_file(NAME, f"{clean(name)} of NUMA node {node} does not add up")
+        group = each.cells or [node]
+        if node not in group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
+            raise damaged_file(NAME, f"NUMA node {node} cannot be in the group {format_cpuset(group[:64])}")
+        if len(group) > 1 and not each.number_of_assignments:
+            raise damaged_file(NAME, f"NUMA node {node} is in a group, and nothing is assigned to it")
     for (uid, container), blocks in state.blocks.items():
         for block in blocks:
             group = block.numa_affinity
@@ -200,18 +208,6 @@ def spew_memory_state(state: MemoryManagerState) -> Iterator[str]:
             f"MachineState:(state.NUMANodeMap){nodes} Entries:(state.ContainerMemoryAssignments){entries}{more} "
             "Checksum:(checksum.Checksum)0}"
         )
-
-
-def check_node(state: MemoryManagerState, node: int, each: NumaNodeState) -> None:
-    """Raises StateFault if the tables of a NUMA node do not add up, or its group is impossible."""
-    for name, table in each.memory_map.items():
-        if table.reserved + table.free != table.allocatable or table.allocatable + table.system_reserved > table.total:
-            raise damaged_file(NAME, f"{clean(name)} of NUMA node {node} does not add up")
-    group = each.cells or [node]
-    if node not in group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
-        raise damaged_file(NAME, f"NUMA node {node} cannot be in the group {format_cpuset(group[:64])}")
-    if len(group) > 1 and not each.number_of_assignments:
-        raise damaged_file(NAME, f"NUMA node {node} is in a group, and nothing is assigned to it")
 
 
 def sum_memory(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counter[ResourceName]]:

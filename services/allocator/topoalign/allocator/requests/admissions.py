@@ -353,7 +353,12 @@ class Admissions:
                 if not has_requested(held, demand, self._ledger.state):
                     raise PodAlreadyAllocated(name)
                 return self._again(name, held)
-            self._check_confirmed()
+            if self._ledger.unconfirmed is not None:  # no kubelet shows here what else is held
+                raise StateFault(
+                    describe_unconfirmed_record(self._ledger.unconfirmed),
+                    "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
+                    "`topoalign trust`",
+                )
             decision = await self._decide(demand)
             self.deadlines.check(request.deadline, f"the allocation for pod {name}")
             return self._record(demand.request, decision)
@@ -404,15 +409,6 @@ class Admissions:
         unconfirmed = self._ledger.unconfirmed
         self._ledger.confirm("an operator")
         return unconfirmed
-
-    def _check_confirmed(self) -> None:
-        """No kubelet shows here what else is held, so an operator has to confirm the record. Raises StateFault."""
-        if self._ledger.unconfirmed is not None:
-            raise StateFault(
-                describe_unconfirmed_record(self._ledger.unconfirmed),
-                "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
-                "`topoalign trust`",
-            )
 
     def _named(self, target: str) -> list[Allocation]:
         live = self._ledger.state.allocations

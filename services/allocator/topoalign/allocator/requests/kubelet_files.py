@@ -150,7 +150,10 @@ class KubeletFiles:
             rules = msgspec.structs.replace(found, compat=rules.compat)
         except TopoalignError as error:
             unknown = f"{OWN_SETTINGS}: {error.finding}"
-        pods = ListedPods(self._root, self._ended_pods_of(state, ended))
+        live = state.allocations
+        over = {live[name].pod_uid for name in ended if name in live and live[name].owner is not None}
+        running = {each.pod_uid for each in live.values() if each.id not in ended}  # a static pod keeps its UID
+        pods = ListedPods(self._root, (self._ended_pods | over) - running - {""})
         cpus = read_or_explain("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
         memory = read_or_explain("memory", lambda: held_memory(self._root, hardware, rules, pods))
         devices = read_or_explain("resources", lambda: held_devices(self._root, hardware, pods))
@@ -173,12 +176,6 @@ class KubeletFiles:
             started=started(self._root),
             settle_seconds=self._settle_seconds,
         )
-
-    def _ended_pods_of(self, state: NodeState, ended: Collection[AllocationID]) -> frozenset[str]:
-        live = state.allocations
-        over = {live[name].pod_uid for name in ended if name in live and live[name].owner is not None}
-        running = {each.pod_uid for each in live.values() if each.id not in ended}  # a static pod keeps its UID
-        return (self._ended_pods | over) - running - {""}
 
 
 def read_or_explain(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHoldings:
@@ -383,16 +380,11 @@ class KubeletWatch:
             self._stamp = stamp
             self._late = 0
             self._last = kubelet, self._clock.wall()
-        kubelet = self._instead_of(kubelet)
+        if kubelet.unknown and self._last is not None:
+            last, at = self._last
+            stale = f"{kubelet.unknown}: what was read at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
+            kubelet = msgspec.structs.replace(last, ended=kubelet.ended, stale=stale)
         self._observe(msgspec.structs.replace(kubelet, notes=(*kubelet.notes, *notes)), *found[0])
-
-    def _instead_of(self, kubelet: KubeletObserved) -> KubeletObserved:
-        """What was read last where this was not read in time, and when it was; else this."""
-        if not kubelet.unknown or self._last is None:
-            return kubelet
-        last, at = self._last
-        stale = f"{kubelet.unknown}: what was read at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
-        return msgspec.structs.replace(last, ended=kubelet.ended, stale=stale)
 
     def _may_have_gone(self) -> bool:
         """Whether devices of other plugins were shown, which may go without a change of the files, or nobody knows."""
