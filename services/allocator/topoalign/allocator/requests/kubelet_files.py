@@ -7,7 +7,6 @@ waited for longer than a second. `core.admission.prediction` predicts from what 
 what cannot be read the reason is published.
 """
 
-import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -48,6 +47,7 @@ from topoalign.kubelet.files.node_state import (
     started,
 )
 from topoalign.kubelet.files.pod_directories import ListedPods
+from topoalign.kubelet.files.reading import file_version
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.thread_reader import ThreadReader
@@ -203,15 +203,6 @@ def held_entries(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tu
         )
         for uid, container in sorted({*held.cpus, *held.blocks, *held.devices})
     )
-
-
-def file_version(path: Path) -> tuple[int, ...]:
-    """Differs after every write; empty where there is no such file."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return ()
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 POLL_SECONDS = 0.5
