@@ -147,7 +147,7 @@ class Agent:
     def allocations_for(
         self, kubelet: Kubelet, ledger: Ledger, hardware_watch: HardwareWatch, reservations: NodeReservationList | None
     ) -> DeviceAllocations:
-        """As `kubelet_side` of the allocator's `main.py` makes them."""
+        """As `KubeletSide` of the allocator's `main.py` makes them."""
         more: dict[str, Any] = {}
         if self.front is not None and reservations is not None:
             more = {
@@ -174,7 +174,7 @@ class Agent:
         return made
 
     def own_instances(self, driver: Driver, ledger: Ledger) -> Instances:
-        """As `own_instances` of the allocator's `main.py` makes them."""
+        """As `KubeletSide` of the allocator's `main.py` makes them."""
         world = self.world
         boot, now = f"boot-{world.boot}", world.clock.monotonic
         book = FaultyBook(world.book, boot, now, world.faults, self.process, world.kill)

@@ -23,6 +23,7 @@ from topoalign.core.model.topology.topology_checks import MOST_OTHERS
 from topoalign.core.ports import Clock
 from topoalign.kubelet.files import checkpoint, device_checkpoint, pod_directories
 from topoalign.kubelet.files.pod_directories import PodDirectories
+from topoalign.kubelet.files.reading import file_version
 from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.decoding import field
@@ -135,12 +136,8 @@ class PodResourcesClient:
         return listed
 
     def written(self) -> tuple[int, ...]:
-        """The version of the checkpoint file: inode, time of change in ns, size in bytes; () where there is none."""
-        try:
-            status = (self._checkpoint_dir / device_checkpoint.NAME).stat()
-        except OSError:
-            return ()
-        return status.st_ino, status.st_mtime_ns, status.st_size
+        """The version of the checkpoint file, as `file_version`."""
+        return file_version(self._checkpoint_dir / device_checkpoint.NAME)
 
     async def _read_checkpoint(self) -> tuple[tuple[int, ...], CheckpointDevices]:
         file = self._checkpoint_dir / device_checkpoint.NAME

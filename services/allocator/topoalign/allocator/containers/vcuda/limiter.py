@@ -158,7 +158,7 @@ class Registrations(Servicer, vcuda.VcudaServiceBase):
         try:
             self._register(connection.peer.pid)
         except RegistrationRefused as refused:
-            connection.server.complain("registration refused", str(refused), pid=connection.peer.pid)
+            connection.server.complaints.report("registration refused", str(refused), pid=connection.peer.pid)
             raise GRPCError(Status.PERMISSION_DENIED, clean(str(refused), LONGEST_MESSAGE)) from refused
         return vcuda.VDeviceResponse()
 
