@@ -69,8 +69,9 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
         self._stopping.set()
 
-    def close_answered_connections(self) -> None:
-        """Every answer closes its connection from now on (`Connection: close`), so that clients move to another replica."""
+    async def close_connections_after(self, draining: anyio.Event) -> None:
+        """From this event on every answer closes its connection, so that clients move to another replica."""
+        await draining.wait()
         self.config.encoded_headers.append(CLOSE)  # of which the headers are made again each second
         self.server_state.default_headers.append(CLOSE)  # also of calls that are being answered
 
@@ -163,16 +164,10 @@ async def serve_application(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exit_when_cancelled, server)
             if draining is not None:
-                tasks.start_soon(close_connections_when, draining, server)
+                tasks.start_soon(server.close_connections_after, draining)
             with anyio.CancelScope(shield=True):
                 await server.serve([listener])
             tasks.cancel_scope.cancel()
-
-
-async def close_connections_when(draining: anyio.Event, server: HttpServer) -> None:
-    """Once the server drains, each answer closes its connection."""
-    await draining.wait()
-    server.close_answered_connections()
 
 
 async def exit_when_cancelled(server: HttpServer) -> None:
