@@ -15,6 +15,7 @@ refuses, the subscriber waits as for a bus that is away, and logs the refusal on
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 import anyio
@@ -24,7 +25,7 @@ import structlog
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
 from topoalign.client.node_folds import Counts, Delivery, Fold, current_snapshot, drop_usage_content, time_of
 from topoalign.client.superseded import KeptNodes, Superseded, newest_snapshots
-from topoalign.client.verifying import Unsettled, Verifier, reading_kind
+from topoalign.client.verifying import Unsettled, Verifier, listed_while_open, reading_kind
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BusRefused,
@@ -41,6 +42,7 @@ from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import newer_reading
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.nats_bus import Access, connect_bus
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_WAITING = 1_000
@@ -203,7 +205,10 @@ class Client:
         fold = Fold(self.counts)
         position = passed_over.until
         announced = resumed
-        async with self._bus.follow(Stream.ALLOCATIONS, subject, position) as messages, self._verifier.of_fold(fold):
+        async with (
+            self._bus.follow(Stream.ALLOCATIONS, subject, position) as messages,
+            listed_while_open(self._verifier.folds, fold),
+        ):
             while True:
                 if position >= newest:
                     if not announced:
@@ -241,7 +246,7 @@ class Client:
         known: dict[tuple[NodeName, str], Delivery] = {}
         position = 0
         announced = False
-        async with self._bus.follow(Stream.NODES, subject) as messages, self._verifier.of_readings(known):
+        async with self._bus.follow(Stream.NODES, subject) as messages, listed_while_open(self._verifier.known, known):
             while True:
                 if position >= newest and not announced:
                     announced = True
@@ -357,3 +362,16 @@ class Client:
         except Contradiction as error:
             await self._letters.put(Stream.ALLOCATIONS, received, error)
             return False
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    name: str = "subscriber",
+    wait: float | None = 10.0,
+    access: Access = Access(),  # noqa: B008  # frozen
+) -> AsyncIterator[Client]:
+    """A client over NATS while the context is open. Raises what `topoalign.runtime.nats_bus.connect_bus` does."""
+    async with connect_bus(url, name=name, wait=wait, access=access) as bus:
+        yield Client(bus, name=name)
