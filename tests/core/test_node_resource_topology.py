@@ -76,6 +76,6 @@ def test_what_is_not_known_or_not_there_is_left_out() -> None:
     """A third NUMA node has neither CPUs nor memory; of such a machine no distances are known here."""
     found = node_resource_topology(node(machine(bare_nodes=1, nics=())), RULES)
 
-    assert [3, 3, 0] == [len(zone.resources) for zone in found.zones]
-    assert {()} == {zone.costs for zone in found.zones}
-    assert {"name": "node-2", "type": "Node"} == msgspec.to_builtins(found.zones[2])
+    assert [3, 3, 0] == [len(zone.get("resources", ())) for zone in found["zones"]]
+    assert all("costs" not in zone for zone in found["zones"])
+    assert {"name": "node-2", "type": "Node"} == found["zones"][2]

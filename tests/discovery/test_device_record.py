@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 from disk_support import syncs_and_renames
 
@@ -18,7 +17,7 @@ A, B = DeviceID("GPU-a"), DeviceID("GPU-b")
 def written(directory: Path, boot_id: str = "boot") -> RecordFile:
     file = RecordFile(directory, boot_id)
     assert file.load() is None
-    file.change(lambda record: msgspec.structs.replace(record, cordons={A: "fan"}, awaiting_reset={B: "XID 79"}))
+    file.change(cordons={A: "fan"}, awaiting_reset={B: "XID 79"})
     return file
 
 
@@ -57,7 +56,7 @@ def test_a_file_of_the_first_version_is_read_and_keeps_its_fields(tmp_path: Path
     file = RecordFile(tmp_path, "boot")
     assert file.load() is None
     assert ({A: "fan"}, {B: "XID 79"}, 7) == (file.kept.cordons, file.kept.awaiting_reset, file.kept.epoch)
-    file.change(lambda record: msgspec.structs.replace(record, epoch=8))
+    file.change(epoch=8)
 
     assert {**first, "epoch": 8}.items() <= json.loads((tmp_path / NAME).read_text()).items()
 
@@ -67,7 +66,7 @@ def test_a_wait_for_a_reset_since_the_last_boot_survives_a_restart(tmp_path: Pat
     written(tmp_path)
     file = RecordFile(tmp_path, "another")
     assert (None, {}) == (file.load(), file.kept.awaiting_reset)
-    file.change(lambda record: msgspec.structs.replace(record, awaiting_reset={A: "XID 48"}))
+    file.change(awaiting_reset={A: "XID 48"})
 
     assert {A: "XID 48"} == read(tmp_path, "another").awaiting_reset
 
@@ -107,7 +106,7 @@ def test_what_cannot_be_written_does_not_hold(tmp_path: Path) -> None:
     (tmp_path / f"{NAME}.new").mkdir()  # in the way of the new file
 
     with pytest.raises(StateFault, match=NAME) as caught:
-        file.change(lambda record: msgspec.structs.replace(record, cordons={}))
+        file.change(cordons={})
     assert "TOPOALIGN_STATE_DIR" in caught.value.remedy
     assert before == file.kept == read(tmp_path)
 
@@ -126,6 +125,6 @@ def test_a_link_in_place_of_the_new_file_is_not_followed(tmp_path: Path) -> None
 def test_no_change_writes_nothing(tmp_path: Path) -> None:
     file = written(tmp_path)
     before = (tmp_path / NAME).stat().st_ino
-    file.change(lambda record: record)
+    file.change()
 
     assert before == (tmp_path / NAME).stat().st_ino

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_links import PcieClass
+from topoalign.core.model.topology.model import Nic
 from topoalign.machines import pcie
 
 HOST, OTHER = "pci0000:00", "pci0000:80"
@@ -53,17 +54,17 @@ def test_bridges_are_listed_once_and_below_their_parents(ways: list[list[int]]) 
 
 
 def test_devices_whose_place_is_unknown_have_no_link() -> None:
-    devices = [
-        pcie.Attached(DeviceID(name), chain, (0,)) for name, chain in (("a", (HOST,)), ("b", ()), ("c", (OTHER,)))
-    ]
+    chains: dict[DeviceID, pcie.Chain] = {DeviceID("a"): (HOST,), DeviceID("b"): (), DeviceID("c"): (OTHER,)}
+    devices = [Nic(id=name, index=i, numa_affinity=(0,)) for i, name in enumerate(chains)]
 
     assert [("a", "c", PcieClass.NODE)] == [
-        (link.a, link.b, link.pcie) for link in pcie.link_devices(devices, one_node=False)
+        (link.a, link.b, link.pcie) for link in pcie.link_devices(devices, chains, one_node=False)
     ]
 
 
 def test_on_a_host_with_one_node_devices_are_on_it_though_nobody_says_so() -> None:
-    devices = [pcie.Attached(DeviceID(name), chain, ()) for name, chain in (("a", (HOST,)), ("b", (OTHER,)))]
+    chains: dict[DeviceID, pcie.Chain] = {DeviceID("a"): (HOST,), DeviceID("b"): (OTHER,)}
+    devices = [Nic(id=name, index=i) for i, name in enumerate(chains)]
 
-    assert [PcieClass.NODE] == [link.pcie for link in pcie.link_devices(devices, one_node=True)]
-    assert [PcieClass.SYS] == [link.pcie for link in pcie.link_devices(devices, one_node=False)]
+    assert [PcieClass.NODE] == [link.pcie for link in pcie.link_devices(devices, chains, one_node=True)]
+    assert [PcieClass.SYS] == [link.pcie for link in pcie.link_devices(devices, chains, one_node=False)]

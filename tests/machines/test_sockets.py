@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.machines.cpu_sockets import number_sockets
+from topoalign.machines.reader_rules import number_sockets
 
 
 def test_ids_that_name_one_package_each_are_kept() -> None:

@@ -191,7 +191,7 @@ async def recordings() -> dict[str, bytes]:
 def record_devices(folder: Path) -> None:
     """Writes the device record of a node whose GPU 7 is cordoned."""
     record = RecordFile(folder, "a boot")
-    record.change(lambda kept: msgspec.structs.replace(kept, cordons={GPUS[7]: "its fan is replaced"}, epoch=5))
+    record.change(cordons={GPUS[7]: "its fan is replaced"}, epoch=5)
 
 
 def main(folder: Path) -> None:

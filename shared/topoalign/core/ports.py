@@ -126,19 +126,10 @@ class Bus(Protocol):
         """
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
-        """
-        Returns the position of the newest message that a stream keeps of matching subjects, 0 if there is none.
-
-        Raises BusUnavailable, and BusRefused where it may not be asked.
-        """
+        """Position of the newest message kept of matching subjects, 0 for none. Raises BusUnavailable, BusRefused."""
 
     async def forget(self, stream: Stream, subject: str) -> None:
-        """
-        Deletes what a stream keeps of matching subjects, such as the facts of a node that is gone for good. Positions
-        go on.
-
-        Raises BusUnavailable, and BusRefused where it may not be done.
-        """
+        """Deletes what a stream keeps of matching subjects. Positions go on. Raises BusUnavailable, BusRefused."""
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
         """Asks the service at `subject` for an answer within so many seconds. Raises BusUnavailable if none comes."""

@@ -128,10 +128,7 @@ def subject(event: Event) -> str:
 
 
 def event_id(event: Event) -> str:
-    """
-    The id `<writer>.<node token>.<epoch>.<seq or revision>`, equal only for repetitions of the same fact. Of several
-    registries each is a writer, `registry-<its id>`.
-    """
+    """The id `<writer>.<node token>.<epoch>.<seq or revision>`; the writer of a registry has its id."""
     number = event.revision if isinstance(event, Reading) else event.seq
     writer = SUBJECTS[type(event)][1]
     writer = f"{writer}-{encode_node_token(event.writer)}" if isinstance(event, ReservationsChanged) else writer
@@ -159,11 +156,7 @@ def encode_event(event: Event, time: float) -> Message:
 
 
 def is_repetition(stored: Message, message: Message) -> bool:
-    """
-    Whether a message that a store has equals this one: subject, body and headers are the same.
-
-    The headers of `VARYING` may differ, for a fact that is announced again may be encoded again.
-    """
+    """Whether a stored message has the same subject, body and headers, except those of `VARYING`."""
     return (
         stored.subject == message.subject
         and stored.body == message.body
@@ -173,12 +166,7 @@ def is_repetition(stored: Message, message: Message) -> bool:
 
 
 def with_message_mark(message: Message, mark: str) -> Message:
-    """
-    Returns the same message under another id: `<id>.<mark>`.
-
-    For example `allocator.node-1.1763715600000.17.5f0c2a9e8b7d6431`. Folding recognises repetitions by the numbers in
-    the body, not by the id.
-    """
+    """Returns the same message under the id `<id>.<mark>`. Folding recognises repetitions by the body alone."""
     name = f"{message.headers['Nats-Msg-Id']}.{mark}"
     return msgspec.structs.replace(message, headers={**message.headers, "Nats-Msg-Id": name, "ce-id": name})
 
@@ -217,18 +205,12 @@ class UnknownEvent(BadRequest):
     Remedy: Update this program; until then the event is counted and not applied.
     """
 
-    code = "UnknownEvent"
-
     def __init__(self, kind: str) -> None:
         super().__init__(f"event type {clean(kind)!r} is not known to this version", "update this program to see it")
 
 
 def allocation_subjects(node: NodeName | None = None, kind: str | None = None) -> str:
-    """
-    The pattern that matches the allocation events of one node, or of all; of one kind, such as `snapshot`, or of all.
-
-    That of all events of all nodes is the subject of their store: it is read as a whole, without a filter.
-    """
+    """The pattern of the allocation events of one node or of all nodes, of one kind or of all kinds."""
     if node is None and kind is None:
         return f"{PREFIX}.allocation.>"
     return f"{PREFIX}.allocation.{'*' if node is None else encode_node_token(node)}.{kind or '*'}"
@@ -245,10 +227,7 @@ def hints_subject(node: NodeName) -> str:
 
 
 def admission_subject(node: NodeName, verb: str) -> str:
-    """
-    The subject of the node's allocator for `verb`: allocate, release, what-if, trust, clock; of the verbs in
-    `OF_REGISTRIES`, which give and take no device, `allocator.<node>.<verb>`.
-    """
+    """The subject of the node's allocator for a verb; verbs of `OF_REGISTRIES` have one of their own."""
     return f"{PREFIX}.{'allocator' if verb in OF_REGISTRIES else 'admission'}.{encode_node_token(node)}.{verb}"
 
 

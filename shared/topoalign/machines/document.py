@@ -47,10 +47,7 @@ def encode_machine(machine: Machine) -> bytes:
 
 
 def decode_machine(raw: bytes, name: str) -> Machine:
-    """
-    The machine of a document; `name` is for a topology alone. Raises InvalidMachine for what is no JSON, and InvalidField
-    with the path of a value that is missing, unknown or wrong.
-    """
+    """The machine of a document; `name` is for a topology alone. Raises InvalidMachine, InvalidField (with path)."""
     try:
         content = msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
@@ -60,10 +57,15 @@ def decode_machine(raw: bytes, name: str) -> Machine:
     if not isinstance(content, dict):
         raise InvalidMachine("no machine: the JSON is not an object", _REMEDY)
     if "kind" not in content:
-        topology = _converted(content, Topology)
-        machine = Machine(name=name, topology=topology)
+        machine = Machine(name=name, topology=_converted(content, Topology))
     else:
-        _check_kind(content)
+        if content["kind"] != KIND:
+            raise InvalidField("kind", f"{quoted([str(content['kind'])])} is not {KIND!r}", _REMEDY)
+        if content.get("version") != VERSION:
+            found = quoted([str(content.get("version"))])
+            raise InvalidField(
+                "version", f"{found} is not {VERSION}", "use the topoalign that wrote it, or a newer one"
+            )
         document = _converted(content, _Document)
         machine = Machine(name=document.name, topology=document.topology, source=document.source)
     try:
@@ -71,14 +73,6 @@ def decode_machine(raw: bytes, name: str) -> Machine:
     except InvalidField as error:
         raise InvalidField(f"topology.{error.field}", error.finding.partition(": ")[2], error.remedy) from error
     return machine
-
-
-def _check_kind(content: Mapping[str, object]) -> None:
-    if content["kind"] != KIND:
-        raise InvalidField("kind", f"{quoted([str(content['kind'])])} is not {KIND!r}", _REMEDY)
-    if content.get("version") != VERSION:
-        found = quoted([str(content.get("version"))])
-        raise InvalidField("version", f"{found} is not {VERSION}", "use the topoalign that wrote it, or a newer one")
 
 
 def _converted(content: Mapping[str, object], kind: type[T]) -> T:
@@ -92,7 +86,6 @@ def _converted(content: Mapping[str, object], kind: type[T]) -> T:
 
 
 def _check_known_fields(content: object, value: object, path: str) -> None:
-    """Raises InvalidField for a field of the JSON that its struct does not have."""
     if isinstance(value, msgspec.Struct) and isinstance(content, dict):
         for name, inner in content.items():
             if name not in value.__struct_fields__:

@@ -7,8 +7,8 @@ CPUs. PCI devices are nested in their bridges, and bridges in the object that th
 known, else the whole machine, which leaves the NUMA node open on a machine of several nodes.
 
 GPUs are NVIDIA's display devices. Their id is the uuid that NVML reported to lstopo, else `GPU-<PCI address>`; their
-index is that of NVML or CUDA, else the order of PCI addresses. NICs are the OpenFabrics devices of PCI devices
-(`lstopo_osdev`). A virtual function cannot be recognised here and is a NIC of its own. NVLinks are not read.
+index is that of NVML or CUDA, else the order of PCI addresses. NICs are the OpenFabrics devices of PCI devices.
+A virtual function cannot be recognised here and is a NIC of its own. NVLinks are not read.
 """
 
 import re
@@ -23,12 +23,9 @@ from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
 from topoalign.core.model.topology.topology_checks import MOST_CPUS, MOST_GPUS, MOST_NICS, MOST_NODES
 from topoalign.machines import pcie
-from topoalign.machines.cpu_sockets import number_sockets
-from topoalign.machines.hugepages import hugepage_totals
 from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element, read_elements
-from topoalign.machines.possible import check_possible
-from topoalign.machines.sysfs_files import parse_number
-from topoalign.machines.sysfs_nics import natural
+from topoalign.machines.reader_rules import check_possible, hugepage_totals, number_sockets
+from topoalign.machines.sysfs_files import natural, parse_number
 
 PACKAGES = ("Package", "Socket")
 GPU_MEMORY = "GPUMemory"
@@ -52,15 +49,14 @@ class Cores:
         if not self._units:
             raise InvalidMachine("the topology has no CPUs (objects of type PU)", EXPORT_AGAIN)
         self._memory: dict[int, int | None] = {}
+        self._near: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """What devices inside an object are near to."""
         self._machine = next((e for e in elements if e.type == "Machine"), root)
         self.node_of = {cpu: self._home(unit) for cpu, unit in self._units.items()}
 
     def cpus(self) -> tuple[Cpu, ...]:
-        """
-        All CPUs, by ascending id. Cores, caches and sockets without an id of their own are numbered by their lowest
-        CPU.
-        """
-        cores = self._lowest(_core_element)
+        """All CPUs, by ascending id. What has no id of its own is numbered by its lowest CPU."""
+        cores = self._lowest(lambda unit: next((place for place in unit.above() if place.type == "Core"), None))
         caches = self._lowest(_cache)
         cache_ids = {cpu: parse_number(cache.get("os_index")) for cpu in caches if (cache := _cache(self._units[cpu]))}
         uncores = {cpu: cache_id for cpu, cache_id in cache_ids.items() if cache_id is not None}
@@ -89,9 +85,22 @@ class Cores:
         default_memory = 0 if any(element.get("local_memory") for element in self.nodes.values()) else None
         return tuple(_parse_node(node, element, default_memory) for node, element in sorted(self.nodes.items()))
 
-    def inside(self, place: Element) -> tuple[int, ...]:
-        """The CPUs inside an object, ascending."""
-        return tuple(sorted(os_index(element) for element in place.all() if element.type == "PU"))
+    def near(self, device: Element) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The CPUs and the nodes that a device is near to; neither if it is as near to every node of several."""
+        place = next(e for e in device.above() if e.type not in ("Bridge", "PCIDev"))
+        if id(place) not in self._near:
+            cpus = tuple(sorted(os_index(element) for element in place.all() if element.type == "PU"))
+            nodes = {self.node_of[cpu] for cpu in cpus}
+            is_unknown = len(nodes) > 1 and nodes == set(self.node_of.values())
+            self._near[id(place)] = ((), ()) if is_unknown else (cpus, tuple(sorted(nodes)))
+        return self._near[id(place)]
+
+    def memory_node(self, address: str) -> int | None:
+        """The NUMA node that is the memory of the GPU at this address."""
+        for node, element in self.nodes.items():
+            if element.get("subtype") == GPU_MEMORY and element.info("PCIBusID").lower() == address:
+                return node
+        return None
 
     def _home(self, unit: Element) -> int:
         """The node around the CPU, or the first one attached to an object around it; the lowest if there is none."""
@@ -146,28 +155,22 @@ def read_distances(root: Element, nodes: Sequence[NumaNode]) -> Distances | None
     ids = [node.id for node in nodes]
     for element in root.all():
         values = None
-        if element.tag == "distances2" and _has_latency(element):
-            values = _parse_distances(element)
-        elif element.tag == "distances":
+        if element.tag == "distances2":  # hwloc 2: ids and values as text, perhaps in several pieces
+            indexes, values_text = (
+                " ".join(child.text for child in element.children if child.tag == tag).split()
+                for tag in ("indexes", "u64values")
+            )
+            kind = parse_number(element.get("kind")) or 0
+            if element.get("type") == "NUMANode" and kind & _MEANS_LATENCY:
+                values = _pairs(list(map(parse_number, indexes)), list(map(parse_number, values_text)))
+        elif element.tag == "distances":  # hwloc 1: a multiple of a base for each pair, in the document's order
             values = _old_distances(element, numa_nodes)
         if values is not None and all((a, b) in values for a in ids for b in ids):
             return tuple(tuple(values[a, b] for b in ids) for a in ids)
     return None
 
 
-def _has_latency(element: Element) -> bool:
-    return element.get("type") == "NUMANode" and bool((parse_number(element.get("kind")) or 0) & _MEANS_LATENCY)
-
-
-def _parse_distances(element: Element) -> dict[tuple[int, int], int] | None:
-    """hwloc 2: ids and values as text, perhaps in several pieces."""
-    texts = {tag: [e.text for e in element.children if e.tag == tag] for tag in ("indexes", "u64values")}
-    ids = [parse_number(word) for word in " ".join(texts["indexes"]).split()]
-    return _pairs(ids, [parse_number(word) for word in " ".join(texts["u64values"]).split()])
-
-
 def _old_distances(element: Element, nodes: Sequence[Element]) -> dict[tuple[int, int], int] | None:
-    """hwloc 1: a value per pair of nodes in the order of the document, as a multiple of a base."""
     try:
         base = float(element.get("latency_base"))
         values = [round(float(child.get("value")) * base) for child in element.children if child.tag == "latency"]
@@ -198,26 +201,24 @@ def _parse_node(node: int, element: Element, default_memory: int | None) -> Numa
     return NumaNode(id=node, memory=memory, hugepages=hugepage_totals(pages, memory))
 
 
-def _core_element(unit: Element) -> Element | None:
-    return next((place for place in unit.above() if place.type == "Core"), None)
-
-
 def _cache(unit: Element) -> Element | None:
-    """The outermost cache around the CPU that is of level 3 or more."""
-    shared = [place for place in unit.above() if _SHARED_CACHE.fullmatch(place.type) or _is_old_shared_cache(place)]
+    # the outermost of level 3 or more; hwloc 1 writes the level as depth
+    shared = [
+        place
+        for place in unit.above()
+        if _SHARED_CACHE.fullmatch(place.type)
+        or (place.type == "Cache" and (parse_number(place.get("depth")) or 0) >= 3)
+    ]
     return shared[-1] if shared else None
 
 
-def _is_old_shared_cache(place: Element) -> bool:
-    return place.type == "Cache" and (parse_number(place.get("depth")) or 0) >= 3
-
-
 def _package(unit: Element) -> tuple[int | None, int]:
-    """hwloc's id of the package around the CPU, and its key; CPUs outside of all packages share one."""
+    # the id and a key; CPUs outside of all packages share one
     package = next((place for place in unit.above() if place.type in PACKAGES), None)
     return (None, 0) if package is None else (parse_number(package.get("os_index")), id(package))
 
 
+_MAJOR = re.compile(r"([0-9]{1,4})(?:\.|$)")
 _NVIDIA = re.compile(r"03(?:00|02) \[10de:")
 _UUID = re.compile(r"GPU-[0-9A-Za-z-]{1,64}")
 _HOST_BRIDGE = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-[0-9a-f]{2}\]")
@@ -231,59 +232,33 @@ _KIBIBYTES = re.compile(r"([0-9]{1,15})(?:KiB)?")
 def read_lstopo(source: IO[bytes]) -> Topology:
     """Reads the machine from an XML file. Raises InvalidMachine."""
     root = read_elements(source)
+    version = _MAJOR.match(root.get("version"))  # hwloc 1 writes none
     cores = Cores(root)
-    near = Nearness(cores)
     devices = [element for element in root.all() if element.type == "PCIDev" and _pci_address(element)]
-    gpus = _parse_gpus([element for element in devices if _NVIDIA.match(element.get("pci_type"))], near)
-    nics = _parse_nics(devices, near, major_version(root))
+    gpus = _parse_gpus([element for element in devices if _NVIDIA.match(element.get("pci_type"))], cores)
+    nics = _parse_nics(devices, cores, int(version[1]) if version else 1)
     nodes = cores.numa_nodes()
     if len(gpus) > MOST_GPUS or len(nics) > MOST_NICS:
         finding = f"{len(gpus)} GPUs and {len(nics)} NICs: a machine has at most {MOST_GPUS} and {MOST_NICS}"
         raise InvalidMachine(finding, EXPORT_AGAIN)
-    chains = {_pci_address(element): _bridges_above(element) for element in devices}
-    attached = [pcie.Attached(gpu.id, chains[gpu.pci or ""], gpu.numa_affinity) for gpu in gpus]
-    attached += [pcie.Attached(nic.id, chains[nic.pci or ""], nic.numa_affinity) for nic in nics]
+    bridges = {_pci_address(element): _bridges_above(element) for element in devices}
+    placed: list[Gpu | Nic] = [*gpus, *nics]
+    chains = {each.id: bridges[each.pci or ""] for each in placed}
     topology = Topology(
         cpus=cores.cpus(),
         nodes=nodes,
         distances=read_distances(root, nodes),
-        bridges=pcie.collect_bridges(place.chain for place in attached),
+        bridges=pcie.collect_bridges(chains.values()),
         gpus=gpus,
         nics=nics,
-        links=pcie.link_devices(attached, one_node=len(nodes) == 1),
+        links=pcie.link_devices(placed, chains, one_node=len(nodes) == 1),
     )
     return check_possible(topology, "the topology", EXPORT_AGAIN)
 
 
-class Nearness:
-    """Finds the CPUs and NUMA nodes that a device is near to, once for each object that encloses devices."""
-
-    def __init__(self, cores: Cores) -> None:
-        self._cores = cores
-        self._all = set(cores.node_of.values())
-        self._known: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-
-    def of(self, device: Element) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """CPUs and nodes; neither if the device is as near to every node of several."""
-        place = next(e for e in device.above() if e.type not in ("Bridge", "PCIDev"))
-        if id(place) not in self._known:
-            cpus = self._cores.inside(place)
-            nodes = {self._cores.node_of[cpu] for cpu in cpus}
-            unknown = nodes == self._all and len(nodes) > 1
-            self._known[id(place)] = ((), ()) if unknown else (cpus, tuple(sorted(nodes)))
-        return self._known[id(place)]
-
-    def memory_node(self, address: str) -> int | None:
-        """The NUMA node that is the memory of the GPU at this address."""
-        for node, element in self._cores.nodes.items():
-            if element.get("subtype") == GPU_MEMORY and element.info("PCIBusID").lower() == address:
-                return node
-        return None
-
-
-def _parse_gpus(elements: Sequence[Element], near: Nearness) -> tuple[Gpu, ...]:
+def _parse_gpus(elements: Sequence[Element], cores: Cores) -> tuple[Gpu, ...]:
     elements = sorted(elements, key=_pci_address)[: MOST_GPUS + 1]  # one too many is refused all the same
-    gpus = [_parse_gpu(element, index, near) for element, index in zip(elements, _indices(elements), strict=True)]
+    gpus = [_parse_gpu(element, index, cores) for element, index in zip(elements, _indices(elements), strict=True)]
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
@@ -298,11 +273,11 @@ def _indices(elements: Sequence[Element]) -> list[int]:
     return list(range(len(elements)))
 
 
-def _parse_gpu(element: Element, index: int, near: Nearness) -> Gpu:
+def _parse_gpu(element: Element, index: int, cores: Cores) -> Gpu:
     facts = {info.get("name"): info.get("value") for info in element.all() if info.tag == "info"}
     address = _pci_address(element)
     chain = _bridges_above(element)
-    cpus, nodes = near.of(element)
+    cpus, nodes = cores.near(element)
     uuid = facts.get("NVIDIAUUID", "")
     kibibytes = _KIBIBYTES.fullmatch(facts.get("CUDAGlobalMemorySize", ""))
     return Gpu(
@@ -314,11 +289,11 @@ def _parse_gpu(element: Element, index: int, near: Nearness) -> Gpu:
         memory=None if kibibytes is None else int(kibibytes[1]) << 10,
         cpu_affinity=cpus,
         numa_affinity=nodes,
-        memory_node=near.memory_node(address),
+        memory_node=cores.memory_node(address),
     )
 
 
-def _parse_nics(elements: Sequence[Element], near: Nearness, version: int) -> tuple[Nic, ...]:
+def _parse_nics(elements: Sequence[Element], cores: Cores, version: int) -> tuple[Nic, ...]:
     """A NIC for each OpenFabrics device, in the natural order of their names."""
     kinds = [
         (device, os_device_kinds(device, version), element) for element in elements for device in os_devices(element)
@@ -329,11 +304,11 @@ def _parse_nics(elements: Sequence[Element], near: Nearness, version: int) -> tu
             netdevs.setdefault(_pci_address(element), set()).add(clean(device.get("name")))
     named = [(device, element) for device, kind, element in kinds if OsDeviceKind.OPENFABRICS in kind]
     named.sort(key=lambda pair: natural(pair[0].get("name")))
-    return tuple(_parse_nic(device, element, index, near, netdevs) for index, (device, element) in enumerate(named))
+    return tuple(_parse_nic(device, element, index, cores, netdevs) for index, (device, element) in enumerate(named))
 
 
 def _parse_nic(
-    device: Element, element: Element, index: int, near: Nearness, netdevs: Mapping[str, Collection[str]]
+    device: Element, element: Element, index: int, cores: Cores, netdevs: Mapping[str, Collection[str]]
 ) -> Nic:
     chain = _bridges_above(element)
     states = [(_PORT_STATE.fullmatch(info.get("name")), info.get("value")) for info in device.children]
@@ -342,14 +317,13 @@ def _parse_nic(
         index=index,
         pci=_pci_address(element),
         bridge=chain[-1] if chain else None,
-        numa_affinity=near.of(element)[1],
+        numa_affinity=cores.near(element)[1],
         netdevs=tuple(sorted(netdevs.get(_pci_address(element), ()))),
         ports=tuple(NicPort(number=int(port[1]), state=_STATES.get(state, "")) for port, state in states if port),
     )
 
 
 def _pci_address(element: Element) -> str:
-    """The PCI address; "" if it has none."""
     address = element.get("pci_busid").lower()
     return address if pcie.is_address(address) else ""
 
@@ -369,9 +343,6 @@ def _bridge(place: Element) -> str:
     return f"pci{buses[1]}:{buses[2]}" if buses else ""
 
 
-_MAJOR = re.compile(r"([0-9]{1,4})(?:\.|$)")
-
-
 class OsDeviceKind(IntFlag):
     """hwloc's bits since version 3 of a network interface and an RDMA device (HWLOC_OBJ_OSDEV_*)."""
 
@@ -382,31 +353,20 @@ class OsDeviceKind(IntFlag):
 _OLD_KINDS = {"2": OsDeviceKind.NETWORK, "3": OsDeviceKind.NETWORK | OsDeviceKind.OPENFABRICS}
 
 
-def major_version(root: Element) -> int:
-    """The major version of the document's format: 3 for `version="3.0"`. hwloc 1 writes none, which counts as 1."""
-    found = _MAJOR.match(root.get("version"))
-    return int(found[1]) if found else 1
-
-
 def os_devices(element: Element) -> list[Element]:
     """The OS devices of a PCI device."""
     return [child for child in element.children if child.type == "OSDev"]
 
 
 def os_device_kinds(device: Element, version: int) -> OsDeviceKind:
-    """
-    The kinds of an OS device: none for an unknown or invalid type.
-
-    hwloc changed the meaning of `osdev_type` with its version 3; the major version of the document decides:
-
-    - from 3.0 on it is a set of bits: 1 storage, 2 memory, 4 GPU, 8 co-processor, 16 network, 32 OpenFabrics, 64 DMA. An
-      RDMA device is 16 + 32 = 48, and a CXL memory device with persistent memory is 1 + 2 = 3
-    - before 3.0 it is one number: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 4 DMA, 5 co-processor. There a BXI interface
-      is 3 as well, with subtype `BXI`, although it has no RDMA device; from 3.0 on it is only network
-    """
+    """The kinds of an OS device, by the major version of the document; none for an unknown or invalid type."""
     kind = device.get("osdev_type")
+    # From 3.0 on it is a set of bits: 1 storage, 2 memory, 4 GPU, 8 co-processor, 16 network, 32 OpenFabrics, 64 DMA. An
+    # RDMA device is 16 + 32 = 48, and a CXL memory device with persistent memory is 1 + 2 = 3.
     if version >= 3:
         return OsDeviceKind(parse_number(kind) or 0)
+    # Before, it is one number: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 4 DMA, 5 co-processor. A BXI interface is 3 as
+    # well, although it has no RDMA device; from 3.0 on it is only network.
     if device.get("subtype") == "BXI":
         return OsDeviceKind.NETWORK
     return _OLD_KINDS.get(kind, OsDeviceKind(0))

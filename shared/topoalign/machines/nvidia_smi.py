@@ -19,12 +19,12 @@ A matrix has less information than a machine. Missing information is derived:
 from collections.abc import Mapping, Sequence
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, parse_affinity, parse_link
 from topoalign.machines.nvidia_smi_matrix import Matrix, read_matrix
 from topoalign.machines.nvidia_smi_print import print_matrix
-from topoalign.machines.possible import check_possible
+from topoalign.machines.reader_rules import check_possible
 
 __all__ = ["Matrix", "print_matrix", "read_matrix", "read_pasted_matrix", "topology_of"]
 
@@ -41,7 +41,11 @@ def read_pasted_matrix(text: str) -> Topology:
 def topology_of(matrix: Matrix) -> Topology:
     """Makes a machine from a matrix. Raises InvalidMachine if there can be no such machine."""
     cpu_lists = {gpu: parse_affinity((matrix.cpu_affinity or {}).get(gpu, "")) for gpu in matrix.gpus}
-    affinities = _numa_affinities(matrix, cpu_lists)
+    affinities = (
+        _number_nodes(cpu_lists)
+        if matrix.numa_affinity is None
+        else {gpu: tuple(sorted(parse_affinity(text))) for gpu, text in matrix.numa_affinity.items()}
+    )
     memory_nodes = {gpu: min(parse_affinity(text), default=None) for gpu, text in (matrix.gpu_numa_id or {}).items()}
     cpus = _read_cpus(matrix.gpus, cpu_lists, affinities)
     nodes = {cpu.node for cpu in cpus}.union(*affinities.values())
@@ -58,26 +62,21 @@ def topology_of(matrix: Matrix) -> Topology:
     )
     ids = {label: gpu.id for label, gpu in zip(matrix.gpus, gpus, strict=True)}
     ids |= {label: DeviceID(matrix.name(label)) for label in matrix.nics}
+    links = [parse_link(ids[a], ids[b], cell) for a, b, cell in matrix.pairs()]
     topology = Topology(
         cpus=cpus,
         nodes=tuple(NumaNode(id=node) for node in sorted(nodes)),
         gpus=gpus,
         nics=_read_nics(matrix, ids, affinities),
-        links=_read_links(matrix, ids),
+        links=tuple(link for link in links if link is not None),
         sockets_known=False,
         nodes_known=any(map(parse_affinity, (matrix.numa_affinity or {}).values())),
     )
     return check_possible(topology, "the matrix", COPY_AGAIN)
 
 
-def _numa_affinities(matrix: Matrix, cpu_lists: Mapping[str, frozenset[int]]) -> dict[str, Nodes]:
-    if matrix.numa_affinity is None:
-        return _numbered(cpu_lists)
-    return {gpu: tuple(sorted(parse_affinity(text))) for gpu, text in matrix.numa_affinity.items()}
-
-
-def _numbered(cpu_lists: Mapping[str, frozenset[int]]) -> dict[str, Nodes]:
-    """Each GPU's node if equal lists of CPUs are one node, in the order of their lowest CPU. () without CPUs."""
+def _number_nodes(cpu_lists: Mapping[str, frozenset[int]]) -> dict[str, Nodes]:
+    # equal lists of CPUs are one node, in the order of their lowest CPU
     distinct = sorted({cpus for cpus in cpu_lists.values() if cpus}, key=sorted)
     return {gpu: (distinct.index(cpus),) if cpus else () for gpu, cpus in cpu_lists.items()}
 
@@ -86,7 +85,7 @@ def _read_cpus(
     gpus: Sequence[str], cpu_lists: Mapping[str, frozenset[int]], affinities: Mapping[str, Nodes]
 ) -> tuple[Cpu, ...]:
     if not any(affinities.values()):
-        affinities = _numbered(cpu_lists)
+        affinities = _number_nodes(cpu_lists)
     node_of: dict[int, int] = {}
     for gpu in gpus:
         for node in affinities[gpu][:1]:
@@ -113,8 +112,3 @@ def _read_nics(matrix: Matrix, ids: Mapping[str, DeviceID], affinities: Mapping[
         )
         for position, nic in enumerate(matrix.nics)
     )
-
-
-def _read_links(matrix: Matrix, ids: Mapping[str, DeviceID]) -> tuple[Link, ...]:
-    found = (parse_link(ids[a], ids[b], cell) for a, b, cell in matrix.pairs())
-    return tuple(one for one in found if one is not None)

@@ -88,7 +88,7 @@ def find_header(text: str, start: int = 0) -> MatrixHeader:
     closest: InvalidMachine | None = None
     number, at = locate_line(text, start)
     for match in islice(_CANDIDATE.finditer(text, start), MOST_CANDIDATES):
-        number = number + text.count("\n", at, match.start())
+        number += text.count("\n", at, match.start())
         at = match.start()
         line = next(lines_from(text, at, number))
         if all(_is_header_word(word.text) for word in line.words):
@@ -107,7 +107,6 @@ def _is_header_word(word: str) -> bool:
 
 
 def _near_miss(line: PastedLine) -> InvalidMachine | None:
-    """The error of a line that is similar to a header; None for other lines."""
     meant = line.words[:2]
     if all(_is_header_word(word.text) or is_glued(word.text) for word in meant):
         word = next(word for word in line.words if not _is_header_word(word.text))
@@ -151,7 +150,7 @@ def _labels(words: Sequence[Word]) -> tuple[str, ...]:
 
 
 def _titles(words: Sequence[Word]) -> tuple[str, ...]:
-    """The titles that these words form; they may be stacked (`CPU NUMA` above `Affinity Affinity`)."""
+    # they may be stacked: `CPU NUMA` above `Affinity Affinity`
     label = next((word for word in words if is_label(word.text)), None)
     if label is not None:
         raise word_error(label, f"the column {label.text} stands behind the affinity columns")

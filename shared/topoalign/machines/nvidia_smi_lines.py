@@ -87,7 +87,7 @@ def lines_from(text: str, start: int, number: int) -> Iterator[PastedLine]:
             raise InvalidMachine(finding, COPY_AGAIN, number, LONGEST_LINE + 1)
         yield PastedLine(number, _cleaned(text[start:end], number), end + 1)
         start = end + 1
-        number = number + 1
+        number += 1
 
 
 def _cleaned(line: str, number: int) -> str:

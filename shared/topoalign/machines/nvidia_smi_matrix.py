@@ -18,7 +18,7 @@ Time and memory are linear in the length of the text.
 
 import html
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, islice
@@ -64,13 +64,13 @@ class Matrix:
     @property
     def gpus(self) -> tuple[str, ...]:
         """The labels of GPUs by index, which need not be the order of the columns."""
-        return tuple(sorted((label for label in self.labels if is_gpu(label)), key=_label_number))
+        return tuple(sorted((label for label in self.labels if is_gpu(label)), key=lambda label: int(label[3:])))
 
     @property
     def nics(self) -> tuple[str, ...]:
         """The labels of NICs by index if they have one (`NIC0`), else in column order."""
         nics = [label for label in self.labels if not is_gpu(label)]
-        return tuple(sorted(nics, key=_label_number) if self.nics_are_numbered else nics)
+        return tuple(sorted(nics, key=lambda label: int(label[3:])) if self.nics_are_numbered else nics)
 
     @property
     def nics_are_numbered(self) -> bool:
@@ -89,24 +89,19 @@ class Matrix:
             yield a, b, cell or (self.cells[b][column[a]] if b in self.cells else "")
 
 
-def _label_number(label: str) -> int:
-    return int(label[3:])
-
-
 def read_matrix(text: str) -> Matrix:
     """Reads the matrix in the text. Raises InvalidMachine with line and column of the error."""
     try:
-        return _checked_matrix(*_with_header(prepared(text)))
+        return _checked_matrix(*_find_matrix(prepared(text)))
     except InvalidMachine as error:
         raise other_matrix(text) or error from error
 
 
-def _with_header(text: str) -> tuple[str, MatrixHeader]:
-    """The text, without what surrounds the matrix where that hides the header, and the header."""
+def _find_matrix(text: str) -> tuple[str, MatrixHeader]:
     try:
         return text, find_header(text)
-    except InvalidMachine:
-        for form in other_forms(text, is_header_text):
+    except InvalidMachine:  # what surrounds the matrix may hide the header
+        for form in _other_forms(text):
             with suppress(InvalidMachine):
                 return form, find_header(form)
         raise
@@ -118,13 +113,19 @@ def _checked_matrix(text: str, header: MatrixHeader) -> Matrix:
     _check_complete(header.labels, rows, cut=LEGEND.search(text, end) is None)
     _check_symmetric(header.labels, rows)
 
+    cells = {}
+    for i, label in enumerate(header.labels):
+        if label in rows:  # short rows are filled up from the rows that mirror them
+            both = [_cell_word(rows, label, j) or _cell_word(rows, other, i) for j, other in enumerate(header.labels)]
+            cells[label] = tuple(word.text if word is not None else "" for word in both)
+
     def column(title: str) -> Mapping[str, str] | None:
         return {gpu: rows[gpu].affinities[title] for gpu in header.gpus} if title in header.titles else None
 
     return Matrix(
         labels=header.labels,
         nic_names=_nic_names(text, header.labels),
-        cells=_completed(header.labels, rows),
+        cells=cells,
         cpu_affinity=column(CPU_AFFINITY),
         numa_affinity=column(NUMA_AFFINITY),
         gpu_numa_id=column(GPU_NUMA_ID),
@@ -132,7 +133,7 @@ def _checked_matrix(text: str, header: MatrixHeader) -> Matrix:
 
 
 def _check_complete(labels: tuple[str, ...], rows: Mapping[str, MatrixRow], cut: bool) -> None:
-    """`cut`: no legend below shows that the last row was copied to its end."""
+    # `cut`: no legend below shows that the last row was copied to its end
     missing = [label for label in labels if label not in rows]
     nics = {label for label in labels if not is_gpu(label)}
     if missing and set(missing) != nics:
@@ -170,18 +171,8 @@ def _cell_word(rows: Mapping[str, MatrixRow], label: str, column: int) -> Word |
     return row.cells[column] if row is not None and column < len(row.cells) else None
 
 
-def _completed(labels: tuple[str, ...], rows: Mapping[str, MatrixRow]) -> dict[str, tuple[str, ...]]:
-    """The cells of each printed row, short ones filled up from the rows that mirror them."""
-    cells = {}
-    for i, label in enumerate(labels):
-        if label in rows:
-            both = [_cell_word(rows, label, j) or _cell_word(rows, other, i) for j, other in enumerate(labels)]
-            cells[label] = tuple(word.text if word is not None else "" for word in both)
-    return cells
-
-
 def _check_alone(text: str, header: MatrixHeader) -> None:
-    """Raises InvalidMachine for two outputs in one text, before the rows are read: neither may be whole."""
+    # before the rows are read, because neither of two outputs in one text may be whole
     try:
         other = find_header(text, header.after)
     except InvalidMachine:
@@ -191,7 +182,7 @@ def _check_alone(text: str, header: MatrixHeader) -> None:
 
 
 def _nic_names(text: str, labels: tuple[str, ...]) -> dict[str, str]:
-    """Reads the names of the NIC legend anywhere in the text; a NIC that it does not contain keeps its label."""
+    # the legend may be anywhere in the text; a NIC that it does not contain keeps its label
     legend = _NIC_LEGEND.search(text)
     names: dict[str, str] = {}
     if legend is None:
@@ -260,30 +251,20 @@ _LINE_END = re.compile(r"<br\s*/?>\n?|</(?:p|div|tr|li|pre|h[1-6])\s*>", re.IGNO
 _TAG = re.compile(r"<[A-Za-z/!][^<>]{0,1000}>")
 
 
-def other_forms(text: str, is_header: Callable[[str], bool]) -> Iterator[str]:
-    """
-    Yields the text without what may surround the matrix: first without markup, then without a prefix.
-
-    `is_header`: whether a text that begins with a label is the rest of a header.
-    """
+def _other_forms(text: str) -> Iterator[str]:
     if _MARKUP.search(text):
-        text = without_markup(text)
+        # a tab for each edge of a table's cells and a line for each row
+        text = _LINE_END.sub("\n", _CELL_END.sub("\t", _CELL_START.sub("", text)))
+        text = html.unescape(_TAG.sub("", text)).replace("\xa0", " ")
         yield text
     if _ESCAPED.search(text):
         text = text.replace("\\t", "\t").replace("\\n", "\n")
-    prefixed = without_prefix(text, is_header)
+    prefixed = _without_prefix(text)
     if prefixed is not None:
         yield prefixed
 
 
-def without_markup(text: str) -> str:
-    """The text of an HTML page, with a tab for each edge of a table's cells and a line for each row."""
-    text = _CELL_END.sub("\t", _CELL_START.sub("", text))
-    return html.unescape(_TAG.sub("", _LINE_END.sub("\n", text))).replace("\xa0", " ")
-
-
-def without_prefix(text: str, is_header: Callable[[str], bool]) -> str | None:
-    """The text with blanks in the place of the header's prefix, on every line that has it. None: there is no such prefix."""
+def _without_prefix(text: str) -> str | None:
     tried: set[str] = set()
     for match in islice(_LABEL.finditer(text), MOST_CANDIDATES):
         start = text.rfind("\n", max(0, match.start() - LONGEST_PREFIX - 1), match.start()) + 1
@@ -293,30 +274,21 @@ def without_prefix(text: str, is_header: Callable[[str], bool]) -> str | None:
         end = text.find("\n", match.start(), match.start() + LONGEST_HEADER)
         quoted = prefix.endswith(_QUOTES)
         header = text[match.start() : end if end > 0 else match.start() + LONGEST_HEADER]
-        if not is_header(_QUOTE_ENDS.sub("", header) if quoted else header):
+        if not is_header_text(_QUOTE_ENDS.sub("", header) if quoted else header):
             continue
-        shape = shape_of(prefix)
+        # the prefix with any numbers, and with any blanks in the place of its blanks
+        words = re.split(rf"({_NUMBER}|[ \t\xa0]+)", prefix.strip())
+        shape = r"[ \t\xa0]{0,64}" + "".join(
+            _NUMBER if word[:1].isdigit() else r"[ \t\xa0]{1,64}" if word[:1].isspace() else re.escape(word)
+            for word in words
+            if word
+        )
         if shape in tried:
             continue
         if len(tried) == MOST_SHAPES:
             return None
         tried.add(shape)
         if quoted or re.search(rf"(?m)^{shape}{_ROW_START}", text):
-            text = re.sub(rf"(?m)^{shape}", _blanks, text)
+            text = re.sub(rf"(?m)^{shape}", lambda match: " " * len(match[0]), text)
             return _QUOTE_ENDS.sub("", text) if quoted else text
     return None
-
-
-def shape_of(prefix: str) -> str:
-    """A regular expression for this prefix with any numbers, and with any blanks in the place of its blanks."""
-    words = re.split(rf"({_NUMBER}|[ \t\xa0]+)", prefix.strip())
-    any_of = "".join(
-        _NUMBER if word[:1].isdigit() else r"[ \t\xa0]{1,64}" if word[:1].isspace() else re.escape(word)
-        for word in words
-        if word
-    )
-    return rf"[ \t\xa0]{{0,64}}{any_of}"
-
-
-def _blanks(match: re.Match[str]) -> str:
-    return " " * len(match[0])

@@ -32,14 +32,13 @@ MIB = 1 << 20
 
 
 def print_matrix(topology: Topology, wide: bool = False, used_by: Mapping[DeviceID, str] | None = None) -> str:
-    """
-    The matrix with its legends, ending in a line end. `wide` adds PCI address, id and memory of each device, and who
-    uses it, from `used_by`.
-    """
+    """The matrix with its legends. `wide` adds PCI address, id, memory and users (`used_by`) of each device."""
     rows = _matrix(topology)
     if wide:
         rows = _join_columns(rows, _wide(topology, used_by))
-    return "".join(f"{row.rstrip()}\n" for row in rows) + LEGEND + _nic_legend(topology.nics)
+    text = "".join(f"{row.rstrip()}\n" for row in rows) + LEGEND
+    named = [f"  {_label(nic)}: {clean(nic.id)}\n" for nic in topology.nics if nic.id != _label(nic)]
+    return text + "\nNIC Legend:\n\n" + "".join(named) if named else text
 
 
 def _matrix(topology: Topology) -> list[str]:
@@ -48,7 +47,10 @@ def _matrix(topology: Topology) -> list[str]:
     header = ["", *map(_label, devices), CPU_AFFINITY, *[NUMA_AFFINITY] * known, GPU_NUMA_ID]
     rows = ["\t".join(header)]
     for device in devices:
-        cells = [_label(device), *(_format_cell(topology, device.id, other.id) for other in devices)]
+        cells = [_label(device)]
+        for other in devices:
+            link = topology.link_by_pair.get((device.id, other.id))
+            cells.append(" X " if other is device else UNKNOWN if link is None else link.label)
         if isinstance(device, Gpu):
             memory_node = UNKNOWN if device.memory_node is None else str(device.memory_node)
             cells += [_format_ids(device.cpu_affinity), *[_format_ids(device.numa_affinity)] * known, "", memory_node]
@@ -60,25 +62,15 @@ def _label(device: Gpu | Nic) -> str:
     return f"GPU{device.index}" if isinstance(device, Gpu) else f"NIC{device.index}"
 
 
-def _format_cell(topology: Topology, a: DeviceID, b: DeviceID) -> str:
-    if a == b:
-        return " X "
-    link = topology.link_by_pair.get((a, b))
-    return UNKNOWN if link is None else link.label
-
-
 def _format_ids(ids: Sequence[int]) -> str:
     return format_cpuset(ids) or UNKNOWN
 
 
-def _nic_legend(nics: Sequence[Nic]) -> str:
-    named = [f"  {_label(nic)}: {clean(nic.id)}\n" for nic in nics if nic.id != _label(nic)]
-    return "\nNIC Legend:\n\n" + "".join(named) if named else ""
-
-
 def _wide(topology: Topology, used_by: Mapping[DeviceID, str] | None) -> list[list[str]]:
     table = [["PCI Address", "Device", "Memory"]]
-    table += [[gpu.pci or UNKNOWN, gpu.id, _format_memory(gpu.memory)] for gpu in topology.gpus]
+    for gpu in topology.gpus:
+        memory = UNKNOWN if gpu.memory is None else f"{gpu.memory // MIB} MiB"
+        table.append([gpu.pci or UNKNOWN, gpu.id, memory])
     table += [[nic.pci or UNKNOWN, nic.id, ""] for nic in topology.nics]
     if used_by is not None:
         table[0].append("Used by")
@@ -87,12 +79,8 @@ def _wide(topology: Topology, used_by: Mapping[DeviceID, str] | None) -> list[li
     return [[clean(cell, 128) for cell in cells] for cells in table]
 
 
-def _format_memory(memory: int | None) -> str:
-    return UNKNOWN if memory is None else f"{memory // MIB} MiB"
-
-
 def _join_columns(rows: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
-    """The rows with a table on their right, every column of it at one tab stop."""
+    # every column of the table, on the right of the rows, is at one tab stop
     for column in zip(*table, strict=True):
         width = max(len(row.expandtabs(TAB)) for row in rows) // TAB + 1
         rows = [

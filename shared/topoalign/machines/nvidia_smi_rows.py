@@ -7,9 +7,8 @@ or right below the titles; else, if the first word is below the first title, the
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from topoalign.core.model.errors import quoted
 from topoalign.machines.nvidia_smi_header import TITLE_WORDS, MatrixHeader, is_glued, is_gpu, is_header_line, is_label
@@ -50,11 +49,7 @@ class MatrixRow:
 
 
 def read_rows(text: str, header: MatrixHeader) -> tuple[dict[str, MatrixRow], int]:
-    """
-    The rows by label, in the order of the text, and where in it they end.
-
-    Raises InvalidMachine for a row that is torn or there twice, or belongs to no column, and for a line that was wrapped.
-    """
+    """The rows by label in the order of the text, and where in it they end. Raises InvalidMachine."""
     rows: dict[str, MatrixRow] = {}
     columns = frozenset(header.labels)
     end = header.after
@@ -68,7 +63,11 @@ def read_rows(text: str, header: MatrixHeader) -> tuple[dict[str, MatrixRow], in
             others = others + 1
             adjacent = False
             continue
-        row = _row(line, header, partial(_missing_below, text, line, header, rows))
+        also = ""
+        if not _WORD.search(text, line.after):  # the text may have been cut in its last row
+            lost = [name for name in header.labels if name != line.first and name not in rows]
+            also = f"; the rows {', '.join(lost)} are missing below it" if lost else ""
+        row = _row(line, header, also)
         if line.first in rows:
             raise word_error(row.label, f"row {line.first} is there twice, first in line {rows[line.first].label.line}")
         rows[line.first] = row
@@ -79,7 +78,6 @@ def read_rows(text: str, header: MatrixHeader) -> tuple[dict[str, MatrixRow], in
 
 
 def _check_other(line: PastedLine, adjacent: bool) -> None:
-    """Lets pass what has nothing to do with the matrix."""
     if not line.words:
         return
     first = line.words[0]
@@ -94,25 +92,16 @@ def _check_other(line: PastedLine, adjacent: bool) -> None:
         raise word_error(first, f"row {first.text} has no column in the header")
 
 
-def _missing_below(text: str, line: PastedLine, header: MatrixHeader, rows: Mapping[str, MatrixRow]) -> str:
-    """The addition to the finding about a row at the end of the text: the text was cut there."""
-    if _WORD.search(text, line.after):
-        return ""
-    lost = [name for name in header.labels if name != line.first and name not in rows]
-    return f"; the rows {', '.join(lost)} are missing below it" if lost else ""
-
-
-def _row(line: PastedLine, header: MatrixHeader, also: Callable[[], str]) -> MatrixRow:
-    """Raises InvalidMachine, with `also` added to its finding where the row may have been cut."""
+def _row(line: PastedLine, header: MatrixHeader, also: str) -> MatrixRow:
     label = line.words[0]
     columns = len(header.labels)
     cells = line.words[1 : columns + 1]
     rest = line.words[columns + 1 :]
     bad = next((word for word in cells if not is_cell(word.text)), None)
     if bad is not None:
-        raise word_error(bad, f"{cell_fault(bad.text)}, in row {label.text}{also()}")
+        raise word_error(bad, f"{cell_fault(bad.text)}, in row {label.text}{also}")
     if len(cells) < (columns if is_gpu(label.text) else len(header.gpus)):
-        raise word_error(line.words[-1], f"row {label.text} ends after {len(cells)} of {columns} cells{also()}")
+        raise word_error(line.words[-1], f"row {label.text} ends after {len(cells)} of {columns} cells{also}")
     if len(rest) > len(header.titles):
         extra = rest[len(header.titles)]
         raise word_error(extra, f"row {label.text} goes on with {quoted([extra.text])}, which is below no column")
@@ -120,14 +109,13 @@ def _row(line: PastedLine, header: MatrixHeader, also: Callable[[], str]) -> Mat
     for title, word in affinities.items():
         fault = affinity_fault(title, word.text)
         if fault:
-            raise word_error(word, f"{fault}, in row {label.text}{also()}")
+            raise word_error(word, f"{fault}, in row {label.text}{also}")
     return MatrixRow(
         label, cells, {title: affinities[title].text if title in affinities else "" for title in header.titles}
     )
 
 
 def _affinities(line: PastedLine, cells: Sequence[Word], rest: Sequence[Word], header: MatrixHeader) -> dict[str, Word]:
-    """Which words belong to which titles: not more words than titles."""
     titles = header.titles
     if len(rest) == len(titles) or not rest:
         return dict(zip(titles, rest, strict=False))
@@ -150,13 +138,9 @@ def _affinities(line: PastedLine, cells: Sequence[Word], rest: Sequence[Word], h
 
 
 def _tab_stops(line: PastedLine, rest: Sequence[Word]) -> list[int] | None:
-    """
-    Which cell of its row each of the last words is, 0 being the label, if every word is where tabs of 8 columns put it.
-
-    A cell begins at the first stop behind the one before it, and an empty one takes 8 columns. An example, where `X` has a
-    blank on either side: of `GPU0     X              7`, `X` is cell 1, cell 2 is empty, and 7 is cell 3. None: no tabs
-    have left this.
-    """
+    # Which cell of its row each of the last words is, 0 being the label; None unless every word is where tabs of 8 columns
+    # put it. A cell begins at the first stop behind the one before it, and an empty one takes 8 columns: in
+    # `GPU0     X              7`, where `X` has a blank on either side, `X` is cell 1, cell 2 is empty, and 7 is cell 3.
     origin = line.words[0].column
     at = 0
     cell = -1

@@ -13,29 +13,19 @@ The rule (classes and meanings as in the legend of `nvidia-smi topo -m`; the der
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_links import Link, PcieClass
-from topoalign.core.model.topology.model import PciBridge
+from topoalign.core.model.topology.model import Gpu, Nic, PciBridge
 
 Chain = tuple[str, ...]
 """Addresses from the host bridge (`pci0000:00`) down to the bridge right above a device. Empty: not known."""
 
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-
-
-class Attached(NamedTuple):
-    """The position of a device in the PCIe tree."""
-
-    id: DeviceID
-    chain: Chain
-    nodes: tuple[int, ...]
-    """NUMA nodes near it. Empty: unknown."""
 
 
 def between(a: Chain, b: Chain, *, same_node: bool) -> PcieClass:
@@ -52,17 +42,13 @@ def between(a: Chain, b: Chain, *, same_node: bool) -> PcieClass:
     return PcieClass.PIX if max(len(a), len(b)) - shared <= 1 else PcieClass.PXB
 
 
-def link_devices(devices: Sequence[Attached], *, one_node: bool) -> tuple[Link, ...]:
-    """
-    A link for each pair of devices whose chains are known; the other pairs have none.
-
-    On a host with a single NUMA node (`one_node`) every device is on it, though the kernel often does not report it.
-    """
+def link_devices(devices: Sequence[Gpu | Nic], chains: Mapping[DeviceID, Chain], *, one_node: bool) -> tuple[Link, ...]:
+    """A link for each pair of devices with known chains. `one_node`: the host has a single NUMA node."""
     found = []
     for a, b in combinations(devices, 2):
-        if a.chain and b.chain:
-            same_node = one_node or bool(set(a.nodes) & set(b.nodes))
-            found.append(Link(a=a.id, b=b.id, pcie=between(a.chain, b.chain, same_node=same_node)))
+        if chains.get(a.id) and chains.get(b.id):
+            same_node = one_node or bool(set(a.numa_affinity) & set(b.numa_affinity))
+            found.append(Link(a=a.id, b=b.id, pcie=between(chains[a.id], chains[b.id], same_node=same_node)))
     return tuple(found)
 
 

@@ -122,7 +122,6 @@ class _Counted(io.BufferedIOBase):
 
 
 def _plain(source: io.BytesIO) -> io.BufferedIOBase:
-    """The archive without its packing."""
     start = bytes(source.getbuffer()[:6])
     if start.startswith(b"BZh"):
         return bz2.BZ2File(source)

@@ -20,8 +20,7 @@ from pathlib import Path
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.model import Cpu, NumaNode
 from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY, MOST_CPUS, MOST_NODES
-from topoalign.machines.cpu_sockets import number_sockets
-from topoalign.machines.hugepages import hugepage_totals
+from topoalign.machines.reader_rules import hugepage_totals, number_sockets
 from topoalign.machines.sysfs_files import Tree, open_tree, parse_number
 
 CPUS = "sys/devices/system/cpu"
@@ -75,8 +74,7 @@ def online_cpus(tree: Tree) -> frozenset[int]:
         online = frozenset(cpu for cpu in there if tree.number(f"{CPUS}/cpu{cpu}/online") != 0)
     online = frozenset(cpu for cpu in online if cpu < MOST_CPUS)
     if not online:
-        finding = "the tree has no CPU that is online"
-        raise InvalidMachine(finding, _GATHER)
+        raise InvalidMachine("the tree has no CPU that is online", _GATHER)
     return online
 
 
@@ -89,7 +87,7 @@ def cpus_of_nodes(tree: Tree, online: frozenset[int]) -> Mapping[int, frozenset[
 
 
 def _listed_nodes(tree: Tree) -> dict[int, frozenset[int]]:
-    """NUMA node -> its CPUs, for each node that has a directory and is online, if the kernel lists those; ascending."""
+    # each node that has a directory and is online, if the kernel lists those, ascending
     there = {int(name[4:]) for name in tree.names(NODES) if re.fullmatch(r"node[0-9]{1,4}", name)}
     online = tree.ids(f"{NODES}/online")
     nodes = sorted(node for node in (there if online is None else there & online) if node < MOST_NODES)
@@ -97,7 +95,7 @@ def _listed_nodes(tree: Tree) -> dict[int, frozenset[int]]:
 
 
 def _kept(listed: Mapping[int, frozenset[int]]) -> list[int]:
-    """The nodes without those that list CPUs, but only CPUs of lower nodes."""
+    # without those that list CPUs, but only CPUs of lower nodes
     kept = []
     taken = frozenset[int]()
     for node, cpus in listed.items():
@@ -108,13 +106,12 @@ def _kept(listed: Mapping[int, frozenset[int]]) -> list[int]:
 
 
 def _read_ids(tree: Tree, as_list: str, as_mask: str) -> frozenset[int]:
-    """Reads ids from the list, or from the mask if there is no list."""
     found = tree.ids(as_list)
     return found if found is not None else tree.mask(as_mask) or frozenset()
 
 
 def _packages(tree: Tree, online: frozenset[int]) -> dict[int, tuple[int | None, int]]:
-    """CPU -> `physical_package_id` (None: the kernel knows none) and the lowest CPU of its package."""
+    # CPU -> `physical_package_id` (None: the kernel knows none) and the lowest CPU of its package
     packages: dict[int, tuple[int | None, int]] = {}
     ids = {cpu: tree.number(f"{CPUS}/cpu{cpu}/topology/physical_package_id") for cpu in sorted(online)}
     alone: dict[int | None, int] = {}
@@ -132,7 +129,6 @@ def _packages(tree: Tree, online: frozenset[int]) -> dict[int, tuple[int | None,
 
 
 def _lowest_sibling(tree: Tree, cpu: int, online: frozenset[int]) -> int:
-    """The lowest of the CPU's siblings that are online and have its `core_id`; itself if it is not among them."""
     topology = f"{CPUS}/cpu{cpu}/topology"
     siblings = tree.ids(f"{topology}/core_cpus_list") or tree.ids(f"{topology}/thread_siblings_list")
     siblings = siblings or tree.mask(f"{topology}/thread_siblings") or frozenset()
@@ -144,7 +140,7 @@ def _lowest_sibling(tree: Tree, cpu: int, online: frozenset[int]) -> int:
 
 
 def _uncores(tree: Tree, online: frozenset[int]) -> dict[int, int]:
-    """CPU -> its last-level cache: by the kernel's id if each CPU's cache has one, else by the lowest CPU that shares it."""
+    # by the kernel's id if each CPU's cache has one, else by the lowest CPU that shares it
     caches = {cpu: cache for cpu in online if (cache := _last_cache(tree, cpu)) is not None}
     ids = {cpu: tree.number(f"{cache}/id") for cpu, cache in caches.items()}
     known = {cpu: cache_id for cpu, cache_id in ids.items() if cache_id is not None and cache_id < MOST_CPUS}
@@ -158,7 +154,7 @@ def _uncores(tree: Tree, online: frozenset[int]) -> dict[int, int]:
 
 
 def _last_cache(tree: Tree, cpu: int) -> str | None:
-    """The directory of the highest level of unified cache, if that is an uncore cache."""
+    # the directory of the highest level of unified cache
     best = None
     highest = UNCORE_LEVEL - 1
     for name in tree.names(f"{CPUS}/cpu{cpu}/cache"):
@@ -177,18 +173,13 @@ def _read_node(tree: Tree, node: int, folder: str, meminfo: str) -> NumaNode:
         count = tree.number(f"{folder}/{name}/nr_hugepages")
         if size and count is not None and size * count << 10 <= LARGEST_MEMORY:
             pages[size << 10] = count
-    memory = _read_memory(tree, meminfo)
+    found = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", tree.text(meminfo) or "")
+    memory = min(int(found[1]) << 10, LARGEST_MEMORY) if found else None
     return NumaNode(id=node, memory=memory, hugepages=hugepage_totals(pages, memory))
 
 
-def _read_memory(tree: Tree, path: str) -> int | None:
-    """MemTotal, in bytes."""
-    found = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", tree.text(path) or "")
-    return min(int(found[1]) << 10, LARGEST_MEMORY) if found else None
-
-
 def _read_distances(tree: Tree, ids: Sequence[int], listed: Sequence[int]) -> Distances | None:
-    """Between the nodes `ids`; the kernel writes a column for each of the nodes `listed`."""
+    # between the nodes `ids`; the kernel writes a column for each of the nodes `listed`
     rows = []
     for node in ids:
         row = [parse_number(word) for word in (tree.text(f"{NODES}/node{node}/distance") or "").split()]

@@ -39,11 +39,7 @@ class Tree(ABC):
         """The target of links, as a path from the root. None: there is none, or it is outside the tree."""
 
     def text(self, path: str) -> str | None:
-        """
-        The content of a file up to its first null character, without blanks at either end.
-
-        Some kernels, such as 5.15, end `cpulist` and `cpumap` with a null, in captured trees also before the text.
-        """
+        """The content of a file, stripped, without the null with which some kernels (5.15) end a list."""
         content = self.content(path)
         if content is None:
             return None
@@ -123,3 +119,8 @@ def parse_number(text: str, base: int = 10) -> int | None:
     digits = text.strip().lower().removeprefix("0x") if base == 16 else text.strip()
     allowed = "0123456789abcdef"[:base]
     return int(digits, base) if 0 < len(digits) <= 18 and all(c in allowed for c in digits) else None
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorts mlx5_2 before mlx5_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]{1,18})", name) if part]

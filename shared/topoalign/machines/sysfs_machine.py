@@ -1,6 +1,13 @@
 """
 Reads a machine from the files of /sys and /proc: of the running host, or of a tree that was captured on another one.
 
+The NUMA node of a device is its own `numa_node`; if the kernel does not know it (-1), that of the first bridge above that
+has one; else the one node that holds all CPUs of its `local_cpulist`. If that list spans several nodes, the node is
+unknown.
+
+A virtual function of a NIC is listed with the NIC to which it belongs. It is a NIC of its own only if the NIC itself is
+missing, as in a virtual machine. Software RDMA devices, which have no PCI device, are left out.
+
 Nothing is kept between calls, and no content makes it fail, except that there must be CPUs. GPUs are NVIDIA's display
 devices in the order of their PCI addresses, which is that of `nvidia-smi`. If NVIDIA's driver is loaded, their uuid and
 the NUMA node of their memory come from /proc; without it the id of a GPU is `GPU-<PCI address>`. Files do not show
@@ -9,40 +16,29 @@ NVLinks.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.model import Gpu, Nic, Topology
-from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY, MOST_GPUS
-from topoalign.machines import pcie, sysfs_nics
-from topoalign.machines.possible import check_possible
+from topoalign.core.model.topology.model import Gpu, Nic, NicPort, Topology, VirtualFunction
+from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY, MOST_GPUS, MOST_NICS
+from topoalign.machines import pcie
+from topoalign.machines.reader_rules import check_possible
 from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_numa_nodes
-from topoalign.machines.sysfs_files import Tree, open_tree, parse_number
-from topoalign.machines.sysfs_pci import (
-    DEVICES,
-    DISPLAY_CLASSES,
-    NVIDIA,
-    device_path,
-    list_addresses,
-    local_cpus,
-    nearest_numa_nodes,
-)
+from topoalign.machines.sysfs_files import Tree, natural, open_tree, parse_number
 
-__all__ = [
-    "Tree",
-    "is_named_by_address",
-    "read_cpus",
-    "read_gpus",
-    "read_nics",
-    "read_numa_nodes",
-    "read_sysfs",
-    "topology_with",
-]
+DEVICES = "sys/bus/pci/devices"
 
+NVIDIA = 0x10DE
+DISPLAY_CLASSES = (0x0300, 0x0302)
+"""VGA controller and 3D controller: what a GPU is on PCI."""
 DRIVER = "proc/driver/nvidia/gpus"
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+RDMA_CLASS = "sys/class/infiniband"
+
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_RATE = re.compile(r"([0-9]{1,6})(?:\.([0-9]))? Gb/sec")
 
 
 def read_sysfs(root: Path | Tree) -> Topology:
@@ -54,17 +50,17 @@ def topology_with(root: Path | Tree, gpus: tuple[Gpu, ...]) -> Topology:
     """Reads the machine with these GPUs: a driver that knows more about GPUs than the files passes its own."""
     tree = open_tree(root)
     nodes, distances = read_numa_nodes(tree)
-    nics = read_nics(tree)
+    nics = _read_nics(tree)
     devices: list[Gpu | Nic] = [*gpus, *nics]
-    attached = [pcie.Attached(device.id, _read_chain(tree, device.pci), device.numa_affinity) for device in devices]
+    chains = {each.id: pcie.chain_of(device_path(tree, each.pci)) for each in devices if each.pci is not None}
     topology = Topology(
         cpus=read_cpus(tree),
         nodes=nodes,
         distances=distances,
-        bridges=pcie.collect_bridges(place.chain for place in attached),
+        bridges=pcie.collect_bridges(chains.values()),
         gpus=gpus,
         nics=nics,
-        links=pcie.link_devices(attached, one_node=len(nodes) == 1),
+        links=pcie.link_devices(devices, chains, one_node=len(nodes) == 1),
     )
     return check_possible(topology, "the tree")
 
@@ -73,18 +69,8 @@ def read_gpus(root: Path | Tree) -> tuple[Gpu, ...]:
     """The NVIDIA GPUs, by PCI address."""
     tree = open_tree(root)
     nodes = cpus_of_nodes(tree, online_cpus(tree))
-    there = [address for address in list_addresses(tree) if _is_gpu(tree, address)][:MOST_GPUS]
+    there = [name for name in tree.names(DEVICES) if pcie.is_address(name) and _is_gpu(tree, name)][:MOST_GPUS]
     return tuple(_read_gpu(tree, index, address, nodes) for index, address in enumerate(there))
-
-
-def read_nics(root: Path | Tree) -> tuple[Nic, ...]:
-    """The RDMA-capable NICs, by name."""
-    tree = open_tree(root)
-    return sysfs_nics.nics(tree, cpus_of_nodes(tree, online_cpus(tree)))
-
-
-def _read_chain(tree: Tree, address: str | None) -> pcie.Chain:
-    return () if address is None else pcie.chain_of(device_path(tree, address))
 
 
 def _is_gpu(tree: Tree, address: str) -> bool:
@@ -99,9 +85,9 @@ def _read_gpu(tree: Tree, index: int, address: str, nodes: Mapping[int, frozense
     facts = _facts(tree, f"{DRIVER}/{address}/information")
     memory = _facts(tree, f"{DRIVER}/{address}/numa_status")
     near = nearest_numa_nodes(tree, address, nodes)
-    chain = _read_chain(tree, address)
+    chain = pcie.chain_of(device_path(tree, address))
     online = frozenset[int]().union(*nodes.values())
-    cpus = local_cpus(tree, address) & online or frozenset[int]().union(*(nodes[node] for node in near))
+    cpus = _local_cpus(tree, address) & online or frozenset[int]().union(*(nodes[node] for node in near))
     memory_node = parse_number(memory.get("Node", ""))
     size = parse_number(memory.get("Size", ""), 16)
     uuid = facts.get("GPU UUID", "")
@@ -125,6 +111,90 @@ def is_named_by_address(gpu: Gpu) -> bool:
 
 
 def _facts(tree: Tree, path: str) -> dict[str, str]:
-    """Lines such as `Node:      255`."""
+    # lines such as `Node:      255`
     lines = (line.partition(":") for line in (tree.text(path) or "").splitlines())
     return {key.strip(): value.strip() for key, colon, value in lines if colon}
+
+
+def _read_nics(tree: Tree) -> tuple[Nic, ...]:
+    # in the natural order of their names, which is that of `nvidia-smi`
+    nodes = cpus_of_nodes(tree, online_cpus(tree))
+    names = sorted(filter(_NAME.fullmatch, tree.names(RDMA_CLASS)), key=natural)
+    physical = {name: address for name in names if (address := _read_address(tree, name)) is not None}
+    owned = {vf for address in physical.values() for vf in _virtual_addresses(tree, address)}
+    own = [(name, address) for name, address in physical.items() if address not in owned]
+    return tuple(_read_nic(tree, index, name, address, nodes) for index, (name, address) in enumerate(own[:MOST_NICS]))
+
+
+def _read_nic(tree: Tree, index: int, name: str, address: str, nodes: Mapping[int, frozenset[int]]) -> Nic:
+    device = f"{DEVICES}/{address}"
+    chain = pcie.chain_of(device_path(tree, address))
+    verbs = tree.names(f"{device}/infiniband_verbs") or tree.names(f"{RDMA_CLASS}/{name}/device/infiniband_verbs")
+    netdevs = tree.names(f"{device}/net") or tree.names(f"{RDMA_CLASS}/{name}/device/net")
+    return Nic(
+        id=DeviceID(name),
+        index=index,
+        pci=address,
+        bridge=chain[-1] if chain else None,
+        numa_affinity=nearest_numa_nodes(tree, address, nodes),
+        netdevs=tuple(netdevs),
+        verbs=next(iter(verbs), None),
+        ports=tuple(_port(tree, f"{RDMA_CLASS}/{name}/ports", port) for port in _ports(tree, name)),
+        virtual_functions=tuple(
+            VirtualFunction(
+                pci=vf,
+                name=next(iter(tree.names(f"{DEVICES}/{vf}/infiniband")), ""),
+                verbs=next(iter(tree.names(f"{DEVICES}/{vf}/infiniband_verbs")), None),
+            )
+            for vf in _virtual_addresses(tree, address)
+        ),
+    )
+
+
+def _read_address(tree: Tree, name: str) -> str | None:
+    device = tree.real(f"{RDMA_CLASS}/{name}/device")
+    return device.name if device is not None and pcie.is_address(device.name) else None
+
+
+def _virtual_addresses(tree: Tree, address: str) -> list[str]:
+    links = sorted((name for name in tree.names(f"{DEVICES}/{address}") if name.startswith("virtfn")), key=natural)
+    places = [tree.real(f"{DEVICES}/{address}/{name}") for name in links]
+    return [place.name for place in places if place is not None and pcie.is_address(place.name)]
+
+
+def _ports(tree: Tree, name: str) -> list[int]:
+    return sorted(port for text in tree.names(f"{RDMA_CLASS}/{name}/ports") if (port := parse_number(text)) is not None)
+
+
+def _port(tree: Tree, folder: str, port: int) -> NicPort:
+    rate = _RATE.match(tree.text(f"{folder}/{port}/rate") or "")
+    return NicPort(
+        number=port,
+        link_layer=clean(tree.text(f"{folder}/{port}/link_layer") or "", 32),
+        state=clean((tree.text(f"{folder}/{port}/state") or "").partition(":")[2].strip(), 32),
+        rate=None if rate is None else int(rate[1]) * 10**9 + int(rate[2] or 0) * 10**8,
+    )
+
+
+def device_path(tree: Tree, address: str) -> PurePosixPath:
+    """The device's directory below /sys/devices; below /sys/bus if the tree has it there instead of a link."""
+    return tree.real(f"{DEVICES}/{address}") or PurePosixPath(DEVICES, address)
+
+
+def nearest_numa_nodes(tree: Tree, address: str, nodes: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    """The node near a device, of these nodes with their CPUs; () if unknown."""
+    path = device_path(tree, address)
+    for place in (path, *path.parents):
+        if not (place == path or pcie.is_address(place.name) or place.name.startswith("pci")):
+            break
+        node = tree.number(f"{place}/numa_node")
+        if node is not None and node in nodes:
+            return (node,)
+    local = _local_cpus(tree, address)
+    near = [node for node, cpus in nodes.items() if cpus & local]
+    return tuple(near) if len(near) == 1 else ()
+
+
+def _local_cpus(tree: Tree, address: str) -> frozenset[int]:
+    device = f"{DEVICES}/{address}"
+    return tree.ids(f"{device}/local_cpulist") or tree.mask(f"{device}/local_cpus") or frozenset()

@@ -15,7 +15,7 @@ from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.core.usage.attribution import attribute_use
-from topoalign.core.usage.gaia_display import ContainerGpus, bus_id, graph_of, usages_of
+from topoalign.core.usage.gaia_display import bus_id, graph_of, usages_of
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 FOUR = Topology(
@@ -177,16 +177,16 @@ def test_usage_is_told_by_pod_container_and_card() -> None:
         held(3, "GPU-3", of=None),
     )
 
-    found = usages_of(FOUR, attribute_use(state, measurement(*USED))).usage
+    found = usages_of(FOUR, attribute_use(state, measurement(*USED)))
 
     assert {UIDS[0], UIDS[1]} == found.keys()
     train, infer = found[UIDS[0]], found[UIDS[1]]
-    first, second = train.stat["main"].dev
-    assert ("00000000:07:00.0", "0", 40.0, 1024.0, (72,), 81920.0) == msgspec.structs.astuple(first)
-    assert ("1", 0.0, 0.0, ()) == (second.card_idx, second.gpu, second.mem, second.pids)
-    assert ("ml", 2.0, 163840.0) == (train.project, train.spec["main"].gpu, train.spec["main"].mem)
-    assert ["serve"] == [*infer.stat] and isinstance(infer.stat["serve"], ContainerGpus)
-    assert {"serve": {"gpu": 0.0, "mem": 0.0}} == msgspec.to_builtins(infer.spec)
+    first, second = train["stat"]["main"]["dev"]
+    assert ["00000000:07:00.0", "0", 40.0, 1024.0, [72], 81920.0] == [*first.values()]
+    assert ["1", 0.0, 0.0, []] == [second[field] for field in ("card_idx", "gpu", "mem", "pids")]
+    assert ("ml", {"gpu": 2.0, "mem": 163840.0}) == (train["project"], train["spec"]["main"])
+    assert ["serve"] == [*infer["stat"]]
+    assert {"serve": {"gpu": 0.0, "mem": 0.0}} == infer["spec"]
 
 
 @pytest.mark.parametrize(

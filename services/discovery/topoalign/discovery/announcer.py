@@ -76,9 +76,7 @@ class Announcer:
         )
 
     def request_announce(self) -> None:
-        """
-        Requests that everything is published again at the next check, because others may have used the current numbers.
-        """
+        """Publishes everything again at the next check, because others may have used the current numbers."""
         self._announce_due = True
 
     def submit(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
@@ -102,7 +100,6 @@ class Announcer:
             tasks.start_soon(self.publisher.run)
 
     async def _publish_near(self, near: Bus) -> None:
-        """Publishes the messages, in order, to the services of this process."""
         while True:
             unsent = self._unsent
             self._unsent = []
@@ -113,7 +110,7 @@ class Announcer:
                 self._near_news = anyio.Event()
 
     def due(self) -> Sequence[Message]:
-        """Returns the newest waiting message of each subject."""
+        """The newest waiting message of each subject."""
         return list(self._waiting.values())
 
     def confirm(self, confirmed: Sequence[Confirmed]) -> None:
@@ -129,14 +126,11 @@ class Announcer:
         self._news = anyio.Event()
 
     async def _publish(self, message: Message) -> int:
-        """Publishes once, after a check of the stream. Raises Unavailable."""
         await self._check_before(message.subject)
         return await self.speaker.publish(message)
 
     async def _check_before(self, subject: str) -> None:
-        """
-        Notes a newer message of another client. After this node publishes, it is no longer the newest, and not noticed.
-        """
+        """Notes a newer message of another client, which this node is about to replace as the newest."""
         position = self._positions.get(subject)
         if position is not None and await self._hub.last_position(Stream.NODES, subject) > position:
             self._missed_other = True
@@ -167,9 +161,7 @@ class Announcer:
                 announce_all()
 
     async def _beyond(self) -> list[int]:
-        """
-        Returns, for each subject, how far the stream's newest position is after the one published here. Raises Unavailable.
-        """
+        """By how many positions the stream is ahead of what was published here, per subject. Raises Unavailable."""
         found: list[int] = []
         for subject, position in list(self._positions.items()):
             last = await self._hub.last_position(Stream.NODES, subject)

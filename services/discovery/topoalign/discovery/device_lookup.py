@@ -22,32 +22,29 @@ def find_devices(topology: Topology, names: Sequence[str], former: Iterable[Devi
     """
     if not names or len(names) > MOST:
         raise InvalidField("devices", f"{len(names)} of them", f"name 1 to {MOST} devices")
-    known = {str(device): device for device in former} | devices_by_name(topology)
-    return tuple(dict.fromkeys(find_device(topology, known, name) for name in names))
+    known = {str(device): device for device in former} | _devices_by_name(topology)
+    found: dict[DeviceID, None] = {}
+    for name in names:
+        device = known.get(name) or known.get(name.lower())
+        # nvidia-smi prints the address `00000000:07:00.0`, lspci `07:00.0` and sysfs `0000:07:00.0`
+        bus = name.lower().split(":")
+        if device is None and len(bus) in (2, 3):
+            domain = bus[0][-4:] if len(bus) == 3 else "0000"
+            device = known.get(":".join((domain, *bus[-2:])))
+        # `GPU3/MIG-…` names an instance only if it is one of that GPU
+        gpu, _, instance = name.rpartition("/")
+        part = known.get(instance)
+        owner = topology.cards.get(part) if part is not None else None
+        if device is None and owner is not None and owner == known.get(gpu.lower()):
+            device = part
+        if device is None:
+            raise NotFound("device", name, f"name one of: {_device_names(topology)}")
+        found[device] = None
+    return tuple(found)
 
 
-def find_device(topology: Topology, known: dict[str, DeviceID], name: str) -> DeviceID:
-    """Returns the device of a name; `known`: name -> device. Raises NotFound, which lists the devices of the node."""
-    device = known.get(name) or known.get(name.lower()) or known.get(full_address(name.lower()))
-    device = device or find_instance(topology, known, name)
-    if device is None:
-        raise NotFound("device", name, f"name one of: {device_names(topology)}")
-    return device
-
-
-def find_instance(topology: Topology, known: dict[str, DeviceID], name: str) -> DeviceID | None:
-    """Returns the MIG instance that `GPU3/MIG-…` names. None if the GPU does not have it, or for another form of name."""
-    gpu, _, instance = name.rpartition("/")
-    device = known.get(instance)
-    if device is None or device not in topology.cards or topology.card_of(device) != known.get(gpu.lower()):
-        return None
-    return device
-
-
-def devices_by_name(topology: Topology) -> dict[str, DeviceID]:
-    """
-    Maps names to devices, in lower case except for ids. An id takes precedence over an address, and that over an index.
-    """
+def _devices_by_name(topology: Topology) -> dict[str, DeviceID]:
+    # in lower case except for ids; an id takes precedence over an address, and that over an index
     names: dict[str, DeviceID] = {str(gpu.index): gpu.id for gpu in topology.gpus}
     names |= {f"gpu{gpu.index}": gpu.id for gpu in topology.gpus}
     names |= {f"nic{nic.index}": nic.id for nic in topology.nics}
@@ -57,16 +54,7 @@ def devices_by_name(topology: Topology) -> dict[str, DeviceID]:
     return names | {device: device for device in (*topology.nic_by_id, *topology.gpu_by_id)}
 
 
-def full_address(address: str) -> str:
-    """Returns a PCI address in the form of sysfs. nvidia-smi prints `00000000:07:00.0`, and lspci `07:00.0`."""
-    parts = address.split(":")
-    if len(parts) == 2:
-        return f"0000:{address}"
-    return f"{parts[0][-4:]}:{parts[1]}:{parts[2]}" if len(parts) == 3 else address
-
-
-def device_names(topology: Topology) -> str:
-    """The devices of the node for an error message, at most MOST_LISTED."""
+def _device_names(topology: Topology) -> str:
     names = [f"GPU{gpu.index} {clean(gpu.id)}" + (f" {clean(gpu.pci)}" if gpu.pci else "") for gpu in topology.gpus]
     names += [clean(part.uuid) for gpu in topology.gpus for part in gpu.mig or ()]
     names += [f"NIC{nic.index} {clean(nic.id)}" + (f" {clean(nic.pci)}" if nic.pci else "") for nic in topology.nics]

@@ -10,7 +10,6 @@ changes before it writes, and from time to time.
 """
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -51,10 +50,7 @@ class RecordFile:
         """Inode and time of the file as it was read or written last."""
 
     def load(self) -> str | None:
-        """
-        Reads the file, if there is one. If it cannot be read, sets it aside and returns the reason. Later starts return the
-        reason, too, until an operator has cordoned or uncordoned a device.
-        """
+        """Reads the file. Returns why cordons may be missing, until an operator has cordoned or uncordoned a device."""
         path = self._directory / NAME
         self._seen = self._now()
         try:
@@ -101,9 +97,9 @@ class RecordFile:
             return None
         return found.st_ino, found.st_mtime_ns
 
-    def change(self, change: Callable[[DeviceRecord], DeviceRecord]) -> None:
-        """Applies a change and writes it to disk. Raises StateFault; then nothing has changed."""
-        changed = change(self.kept)
+    def change(self, **fields: object) -> None:
+        """Replaces fields of the record and writes it to disk. Raises StateFault; then nothing has changed."""
+        changed = msgspec.structs.replace(self.kept, **fields)
         if changed == self.kept:
             return
         try:
@@ -114,7 +110,7 @@ class RecordFile:
         self.kept, self._seen = changed, self._now()
 
     def _replace(self, body: bytes) -> None:
-        """Replaces the file. If the node stops meanwhile, the old file or the new one is there."""
+        # if the node stops meanwhile, the old file or the new one is there
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._directory / f"{NAME}.new"
         with suppress(FileNotFoundError):

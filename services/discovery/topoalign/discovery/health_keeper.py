@@ -1,8 +1,5 @@
 """
 Keeps the health of a node's devices: combines errors, readings and operator overrides, and remembers them.
-
-The parts are: `xids` for the severity of an XID, `health` for the state of a device, `record` for what survives a
-restart.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +14,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
-from topoalign.discovery.device_record import DeviceRecord, RecordFile
+from topoalign.discovery.device_record import RecordFile
 from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
 from topoalign.discovery.xids import Severity, XidRules, describe_xid
 from topoalign.runtime.clock import backoff_seconds
@@ -107,7 +104,6 @@ class HealthJudge:
                 self._recover(device, owner, mark, began)
 
     def _recover(self, device: DeviceID, owner: DeviceID, mark: Mark, now: float) -> None:
-        """Removes the mark after a good reading, if the quiet time is over and no reset is needed."""
         if mark.went:
             mark.lasting = False
             mark.went = False
@@ -135,10 +131,7 @@ class HealthJudge:
         self._unsubscribed = {} if reason is None else dict.fromkeys(gpus, reason)
 
     def sign(self, device: DeviceID, reason: str, now: float, *, lasting: bool = False) -> bool:
-        """
-        Takes a bad sign of a device, and returns whether it is new. The first reason stays, unless a lasting sign follows a
-        passing one.
-        """
+        """Takes a bad sign. Returns whether it is new: the first reason stays, unless a lasting sign follows."""
         mark = self._marks.get(device)
         news = mark is None or (lasting and not mark.lasting)
         if mark is None or news:
@@ -159,15 +152,15 @@ class HealthJudge:
         return {device: mark.reason for device, mark in self._marks.items() if mark.lasting}
 
     def health_by_device(self, cordons: Mapping[DeviceID, str]) -> dict[DeviceID, DeviceHealth]:
-        """
-        Returns the health of all GPUs and NICs, and of MIG instances with a mark or a cordon of their own. Empty before
-        a reading.
-
-        `cordons`: device -> the operator's reason.
-        """
+        """The health of GPUs and NICs, and of MIG instances with one of their own; `cordons`: device -> reason."""
         devices = [*self._found]
         devices += [each for each in self._gpu_or_nic_of if each in self._marks or each in cordons]
-        return {device: add_cordon(self._health_of(device), cordons.get(device)) for device in devices}
+        found = {device: self._health_of(device) for device in devices}
+        for device in found.keys() & cordons.keys():
+            reasons = (found[device].reason, f"cordoned: {cordons[device]}" if cordons[device] else "cordoned")
+            reason = "; ".join(filter(None, reasons))
+            found[device] = msgspec.structs.replace(found[device], reason=reason, cordoned=True)
+        return found
 
     def _health_of(self, device: DeviceID) -> DeviceHealth:
         mark = self._marks.get(device)
@@ -184,14 +177,6 @@ class HealthJudge:
         if mark.lasting:
             return unhealthy(mark.reason, "out of use until it was reset, or an operator heals it")
         return unhealthy(mark.reason, "out of use until it has been quiet for a while")
-
-
-def add_cordon(health: DeviceHealth, reason: str | None) -> DeviceHealth:
-    """Adds an operator's cordon to a health. `reason` None: there is no cordon."""
-    if reason is None:
-        return health
-    reasons = (health.reason, f"cordoned: {reason}" if reason else "cordoned")
-    return msgspec.structs.replace(health, reason="; ".join(filter(None, reasons)), cordoned=True)
 
 
 LONGEST_REASON = 200
@@ -226,13 +211,10 @@ class HealthKeeper:
         return self._record.kept.cordons
 
     def new_epoch(self) -> int:
-        """
-        Returns a new epoch, greater than all earlier ones, also if the clock was set back. Under an epoch that was used
-        before, subscribers would drop the messages as repetitions.
-        """
+        """Returns a new epoch, greater than all earlier ones, also if the clock was set back."""
         epoch = max(int(self._clock.wall() * 1000), self._record.kept.epoch + 1)
         try:
-            self._record.change(lambda record: msgspec.structs.replace(record, epoch=epoch))
+            self._record.change(epoch=epoch)
         except StateFault as fault:
             if self._unnumbered != fault.finding:
                 log.warning(
@@ -273,10 +255,18 @@ class HealthKeeper:
     def observe(self, event: HardwareEvent, topology: Topology) -> bool:
         """Takes an event of the hardware. Returns whether a reading should follow soon."""
         severity, reason = self._judge_severity(event)
-        devices = affected_devices(topology, event)
-        if not devices:
+        gpu = topology.gpu_by_id.get(event.gpu) if event.gpu is not None else None
+        if gpu is None:
             log.warning("an event of an unknown GPU", kind=event.kind, xid=event.xid, gpu=event.gpu)
             return True
+        instances = [
+            each.uuid
+            for each in gpu.mig or ()
+            if each.gpu_instance == event.gpu_instance and event.compute_instance in (None, each.compute_instance)
+        ]
+        # The event concerns the whole GPU if it is offered as a whole, because its container has the instances, too, or if
+        # the instances are not known, because they may have been created since the last reading.
+        devices = instances if instances and gpu.id not in topology.offers_by_base else [gpu.id]
         if severity in (Severity.IGNORED, Severity.READ):
             log.debug("a GPU reports", devices=devices, what=reason, meaning=severity.value)
             return severity is Severity.READ
@@ -302,14 +292,12 @@ class HealthKeeper:
                 return Severity.READ, "its MIG instances or its recovery action changed"
 
     def apply_override(self, override: Override, devices: Sequence[DeviceID], reason: str) -> None:
-        """
-        Applies an override of an operator, or a service's report. Raises StateFault if it cannot be written; then it is
-        void.
-        """
+        """Applies an operator's override or a service's report. Raises StateFault if it cannot be written."""
         self._reload()
+        reason = clean(reason, LONGEST_REASON)
         match override:
             case "cordon":
-                self._keep(devices, dict.fromkeys(devices, clean(reason, LONGEST_REASON)))
+                self._keep(devices, dict.fromkeys(devices, reason))
             case "uncordon":
                 self._keep(devices, {})
             case "heal":
@@ -317,35 +305,20 @@ class HealthKeeper:
                     self._judge.heal(device)
                 self._remember()
             case "report":
-                self._report(devices, clean(reason, LONGEST_REASON))
+                # the mark passes after the quiet time
+                now = self._clock.monotonic()
+                if news := [device for device in devices if self._judge.sign(device, reason, now)]:
+                    log.warning("a service of the node reports a failure", devices=news, what=reason)
                 return
-        log.info(
-            "an operator override was applied", override=override, devices=devices, reason=clean(reason, LONGEST_REASON)
-        )
-
-    def _report(self, devices: Sequence[DeviceID], reason: str) -> None:
-        """
-        Takes a service's report that these devices failed. The mark passes after the quiet time; only new ones are
-        logged.
-        """
-        now = self._clock.monotonic()
-        if news := [device for device in devices if self._judge.sign(device, reason, now)]:
-            log.warning("a service of the node reports a failure", devices=news, what=reason)
+        log.info("an operator override was applied", override=override, devices=devices, reason=reason)
 
     def _keep(self, devices: Sequence[DeviceID], cordons: Mapping[DeviceID, str]) -> None:
-        """
-        Replaces the cordons of these devices. The operator who does so has looked at the cordons, so the record counts as
-        confirmed again.
-        """
-
-        def with_these(record: DeviceRecord) -> DeviceRecord:
-            others = {device: why for device, why in record.cordons.items() if device not in devices}
-            return msgspec.structs.replace(record, cordons={**others, **cordons}, unconfirmed="")
-
-        self._record.change(with_these)
+        """Replaces the cordons of these devices. The operator has looked at them, so the record counts as confirmed."""
+        others = {device: why for device, why in self.cordons.items() if device not in devices}
+        self._record.change(cordons={**others, **cordons}, unconfirmed="")
 
     def _reload(self) -> None:
-        """Takes over what another process of this node has written to the record."""
+        # another process of this node may have written to the record
         had = self._record.kept.awaiting_reset
         self._record.reload()
         now = self._record.kept.awaiting_reset
@@ -355,36 +328,12 @@ class HealthKeeper:
             self._judge.sign(device, now[device], self._clock.monotonic(), lasting=True)
 
     def _remember(self) -> None:
-        """Records the devices that wait for a reset. If that fails, they are out of use all the same."""
-
-        def with_lasting(record: DeviceRecord) -> DeviceRecord:
-            return msgspec.structs.replace(record, awaiting_reset=self._judge.lasting())
-
         self._reload()
         try:
-            self._record.change(with_lasting)
+            self._record.change(awaiting_reset=self._judge.lasting())
         except StateFault as fault:
             if self._unsaved != fault.finding:
                 log.error("a restart would forget what waits for a reset", finding=fault.finding, remedy=fault.remedy)
             self._unsaved = fault.finding
         else:
             self._unsaved = None
-
-
-def affected_devices(topology: Topology, event: HardwareEvent) -> tuple[DeviceID, ...]:
-    """
-    Returns the devices that an event concerns: the MIG instances that it names, or the whole GPU. It is the whole GPU if the
-    instances are not known, because they may have been created since the last reading, and if the GPU is offered as a whole,
-    because a container with the GPU has its instances, too.
-    """
-    gpu = topology.gpu_by_id.get(event.gpu) if event.gpu is not None else None
-    if gpu is None:
-        return ()
-    if gpu.id in topology.offers_by_base:
-        return (gpu.id,)
-    instances = tuple(
-        each.uuid
-        for each in gpu.mig or ()
-        if each.gpu_instance == event.gpu_instance and event.compute_instance in (None, each.compute_instance)
-    )
-    return instances or (gpu.id,)

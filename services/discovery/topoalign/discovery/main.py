@@ -1,7 +1,6 @@
 """Builds and runs the discovery of one node."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import anyio
 from anyio.abc import TaskStatus
@@ -31,7 +30,8 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
     settings = from_environment(DiscoverySettings, context.environment)
     driver = driver_for(settings, context.clock)
-    boot = boot_of(settings.sysfs_root, context.clock)
+    # Without a boot id of the kernel, each run counts as a boot. A described machine boots with its host.
+    boot = boot_id(settings.sysfs_root) or f"run-{int(context.clock.wall() * 1000)}"
     configuration = context.configuration
     health = configuration.current.health
     xids = xid_rules(health.ignored_xids, context.environment)
@@ -73,7 +73,6 @@ async def read_hardware(environment: Mapping[str, str]) -> Inventory:
 async def follow_configuration(
     configuration: ConfigurationFile, discovery: Discovery, health_keeper: HealthKeeper, environment: Mapping[str, str]
 ) -> None:
-    """Passes the health settings of each new configuration to the health keeper and to discovery."""
     while True:
         changed = configuration.changed
         health = configuration.current.health
@@ -82,33 +81,16 @@ async def follow_configuration(
         await changed.wait()
 
 
-def boot_of(root: Path, clock: Clock) -> str:
-    """
-    Returns the kernel's boot id. Where the kernel has none, each run of discovery counts as a boot. A described machine
-    boots with the host that simulates it, so a restart of discovery is no reboot there either.
-    """
-    return boot_id(root) or f"run-{int(clock.wall() * 1000)}"
-
-
 def driver_for(settings: DiscoverySettings, clock: Clock) -> Driver:
-    """
-    Returns the driver that the settings name. Raises InvalidField for contradictory settings, and as `DescribedDriver`.
-    """
+    """The driver that the settings name. Raises InvalidField, and what `DescribedDriver` raises."""
+    if settings.driver == "described" or (settings.driver == "auto" and settings.machine):
+        if not settings.machine:
+            raise InvalidField("TOPOALIGN_MACHINE", "is not set", "name a machine for the driver `described`")
+        return DescribedDriver(settings.machine)
     sysfs = SysfsDriver(settings.sysfs_root, clock, settings.driver_seconds)
-    match settings.driver:
-        case "nvml":
-            return nvml_driver(settings, clock)
-        case "sysfs":
-            return sysfs
-        case "auto" if not settings.machine:
-            return AutoDriver(nvml_driver(settings, clock), sysfs)
-    if not settings.machine:
-        raise InvalidField("TOPOALIGN_MACHINE", "is not set", "name a machine for the driver `described`")
-    return DescribedDriver(settings.machine)
+    if settings.driver == "sysfs":
+        return sysfs
+    from topoalign.discovery.drivers.nvml.driver import NvmlDriver  # the other drivers do not need its library
 
-
-def nvml_driver(settings: DiscoverySettings, clock: Clock) -> Driver:
-    """Returns NVML's driver. It is imported here because the other drivers do not need its library."""
-    from topoalign.discovery.drivers.nvml.driver import NvmlDriver
-
-    return NvmlDriver(settings.sysfs_root, clock, settings.driver_seconds)
+    nvml = NvmlDriver(settings.sysfs_root, clock, settings.driver_seconds)
+    return nvml if settings.driver == "nvml" else AutoDriver(nvml, sysfs)

@@ -75,11 +75,6 @@ class DiscoveryMetrics:
                 lambda: self._devices,
                 "state",
             ),
-            *self._figures_of_gpus(),
-        ]
-
-    def _figures_of_gpus(self) -> list[Collector]:
-        return [
             ServiceMetric(
                 "gauge",
                 "topoalign_discovery_gpu_links_down",
@@ -105,7 +100,7 @@ class DiscoveryMetrics:
     def count_health_changes(
         self, before: Mapping[DeviceID, DeviceHealth], now: Mapping[DeviceID, DeviceHealth]
     ) -> None:
-        """Count the changes between two published healths, and set the number of devices in each state."""
+        """Counts the changes between two published healths, and sets the number of devices in each state."""
         for device, health in now.items():
             if device not in before or state(before[device]) != state(health):
                 self._changes[state(health)] += 1

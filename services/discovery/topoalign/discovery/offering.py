@@ -6,8 +6,6 @@ NVML renumbers GPUs when one is lost. A configuration with indexes must not sele
 keeps its first index as long as this process runs.
 """
 
-from collections.abc import Sequence
-
 import structlog
 from msgspec.structs import replace
 
@@ -53,12 +51,7 @@ class NodeOffering:
     def note(self) -> str | None:
         """For /readyz?verbose: what the configuration asks for and the node cannot offer."""
         severe = [f"{finding}; {finding.remedy}" for finding in self._findings if finding.severe]
-        return (
-            "; ".join(
-                [*([self._file.reason_not_current] if self._file.reason_not_current is not None else []), *severe]
-            )
-            or None
-        )
+        return "; ".join(filter(None, [self._file.reason_not_current, *severe])) or None
 
     def offered(self, topology: Topology, had: Topology | None) -> Topology:
         """Returns the topology with its offers; `had` is the previous topology."""
@@ -66,13 +59,20 @@ class NodeOffering:
         before = had.offered if had is not None and configuration == self._configuration else ()
         found = offer_resources(self._as_first_seen(topology), configuration, before)
         self._configuration = configuration
-        self._log_findings(found.findings)
+        for finding in found.findings:
+            if finding not in self._findings:
+                write = log.error if finding.severe else log.warning
+                write("configuration", field=finding.field, finding=finding.finding, remedy=finding.remedy)
+        self._findings = found.findings
         usual = replace(topology, offers=None)
-        made = tuple(replace(offer, devices=in_hardware_order(offer.devices, topology)) for offer in found.offers)
+        order = {device: position for position, device in enumerate((*topology.gpu_by_id, *topology.nic_by_id))}
+        made = tuple(
+            replace(offer, devices=tuple(sorted(offer.devices, key=lambda device: order[topology.card_of(device)])))
+            for offer in found.offers
+        )
         return usual if made == usual.offered else replace(topology, offers=made)
 
     def _as_first_seen(self, topology: Topology) -> Topology:
-        """Returns the topology with the indexes by which the configuration selects GPUs."""
         present = topology.gpu_by_id
         indexes = {device: index for device, index in self._indexes.items() if device in present}
         for gpu in topology.gpus:
@@ -81,17 +81,3 @@ class NodeOffering:
         self._indexes = indexes
         gpus = sorted((replace(gpu, index=indexes[gpu.id]) for gpu in topology.gpus), key=lambda gpu: gpu.index)
         return replace(topology, gpus=tuple(gpus))
-
-    def _log_findings(self, findings: tuple[ConfigurationFinding, ...]) -> None:
-        """Logs each new finding once."""
-        for finding in findings:
-            if finding not in self._findings:
-                write = log.error if finding.severe else log.warning
-                write("configuration", field=finding.field, finding=finding.finding, remedy=finding.remedy)
-        self._findings = findings
-
-
-def in_hardware_order(devices: Sequence[DeviceID], topology: Topology) -> tuple[DeviceID, ...]:
-    """Sorts devices by the position of their GPU or NIC in the hardware as it is now."""
-    order = {gpu_or_nic: position for position, gpu_or_nic in enumerate((*topology.gpu_by_id, *topology.nic_by_id))}
-    return tuple(sorted(devices, key=lambda device: order[topology.card_of(device)]))

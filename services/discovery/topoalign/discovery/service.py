@@ -24,12 +24,12 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest
 from topoalign.core.model.topology.degraded import degraded_gpus
-from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
 from topoalign.core.state.holding_health import HandedOut
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_lookup import find_devices
+from topoalign.discovery.drivers.reading_health import unknown_health
 from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.metrics import DiscoveryMetrics
 from topoalign.runtime.clock import backoff_seconds
@@ -48,22 +48,23 @@ D = TypeVar("D", Gpu, Nic)
 def with_lost(had: Topology, found: Topology) -> Topology:
     """Returns `found` with the GPUs and NICs of `had` that it lacks."""
     nodes = set(found.node_ids)
-    gpus = with_missing_devices(had.gpus, found.gpus, nodes)
-    nics = with_missing_devices(had.nics, found.nics, nodes)
+    gpus = _with_missing_devices(had.gpus, found.gpus, nodes)
+    nics = _with_missing_devices(had.nics, found.nics, nodes)
     if len(gpus) == len(found.gpus) and len(nics) == len(found.nics):
         return found
-    ids = [*(gpu.id for gpu in gpus), *(nic.id for nic in nics)]
+    pairs = combinations([*(gpu.id for gpu in gpus), *(nic.id for nic in nics)], 2)
+    links = [found.link_by_pair.get(pair) or had.link_by_pair.get(pair) for pair in pairs]
     return msgspec.structs.replace(
         found,
         gpus=gpus,
         nics=nics,
-        bridges=merge_bridges(had, found, gpus, nics),
-        links=merge_links(had.link_by_pair, found.link_by_pair, ids),
+        bridges=_merge_bridges(had, found, gpus, nics),
+        links=tuple(link for link in links if link is not None),
     )
 
 
-def with_missing_devices(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
-    """Returns the devices found and the missing ones. If another device has a missing one's index, it gets a new index."""
+def _with_missing_devices(had: Sequence[D], found: Sequence[D], nodes: set[int]) -> tuple[D, ...]:
+    # a missing device gets a new index if another device has its index
     ids = {device.id for device in found}
     addresses = {device.pci for device in found}
     taken = {device.index for device in found}
@@ -73,19 +74,15 @@ def with_missing_devices(had: Sequence[D], found: Sequence[D], nodes: set[int]) 
             continue
         index = device.index if device.index not in taken else 1 + max(taken)
         taken.add(index)
-        listed.append(msgspec.structs.replace(without_lost_nodes(device, nodes), index=index))
+        if isinstance(device, Gpu) and device.memory_node not in nodes:
+            device = msgspec.structs.replace(device, memory_node=None)
+        affinity = tuple(node for node in device.numa_affinity if node in nodes)
+        listed.append(msgspec.structs.replace(device, index=index, numa_affinity=affinity))
     return tuple(sorted(listed, key=lambda device: device.index))
 
 
-def without_lost_nodes(device: D, nodes: set[int]) -> D:
-    """Removes NUMA nodes that no longer exist from a device."""
-    if isinstance(device, Gpu) and device.memory_node not in nodes:
-        device = msgspec.structs.replace(device, memory_node=None)
-    return msgspec.structs.replace(device, numa_affinity=tuple(n for n in device.numa_affinity if n in nodes))
-
-
-def merge_bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[PciBridge, ...]:
-    """Returns the bridges found, and of the former bridges those above a device."""
+def _merge_bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[PciBridge, ...]:
+    # of the former bridges only those above a device stay
     old = {bridge.address: bridge for bridge in had.bridges}
     known = {bridge.address: bridge for bridge in found.bridges}
     for at in (*(gpu.bridge for gpu in gpus), *(nic.bridge for nic in nics)):
@@ -95,28 +92,6 @@ def merge_bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Seq
             at = old[at].parent
         known |= {bridge.address: bridge for bridge in reversed(chain)}
     return tuple(known.values())
-
-
-def merge_links(
-    had: Mapping[tuple[DeviceID, DeviceID], Link],
-    found: Mapping[tuple[DeviceID, DeviceID], Link],
-    ids: Sequence[DeviceID],
-) -> tuple[Link, ...]:
-    """Returns the links between these devices in the order of `ids`: as found now, else as they were before."""
-    pairs = list(combinations(ids, 2))
-    known = [found.get(pair) or had.get(pair) for pair in pairs]
-    return tuple(link for link in known if link is not None)
-
-
-def devices_health(topology: Topology, inventory: Inventory, source: str) -> dict[DeviceID, DeviceHealth]:
-    """Returns the health of all devices: as the driver reports it, or lost."""
-    found: Mapping[DeviceID, object] = {**inventory.topology.gpu_by_id, **inventory.topology.nic_by_id}
-    lost = DeviceHealth(state=HealthState.UNHEALTHY, reason=f"lost: {source} no longer finds it")
-    unjudged = DeviceHealth(state=HealthState.UNKNOWN, reason=f"{source} does not report its health")
-    return {
-        device: inventory.health.get(device, unjudged) if device in found else lost
-        for device in (*topology.gpu_by_id, *topology.nic_by_id)
-    }
 
 
 # The epoch of discovery's messages.
@@ -157,6 +132,10 @@ LONGEST_PAUSE = 30.0
 """Seconds between attempts until the first reading succeeds; doubled each time."""
 SOON_SECONDS = 1.0
 """Between an event and the reading that follows it. One reading covers all events within this time."""
+DEGRADED_REMEDY = (
+    "compare with `nvidia-smi nvlink -s` and `nvidia-smi -q`; check that the fabric manager runs, then reset the GPU or "
+    "have the board examined"
+)
 OVERRIDES: tuple[Override, ...] = ("cordon", "uncordon", "heal", "report")
 
 log = structlog.get_logger("topoalign.discovery")
@@ -189,10 +168,7 @@ class Discovery:
         announcer: Announcer,
         answers: Sequence[Endpoint] = (),
     ) -> None:
-        """
-        `offered` adds the offers to a topology; its second argument is the previous topology. `answers`: endpoints that need
-        nothing else of the service.
-        """
+        """`offered` adds the offers to a topology, given the previous one. `answers`: further endpoints."""
         self._settings = settings
         self._node = settings.node
         self._driver = driver
@@ -207,7 +183,8 @@ class Discovery:
         self.announcer = announcer
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
-        self._degraded = DegradedGpus(metrics)
+        self._degraded: Mapping[DeviceID, str] = {}
+        """GPU -> what is degraded."""
         self._findings: tuple[str, ...] = ()
         self._failure: str | None = "the hardware has not been read yet"
         self._reading = anyio.Lock(fast_acquire=True)
@@ -215,10 +192,9 @@ class Discovery:
         self._held_until = 0.0
         """Monotonic seconds before which health is not announced again."""
         self._held = anyio.Event()
+        """Set when health is to be announced after the hold-down."""
         self._look = anyio.Event()
-        """
-        `_held`: set when health is to be announced after the hold-down. `_look`: set when a reading should follow soon.
-        """
+        """Set when a reading should follow soon."""
 
     def not_ready_reason(self) -> str | None:
         """Readiness: why the newest reading cannot be relied on."""
@@ -266,10 +242,7 @@ class Discovery:
             task_status.started()
 
     def announce(self) -> None:
-        """
-        Publishes everything again, under new revisions and a new epoch (`Epochs`). Does nothing before the first
-        reading.
-        """
+        """Publishes everything again, under new revisions and a new epoch (`Epochs`)."""
         if self._topology is not None and self._health is not None:
             if self._epochs.renew():
                 self._metrics.epochs += 1
@@ -296,10 +269,7 @@ class Discovery:
         return self._newest(request.node)
 
     def _newest(self, node: NodeName) -> dict[str, tuple[int, int]]:
-        """
-        Returns epoch and revision last published. Raises InvalidField for another node, HardwareUnknown before a
-        reading.
-        """
+        """Epoch and revision last published. Raises InvalidField for another node, HardwareUnknown before a reading."""
         if node != self._node:
             raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")
         if self._topology is None or self._health is None:
@@ -371,7 +341,6 @@ class Discovery:
         self._metrics.seconds.observe(self._clock.monotonic() - began)
 
     def _failed(self, fault: DriverFault) -> None:
-        """Logs a failure once, not at every attempt."""
         if self._failure != fault.finding:
             log.warning(
                 "hardware cannot be read", driver=self._driver.source, finding=fault.finding, remedy=fault.remedy
@@ -390,12 +359,27 @@ class Discovery:
         source = self._driver.source
         if had is None or (source, topology) != (had.source, had.topology):
             self._announce_topology(source, topology)
-        self._degraded.update(topology)
-        self._health_keeper.read(devices_health(topology, inventory, source), inventory, began)
+        self._report_degraded(topology)
+        lost = DeviceHealth(state=HealthState.UNHEALTHY, reason=f"lost: {source} no longer finds it")
+        health = dict.fromkeys((*topology.gpu_by_id, *topology.nic_by_id), lost)
+        for device in (*inventory.topology.gpu_by_id, *inventory.topology.nic_by_id):
+            health[device] = inventory.health.get(device) or unknown_health(f"{source} does not report its health")
+        self._health_keeper.read(health, inventory, began)
         self._publish_health()
         if self._failure is not None:
             log.info("hardware read", driver=source, machine=topology.describe())
         self._failure = None
+
+    def _report_degraded(self, topology: Topology) -> None:
+        # their health stays as it is, because a degraded GPU still works for pods with one GPU
+        found = degraded_gpus(topology)
+        for gpu, finding in found.items():
+            if self._degraded.get(gpu) != finding:
+                log.warning("a GPU is degraded", gpu=gpu, finding=finding, remedy=DEGRADED_REMEDY)
+        for gpu in self._degraded.keys() - found.keys():
+            log.info("a GPU is no longer degraded", gpu=gpu)
+        self._degraded = found
+        self._metrics.set_degraded({gpu.id: gpu.links_down for gpu in topology.gpus}, found)
 
     def _publish_health(self) -> None:
         """Publishes the health of the devices if it has changed: now, or at the end of the hold-down."""
@@ -436,34 +420,3 @@ class Discovery:
             devices=devices,
         )
         self.announcer.submit(self._health)
-
-
-# Reports degraded GPUs: a warning in the log when a GPU becomes degraded, an entry when it recovers, and metrics.
-#
-# Their health stays as it is, because a degraded GPU still works for pods with one GPU.
-
-
-REMEDY = (
-    "compare with `nvidia-smi nvlink -s` and `nvidia-smi -q`; check that the fabric manager runs, then reset the GPU or "
-    "have the board examined"
-)
-
-
-class DegradedGpus:
-    """Reports the degraded GPUs of one node."""
-
-    def __init__(self, metrics: DiscoveryMetrics) -> None:
-        self._metrics = metrics
-        self._findings: Mapping[DeviceID, str] = {}
-
-    def update(self, topology: Topology) -> None:
-        """Compares the topology of the newest reading with the previous one."""
-        had = self._findings
-        findings = degraded_gpus(topology)
-        for gpu, finding in findings.items():
-            if had.get(gpu) != finding:
-                log.warning("a GPU is degraded", gpu=gpu, finding=finding, remedy=REMEDY)
-        for gpu in had.keys() - findings.keys():
-            log.info("a GPU is no longer degraded", gpu=gpu)
-        self._findings = findings
-        self._metrics.set_degraded({gpu.id: gpu.links_down for gpu in topology.gpus}, findings)

@@ -55,9 +55,7 @@ class UseMeter:
         return Endpoint(name="use", subject=wire.use_subject(self._node), answer=answer_with(UseRequest, self.answer))
 
     async def answer(self, request: UseRequest) -> "Measurement":
-        """
-        Returns the use of the GPUs. Raises InvalidField for another node, and DriverFault if the driver cannot measure.
-        """
+        """Returns the use of the GPUs. Raises InvalidField for another node, and DriverFault."""
         if request.node != self._node:
             raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")
         async with self._turn:
@@ -71,31 +69,41 @@ class UseMeter:
 
         measured = await self._driver.measure()
         time = self._clock.wall()
-        devices, left_out = limit_processes(measured)
+        devices, left_out = _limit_processes(measured)
         pids = {process.pid for device in devices for process in device.processes or ()}
         identities, finding = await self._read_identities(pids)
         return Measurement(
             node=self._node,
             time=time,
-            devices=tuple(add_identities(device, identities) for device in devices),
+            devices=tuple(
+                msgspec.structs.replace(
+                    device,
+                    processes=tuple(
+                        msgspec.structs.replace(process, identity=identities.get(process.pid))
+                        for process in device.processes
+                    ),
+                )
+                if device.processes
+                else device
+                for device in devices
+            ),
             finding=finding,
             left_out=left_out,
         )
 
     async def _read_identities(self, pids: Collection[int]) -> "tuple[dict[int, ProcessIdentity], str]":
-        """Returns where the living ones of these processes run, and the reason if that is not known (else empty)."""
         if not pids:
             return {}, ""
         try:
             with anyio.CancelScope(shield=True):  # else the thread would still run when the next request comes
-                identities = await self._thread.run(partial(identities_of, self._proc, pids))
+                identities = await self._thread.run(partial(_identities_of, self._proc, pids))
         except DriverFault as fault:
             return {}, fault.finding
         return ({}, NOT_SEEN) if identities is None else (identities, "")
 
 
-def identities_of(proc: Path, pids: Collection[int], steps: CallProgress) -> "dict[int, ProcessIdentity] | None":
-    """Reads, in the thread, where the living processes run. None: this container does not see the node's processes."""
+def _identities_of(proc: Path, pids: Collection[int], steps: CallProgress) -> "dict[int, ProcessIdentity] | None":
+    # in the thread; None if this container does not see the node's processes
     from topoalign.kubelet.control_groups import identity_of, sees_all_processes  # as above
 
     steps("a link in /proc")
@@ -110,8 +118,8 @@ def identities_of(proc: Path, pids: Collection[int], steps: CallProgress) -> "di
     return found
 
 
-def limit_processes(devices: "Sequence[DeviceUse]") -> "tuple[tuple[DeviceUse, ...], int]":
-    """Keeps the `MOST_PROCESSES` processes with the most memory, and returns how many are left out."""
+def _limit_processes(devices: "Sequence[DeviceUse]") -> "tuple[tuple[DeviceUse, ...], int]":
+    # those with the most memory stay, and the number of the others is returned
     listed = [
         (-(process.memory or 0), at, process.pid)
         for at, device in enumerate(devices)
@@ -125,13 +133,3 @@ def limit_processes(devices: "Sequence[DeviceUse]") -> "tuple[tuple[DeviceUse, .
         msgspec.structs.replace(device, processes=tuple(p for p in device.processes or () if (at, p.pid) not in gone))
         for at, device in enumerate(devices)
     ), len(gone)
-
-
-def add_identities(device: "DeviceUse", identities: "dict[int, ProcessIdentity]") -> "DeviceUse":
-    """Adds to each process the container in which it runs."""
-    if not device.processes:
-        return device
-    return msgspec.structs.replace(
-        device,
-        processes=tuple(msgspec.structs.replace(p, identity=identities.get(p.pid)) for p in device.processes),
-    )

@@ -9,7 +9,7 @@ while; NVIDIA's device plugin makes it unhealthy, too.
 Sources: NVIDIA's catalogue; the variables of NVIDIA's device plugin v0.20.0 that name XIDs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 import msgspec
@@ -46,14 +46,9 @@ class CatalogEntry(msgspec.Struct, frozen=True):
     action: Action
 
 
-def catalog_entries(action: Action, meanings: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[int, CatalogEntry]]:
-    """Each XID with its entry. `meanings`: in a few words -> the XIDs that mean it."""
-    for meaning, xids in meanings.items():
-        for xid in xids:
-            yield xid, CatalogEntry(meaning, action)
+# A few words -> the XIDs that mean it, by action.
 
-
-APPLICATION = {
+APPLICATION: Mapping[str, tuple[int, ...]] = {
     "GPU stopped processing": (8,),
     "invalid commands of a program": (11, 25, 32),
     "graphics engine exception": (13,),
@@ -69,7 +64,7 @@ APPLICATION = {
 }
 """RESTART_APP."""
 
-INFORMATION = {
+INFORMATION: Mapping[str, tuple[int, ...]] = {
     "injected error": (14,),
     "driver firmware error": (37, 38),
     "a channel was stopped": (43,),
@@ -130,19 +125,19 @@ SUPPORT = {
 }
 """CONTACT_SUPPORT, CHECK_MECHANICALS and UPDATE_SWFW."""
 
-XID_CATALOG: Mapping[int, CatalogEntry] = dict(
-    sorted(
-        (
-            *catalog_entries(Action.RESTART_APPLICATION, APPLICATION),
-            *catalog_entries(Action.NONE, INFORMATION),
-            *catalog_entries(Action.READ_RECOVERY_ACTION, BY_RECOVERY_ACTION),
-            *catalog_entries(Action.RESET_GPU, RESET),
-            *catalog_entries(Action.RESTART_NODE, REBOOT),
-            *catalog_entries(Action.CONTACT_SUPPORT, SUPPORT),
-        )
-    )
-)
-
+XID_CATALOG: Mapping[int, CatalogEntry] = {
+    xid: CatalogEntry(meaning, action)
+    for action, meanings in {
+        Action.RESTART_APPLICATION: APPLICATION,
+        Action.NONE: INFORMATION,
+        Action.READ_RECOVERY_ACTION: BY_RECOVERY_ACTION,
+        Action.RESET_GPU: RESET,
+        Action.RESTART_NODE: REBOOT,
+        Action.CONTACT_SUPPORT: SUPPORT,
+    }.items()
+    for meaning, xids in meanings.items()
+    for xid in xids
+}
 
 IGNORED_XIDS = frozenset(
     xid for xid, each in XID_CATALOG.items() if each.action in (Action.NONE, Action.RESTART_APPLICATION)
@@ -190,18 +185,15 @@ class XidRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def xid_rules(ignored: Iterable[int] | None, environment: Mapping[str, str]) -> XidRules:
-    """
-    Returns the rules of the configured XIDs (None: the catalogue's) and of NVIDIA's variables. Raises InvalidField for a
-    variable that is no list.
-    """
-    disabled, every = xids_of(DISABLE, environment)
-    enabled, none = xids_of(ENABLE, environment)  # `all` takes back the other variable's `all`, as there
+    """The rules of the configured XIDs (None: the catalogue's) and NVIDIA's variables. Raises InvalidField."""
+    disabled, every = _xids_of(DISABLE, environment)
+    enabled, none = _xids_of(ENABLE, environment)  # `all` takes back the other variable's `all`, as there
     configured = IGNORED_XIDS if ignored is None else frozenset(ignored)
     return XidRules(ignored=configured | disabled, all_ignored=every and not none, never_ignored=enabled)
 
 
-def xids_of(variable: str, environment: Mapping[str, str]) -> tuple[frozenset[int], bool]:
-    """Returns the XIDs of such a variable, and whether it names all (`all`, or `xids`, which means the same)."""
+def _xids_of(variable: str, environment: Mapping[str, str]) -> tuple[frozenset[int], bool]:
+    # the XIDs, and whether the variable names all: `xids` means the same as `all`
     words = [word.strip().lower() for word in environment.get(variable, "").split(",")]
     if "all" in words or "xids" in words:
         return frozenset(), True

@@ -32,8 +32,6 @@ class UnknownTopology(Unavailable):
     Remedy: Nothing: the allocator decides by itself meanwhile.
     """
 
-    code = "UnknownTopology"
-
     def __init__(self, asked: tuple[int, int], known: tuple[int, int] | None) -> None:
         has = "none is known" if known is None else f"epoch {known[0]}, revision {known[1]} is known"
         super().__init__(

@@ -21,6 +21,8 @@ class FrameworkStatus(StrEnum):
 class InvalidShareRequest(InvalidField):
     """Raised when what a pod asks for is invalid on every node: an annotation or a combination of resources."""
 
+    code = "InvalidField"
+
     status = FrameworkStatus.UNRESOLVABLE
 
     def __init__(self, field: str, reason: str, remedy: str) -> None:

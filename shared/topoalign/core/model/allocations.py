@@ -24,17 +24,11 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 
 Role = Literal["init", "sidecar", "app"]
-"""
-What a container is in its pod: a plain init container, a sidecar that runs on together with the app containers, or an
-app container.
-"""
+"""A plain init container, a sidecar that runs on together with the app containers, or an app container."""
 
 
 class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """
-    Names the container that holds an allocation. A pod that is deleted and created again has the same names: where it
-    is known, `pod_uid` next to the owner distinguishes the two.
-    """
+    """Names the container that holds an allocation. A pod that is created again has the same names."""
 
     namespace: Namespace
     """Namespace of the pod."""
@@ -158,10 +152,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """
 
     def __post_init__(self) -> None:
-        """
-        Raises ValueError for a bad list of CPUs, and for virtual functions, co-allocated devices, slots and slots with
-        instances that are not among the devices.
-        """
+        """Raises ValueError for a bad list of CPUs, and for parts, slots or functions of devices that are not held."""
         parse_cpuset(self.cpus)  # so that a reader that folds a record from outside need not check again
         if self.virtual_functions and (
             not self.virtual_functions.keys() <= self.device_ids or not all(self.virtual_functions.values())
@@ -186,10 +177,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def from_kubelet(self) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
-        """
-        Resource -> devices without the co-allocated ones: on a node with a kubelet those that it gave, and that it
-        lists.
-        """
+        """Resource -> devices without the co-allocated ones, of which a kubelet knows nothing."""
         if not self.co_allocated:
             return self.devices
         rest = {
@@ -255,10 +243,7 @@ MOST_COUNTED = 8
 
 
 def amounts_of(devices: Iterable[DeviceID]) -> Mapping[DeviceID, Amount]:
-    """
-    GPU -> how much of it these ids are units of, for the GPUs of which any is, by uuid. An id counts once; what is offered
-    now does not matter.
-    """
+    """GPU -> how much of it these ids are units of. An id counts once; what is offered now does not matter."""
     return one_of_each(frozenset(devices))
 
 

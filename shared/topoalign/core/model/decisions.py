@@ -175,7 +175,5 @@ class PreferenceFailed(NoFit):
     Remedy: Read the log of the node's allocator.
     """
 
-    code = "PreferenceFailed"
-
     def __init__(self, resource: ResourceName, error: TopoalignError) -> None:
         super().__init__(f"the device plugin of {resource} gave no preference: {error.finding}", error.remedy)

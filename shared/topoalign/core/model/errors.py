@@ -2,8 +2,8 @@
 Errors that topoalign raises on purpose.
 
 An error takes data and writes its own message. Its base class shows who can fix it; each front end (gRPC, HTTP,
-command line) maps the base classes once. `code` is a stable CamelCase word, `str(error)` the finding, `remedy` the
-action to take.
+command line) maps the base classes once. `code` is stable: the name of the class, `str(error)` is the finding, and `remedy`
+the action to take.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,10 @@ class TopoalignError(Exception):
 
     code: ClassVar[str] = "Internal"
 
+    def __init_subclass__(cls) -> None:
+        """The code of an error is the name of its class, unless the class gives another one."""
+        cls.code = vars(cls).get("code", cls.__name__)
+
     def __init__(self, finding: str, remedy: str) -> None:
         super().__init__(finding)
         self.finding = finding
@@ -38,8 +42,6 @@ class BadRequest(TopoalignError):
     Remedy: Correct what the message names.
     """
 
-    code = "BadRequest"
-
 
 class NoFit(TopoalignError):
     """
@@ -49,8 +51,6 @@ class NoFit(TopoalignError):
 
     Remedy: Wait until resources are free, or ask for less.
     """
-
-    code = "NoFit"
 
 
 class Unavailable(TopoalignError):
@@ -62,8 +62,6 @@ class Unavailable(TopoalignError):
     Remedy: Try again, and read the log of the service.
     """
 
-    code = "Unavailable"
-
 
 class TooMuchWork(NoFit):
     """
@@ -71,8 +69,6 @@ class TooMuchWork(NoFit):
 
     Remedy: Ask for fewer kinds of resources, or for fewer devices.
     """
-
-    code = "TooMuchWork"
 
 
 class InvalidField(BadRequest):
@@ -83,8 +79,6 @@ class InvalidField(BadRequest):
 
     Remedy: Correct the field that the message names.
     """
-
-    code = "InvalidField"
 
     def __init__(self, field: str, finding: str, remedy: str) -> None:
         self.field = field
@@ -97,8 +91,6 @@ class SequenceGap(TopoalignError):
 
     Remedy: Request a snapshot of the node's allocations; topoalign's own services do.
     """
-
-    code = "SequenceGap"
 
     def __init__(self, node: str, epoch: int, have: int, got: int) -> None:
         self.node = node
@@ -118,8 +110,6 @@ class Contradiction(TopoalignError):
     Remedy: Request a snapshot, and look for a second publisher of the node.
     """
 
-    code = "Contradiction"
-
     def __init__(self, node: str, finding: str) -> None:
         self.node = node
         super().__init__(f"node {node}: {finding}", "a snapshot of the node's allocations heals it; look at the writer")
@@ -131,8 +121,6 @@ class UnknownDevice(BadRequest):
 
     Remedy: Use the ids that `topoalign topo --wide` prints.
     """
-
-    code = "UnknownDevice"
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
@@ -148,8 +136,6 @@ class DeviceUnusable(BadRequest):
 
     Remedy: Choose healthy devices; `topoalign doctor` shows what is wrong with this one.
     """
-
-    code = "DeviceUnusable"
 
     def __init__(self, device: str, state: str, reason: str) -> None:
         self.device = device
@@ -167,8 +153,6 @@ class PodAlreadyAllocated(BadRequest):
     Remedy: Release it first, or use another name for the pod.
     """
 
-    code = "PodAlreadyAllocated"
-
     def __init__(self, pod: str) -> None:
         super().__init__(
             f"pod {quoted([pod])} already holds an allocation of other resources",
@@ -183,8 +167,6 @@ class NotFound(BadRequest):
     Remedy: Correct the name; the message says where to list them.
     """
 
-    code = "NotFound"
-
     def __init__(self, kind: str, name: str, remedy: str) -> None:
         self.kind = kind
         self.name = name
@@ -197,8 +179,6 @@ class InvalidMachine(BadRequest):
 
     Remedy: Correct that line, or describe the machine in another form.
     """
-
-    code = "InvalidMachine"
 
     def __init__(self, finding: str, remedy: str, line: int | None = None, column: int | None = None) -> None:
         self.line = line
@@ -214,8 +194,6 @@ class Undecodable(BadRequest):
     Remedy: Check what wrote it; nothing of it was applied.
     """
 
-    code = "Undecodable"
-
     def __init__(self, what: str, finding: str) -> None:
         super().__init__(f"{what} cannot be decoded: {finding}", "look at the writer; nothing of it was applied")
 
@@ -226,8 +204,6 @@ class KubeletOwnsDevices(BadRequest):
 
     Remedy: Create or delete the pod in Kubernetes; `what-if` and `explain` work everywhere.
     """
-
-    code = "KubeletOwnsDevices"
 
     def __init__(self, node: str) -> None:
         super().__init__(
@@ -242,8 +218,6 @@ class DeviceInUse(NoFit):
 
     Remedy: Wait until its container ends, or release the allocation; `topoalign explain` names the owner.
     """
-
-    code = "DeviceInUse"
 
     def __init__(self, devices: Sequence[str], allocation: str) -> None:
         self.devices = tuple(devices)
@@ -261,14 +235,14 @@ class BusUnavailable(Unavailable):
     Remedy: Check that nats-server runs and is reachable; `topoalign doctor` tests it.
     """
 
-    code = "BusUnavailable"
-
     def __init__(self, finding: str) -> None:
         super().__init__(finding, "check that nats-server runs and is reachable; `topoalign doctor` tests it")
 
 
 class NobodyAnswers(BusUnavailable):
     """Raised when nobody has subscribed to the subject: no such service, or no stream. Nobody got the message."""
+
+    code = BusUnavailable.code
 
 
 class DeadlinePassed(Unavailable):
@@ -277,8 +251,6 @@ class DeadlinePassed(Unavailable):
 
     Remedy: Send it again if it is still wanted.
     """
-
-    code = "DeadlinePassed"
 
     def __init__(self, request: str, why: str) -> None:
         super().__init__(
@@ -293,8 +265,6 @@ class BusRefused(Unavailable):
     Remedy: Correct what the message names: permission, limit, version or store.
     """
 
-    code = "BusRefused"
-
 
 class IdTaken(BusRefused):
     """
@@ -302,8 +272,6 @@ class IdTaken(BusRefused):
 
     Remedy: Find out who else publishes on these subjects.
     """
-
-    code = "IdTaken"
 
     def __init__(self, name: str, finding: str) -> None:
         super().__init__(
@@ -319,8 +287,6 @@ class BusConflict(Unavailable):
     Remedy: Read the newest message and decide again.
     """
 
-    code = "BusConflict"
-
     def __init__(self, subject: str, expected: int) -> None:
         super().__init__(
             f"{clean(subject, 200)} has a newer message than {expected}", "read the newest message and try again"
@@ -334,8 +300,6 @@ class DriverFault(Unavailable):
     Remedy: Look at `nvidia-smi` and the kernel log; the driver is tried again.
     """
 
-    code = "DriverFault"
-
 
 class HardwareUnknown(Unavailable):
     """
@@ -343,8 +307,6 @@ class HardwareUnknown(Unavailable):
 
     Remedy: Wait a moment; if it stays so, read the log of discovery.
     """
-
-    code = "HardwareUnknown"
 
     def __init__(self, node: str, why: str) -> None:
         super().__init__(
@@ -359,8 +321,6 @@ class StateFault(Unavailable):
 
     Remedy: Correct the directory as the message says, or set `TOPOALIGN_STATE_DIR`.
     """
-
-    code = "StateFault"
 
 
 def quoted(texts: Sequence[str], most: int = 8, width: int = 80) -> str:
@@ -393,6 +353,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
 class RemoteFailure(TopoalignError):
     """Raised for a failure that another service answered with; `failure` has the other side's code."""
 
+    code = TopoalignError.code
+
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.finding, failure.remedy)
         self.failure = failure
@@ -401,13 +363,19 @@ class RemoteFailure(TopoalignError):
 class RemoteBadRequest(RemoteFailure, BadRequest):
     """Raised when the other service found that the request is invalid."""
 
+    code = BadRequest.code
+
 
 class RemoteNoFit(RemoteFailure, NoFit):
     """Raised when the other service found that the request is valid, and does not fit the node as it is now."""
 
+    code = NoFit.code
+
 
 class RemoteUnavailable(RemoteFailure, Unavailable):
     """Raised when the other service could not answer."""
+
+    code = Unavailable.code
 
 
 BY_FAULT: Mapping[str, type[RemoteFailure]] = {"request": RemoteBadRequest, "fit": RemoteNoFit}

@@ -125,19 +125,15 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 def holding_of(device: DeviceID, gpus: Mapping[DeviceID, DeviceID]) -> Holding:
-    """Reads the id of a device as handed out. `cards`: instance or virtual function -> its GPU or NIC."""
+    """Reads the id of a device as handed out. `gpus`: instance or virtual function -> its GPU or NIC."""
     base, share, replica = device.partition(SHARE)
     gpu = gpus.get(DeviceID(base)) if gpus else None
     if gpu is None:
-        return Holding(DeviceID(base), parse_share_label(replica) if share else WHOLE)
+        kind = kind_of_share(replica)
+        shared = TimeSlice(replica) if kind is None else Unit(kind, replica[1:])
+        return Holding(DeviceID(base), shared if share else WHOLE)
     part = Instance(DeviceID(base)) if base.startswith(INSTANCE) else FunctionHolding(base)
     return Holding(gpu, TimeSlice(replica, part) if share else part)
-
-
-def parse_share_label(label: str) -> TimeSlice | Unit:
-    """Reads what follows `::` in the id of a share of a GPU."""
-    kind = kind_of_share(label)
-    return TimeSlice(label) if kind is None else Unit(kind, label[1:])
 
 
 @lru_cache(MOST_LABELS)
@@ -210,17 +206,8 @@ def is_share_id(device: DeviceID) -> bool:
     return SHARE in device
 
 
-def share_number(device: DeviceID) -> tuple[DeviceID, str]:
-    """The device of which an id is a share, and the number of the share: `GPU-x` and `3` for `GPU-x::3`, `c7` for `::c7`."""
-    base, _, number = device.partition(SHARE)
-    return DeviceID(base), number
-
-
 def handed_out(base: DeviceID, replicas: int, unit: UnitKind | None = None) -> Iterator[DeviceID]:
-    """
-    The ids under which a device is handed out: its own, or `<base>::0` to `<base>::<replicas - 1>` if shared, or those of so
-    many units, `<base>::c0`.
-    """
+    """The ids under which a device is handed out: its own, or `<base>::0` and so on, or units `<base>::c0`."""
     if replicas == 1 and unit is None:
         return iter((base,))
     before = f"{base}{SHARE}" if unit is None else f"{base}{SHARE}{LETTERS[unit]}"

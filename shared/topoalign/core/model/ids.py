@@ -3,10 +3,7 @@
 from typing import NewType
 
 NodeName = NewType("NodeName", str)
-"""
-Name of a Kubernetes node, or of a host that plays one. May contain dots; `wire.encode_node_token` makes it one subject
-token.
-"""
+"""Name of a Kubernetes node or of a host that plays one. May contain dots."""
 
 Namespace = NewType("Namespace", str)
 PodName = NewType("PodName", str)

@@ -135,7 +135,4 @@ class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     record_doubt: str = ""
     """Why something may be held that is not in the allocator's record, whose journal was damaged. Empty: it is whole."""
     unknown: str = ""
-    """
-    Why nothing that the files list is known: not read in time, or too large for one message. What PodResources showed last
-    counts instead.
-    """
+    """Why the files are not known: not read in time, or too large. What PodResources showed last counts instead."""

@@ -22,10 +22,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     container_id: str = ""
     """Id that the container runtime has given to its container."""
     container: ContainerName = ContainerName("")
-    """
-    Name of its container in the pod, as read from the mounts of the container. A container that may mount can change it:
-    good enough to show a person, and to choose between containers of one pod, but no proof.
-    """
+    """Read from the mounts of the container. A container that may mount can change it, so it is no proof."""
     cgroup: str = ""
     """Path of its control group, where that is none of a pod: `/system.slice/docker-….scope`."""
     command: str = ""
@@ -42,10 +39,7 @@ class GpuProcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     memory: int | None = None
     """Bytes of the GPU's memory. None: the driver does not report it."""
     utilization: int | None = None
-    """
-    Percent of the last second in which its kernels ran, 0 for one without a sample. None: the driver does not report
-    it, as on a GPU with MIG instances.
-    """
+    """Percent of the last second in which its kernels ran. None: not reported, as with MIG instances."""
     identity: ProcessIdentity | None = None
     """Where it runs. None: it has ended meanwhile, or the processes of the node cannot be seen."""
 

@@ -103,10 +103,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def gets_exclusive_resources(self) -> bool:
-        """
-        Whether the CPU and memory managers of a kubelet give containers of the pod CPUs and memory of their own: only to
-        Guaranteed pods without pod-level resources (kubelet v1.34 to v1.36 with its default feature gates).
-        """
+        """Whether a kubelet v1.34 to v1.36 (default feature gates) gives containers of the pod CPUs of their own."""
         return self.qos is Qos.GUARANTEED and not self.has_pod_level_resources
 
 
@@ -309,10 +306,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriterPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """
-    The newest facts that an allocator confirms: a fact that differs did not come from the node's own services. Each
-    field may be absent, as in the answer of another version.
-    """
+    """The newest facts that an allocator confirms: one that differs did not come from the node's own services."""
 
     epoch: int = 0
     """Of its journal; 0: not known."""
@@ -320,7 +314,4 @@ class WriterPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     digest: str = ""
     """`NodeState.digest` after the fact of this epoch and seq."""
     readings: dict[str, tuple[int, int]] = {}
-    """
-    `topology`, `health`, `usage` -> (epoch, revision) of the newest. Of topology and health as discovery confirmed last to
-    this allocator, which may be some seconds ago.
-    """
+    """`topology`, `health`, `usage` -> (epoch, revision), of the first two as discovery confirmed last."""

@@ -44,10 +44,7 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     slots: dict[DeviceID, Amount] = {}
     """Slot of a GPU among the devices -> what it will hold of that GPU by it. A slot that is not here: an equal part."""
     may_move: bool = False
-    """
-    Whether it may have slots of other GPUs with as much left, where the kubelet does not offer these. False where the pod
-    limits its GPUs.
-    """
+    """Whether it may have slots of other GPUs with as much left, where the kubelet does not offer these."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a bad list of CPUs."""
@@ -70,6 +67,4 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     gang: str = ""
     """The gang that the pod belongs to, `namespace/name`; empty: none."""
     planned: bool = False
-    """
-    Whether it was reserved with its gang and is not about to be bound yet: its kubelet does not ask for it.
-    """
+    """Whether it was reserved with its gang and is not about to be bound yet: its kubelet does not ask for it."""

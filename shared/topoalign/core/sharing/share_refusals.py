@@ -45,6 +45,8 @@ MODE_SETTINGS = (
 class NothingAsked(InvalidField):
     """Raised for a share of no cores and no memory."""
 
+    code = "InvalidField"
+
     def __init__(self, fields: ShareFields) -> None:
         super().__init__(
             fields.cores, f"0, and so is {fields.memory}", "ask for cores, for memory, or for no GPU at all"
@@ -53,6 +55,8 @@ class NothingAsked(InvalidField):
 
 class NotWholeGpus(InvalidField):
     """Raised for more than 100 cores that are not so many whole GPUs."""
+
+    code = "InvalidField"
 
     def __init__(self, fields: ShareFields, cores: int) -> None:
         self.cores = cores
@@ -65,6 +69,8 @@ class NotWholeGpus(InvalidField):
 
 class AmountMissing(InvalidField):
     """Raised for a share that needs both cores and memory, and names only one."""
+
+    code = "InvalidField"
 
     def __init__(self, missing: str, given: str) -> None:
         super().__init__(
@@ -215,6 +221,8 @@ class SlotsBeyondNumaNode(ShareDoesNotFit):
 
 class NoneByHami(ShareDoesNotFit):
     """Raised where enough is left, and HAMi's rules choose no GPUs: `reason` counts why, in HAMi's words."""
+
+    code = "ShareDoesNotFit"
 
     def __init__(self, fields: ShareFields, asked: int, reason: str) -> None:
         self.reason = reason

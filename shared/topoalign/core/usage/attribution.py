@@ -52,21 +52,12 @@ class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceID, ...]
     """What it holds of the device, under the ids that were handed out: `GPU-x::3`."""
     cores: int | None
-    """
-    Hundredths of the device's computing time that it was given; 0: memory alone. None: a time slice, which has no share of
-    its own.
-    """
+    """Hundredths of the device's computing time; 0: memory alone. None: a time slice, which has no share."""
     memory: int | None
-    """
-    Bytes that it was given: all of them with all computing time, but in slots, where both are amounts. None: a time slice,
-    which may use what is there.
-    """
+    """Bytes; all of them with all computing time, unless in slots. None: a time slice."""
     use: Use
     library: LibraryCount | None = None
-    """
-    What the library that limits it counts, by a file that the container writes, so it is not reliable. None: it has
-    none, or it is not known.
-    """
+    """What the library that limits it counts; the container writes it, so it is not reliable. None: not known."""
 
     @property
     def memory_left(self) -> int | None:
@@ -130,8 +121,8 @@ def attribute_use(state: NodeState, measured: Measurement) -> NodeShares:
     """What the containers of a node use of its GPUs. GPUs that are known and were not measured are listed, too."""
     hardware = state.hardware
     uses = {use.device: use for use in measured.devices}
-    held = held_by_device(state)
-    owners = owners_by_pod(state.allocations.values())
+    held = _held_by_device(state)
+    owners = _owners_by_pod(state.allocations.values())
     rows = []
     for gpu in hardware.gpus:
         instances = {instance.uuid: instance.memory for instance in gpu.mig or ()}
@@ -140,7 +131,7 @@ def attribute_use(state: NodeState, measured: Measurement) -> NodeShares:
             mine = held.get(device, ())
             total = use.memory if use.memory is not None else memory
             rows.append(
-                device_shares(use, gpu.id, total, mine, owners, is_seen=not (measured.finding or measured.left_out))
+                _device_shares(use, gpu.id, total, mine, owners, is_seen=not (measured.finding or measured.left_out))
             )
     return NodeShares(
         node=measured.node,
@@ -151,11 +142,8 @@ def attribute_use(state: NodeState, measured: Measurement) -> NodeShares:
     )
 
 
-def held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[HeldShare]]:
-    """
-    GPU or MIG instance -> what is held of it, in the order of the allocations: of an instance also the whole of its GPU. One
-    pass over all that is held, which are thousands on a node with 16 GPUs in units.
-    """
+def _held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[HeldShare]]:
+    # of an instance also the whole GPU, in the order of the allocations
     instances = {gpu.id: tuple(instance.uuid for instance in gpu.mig or ()) for gpu in state.hardware.gpus}
     found = defaultdict[DeviceID, list[HeldShare]](list)
     for each in all_held(state):
@@ -166,8 +154,8 @@ def held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[HeldShare]]:
     return found
 
 
-def owners_by_pod(allocations: Iterable[Allocation]) -> dict[str, Owner]:
-    """UID of each pod that holds something, or held what another one has now -> its name, with an empty container."""
+def _owners_by_pod(allocations: Iterable[Allocation]) -> dict[str, Owner]:
+    # also of pods that held what another one has now
     known: dict[str, Owner] = {}
     for allocation in allocations:
         pods = [(each.pod_uid, each.owner) for each in allocation.displaced]
@@ -177,7 +165,7 @@ def owners_by_pod(allocations: Iterable[Allocation]) -> dict[str, Owner]:
     return known
 
 
-def device_shares(
+def _device_shares(
     use: DeviceUse,
     gpu: DeviceID,
     memory: int | None,
@@ -186,28 +174,44 @@ def device_shares(
     *,
     is_seen: bool,
 ) -> DeviceShares:
-    """One row. `held`: what is held of the device. `is_seen`: whether it is known where processes run."""
-    holders: dict[object, list[HeldShare]] = {}
+    # `is_seen`: whether it is known where processes run
+    by_holder: dict[object, list[HeldShare]] = {}
     for each in held:
         allocation = each.allocation
         key = (allocation.pod_uid, allocation.owner) if allocation.owner is not None else allocation.id
-        holders.setdefault(key, []).append(each)
-    groups = list(holders.values())
+        by_holder.setdefault(key, []).append(each)
+    groups = list(by_holder.values())
     firsts = [group[0].allocation for group in groups]
     theirs: list[list[GpuProcess]] = [[] for _ in groups]
     others: dict[Place, list[GpuProcess]] = {}
     for process in use.processes or ():
-        at = find_holder(process.identity, firsts)
+        at = _find_holder(process.identity, firsts)
         if at is not None:
             theirs[at].append(process)
         else:
-            others.setdefault(process_location(process.identity), []).append(process)
+            where = process.identity or ProcessIdentity()
+            place = (where.pod_uid, where.container_id, where.container, where.cgroup)
+            others.setdefault(place, []).append(process)
     unclear = {"", *(uid for uid, _, container, _ in others if not container)}  # their processes may be among others
 
-    def is_complete(uid: str) -> bool:
-        """Whether it is known which processes are those of this pod."""
-        return use.processes is not None and (not use.processes or (is_seen and uid not in unclear))
-
+    holders = []
+    for group, processes in zip(groups, theirs, strict=True):
+        first = group[0].allocation
+        # whether it is known which processes are those of this pod
+        is_clear = is_seen and first.pod_uid not in unclear
+        is_complete = use.processes is not None and (not use.processes or is_clear)
+        cores, given = given_to(group, memory)
+        holders.append(
+            HolderUse(
+                owner=first.owner,
+                pod_uid=first.pod_uid,
+                allocations=tuple(dict.fromkeys(each.allocation.id for each in group)),
+                devices=tuple(each.device for each in group),
+                cores=cores,
+                memory=given,
+                use=_sum_use(processes, is_complete=is_complete),
+            )
+        )
     return DeviceShares(
         device=use.device,
         card=gpu,
@@ -216,20 +220,13 @@ def device_shares(
         utilization=use.utilization,
         memory_utilization=use.memory_utilization,
         failure=use.failure,
-        holders=tuple(
-            holder_use(group, memory, use_of(processes, is_complete=is_complete(group[0].allocation.pod_uid)))
-            for group, processes in zip(groups, theirs, strict=True)
-        ),
-        others=tuple(other_use(processes, owners) for _, processes in sorted(others.items())),
+        holders=tuple(holders),
+        others=tuple(_other_use(processes, owners) for _, processes in sorted(others.items())),
     )
 
 
-def find_holder(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -> int | None:
-    """
-    Which of the holders a process belongs to, by its place; None: to none of them.
-
-    A process whose container is not known belongs to the container of its pod that holds the device, if only one does.
-    """
+def _find_holder(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -> int | None:
+    # if its container is not known, a process belongs to the only holder of its pod
     if identity is None or not identity.pod_uid:
         return None
     same_pod = [at for at, each in enumerate(holders) if each.pod_uid == identity.pod_uid]
@@ -239,15 +236,8 @@ def find_holder(identity: ProcessIdentity | None, holders: Sequence[Allocation])
     return same_pod[0] if len(same_pod) == 1 else None
 
 
-def process_location(identity: ProcessIdentity | None) -> Place:
-    """Where a process runs, as far as it is known."""
-    if identity is None:
-        return ("", "", "", "")
-    return (identity.pod_uid, identity.container_id, identity.container, identity.cgroup)
-
-
-def use_of(processes: Sequence[GpuProcess], *, is_complete: bool) -> Use:
-    """The sum over processes. `is_complete`: whether there are no more than these."""
+def _sum_use(processes: Sequence[GpuProcess], *, is_complete: bool) -> Use:
+    # `is_complete`: whether there are no more processes than these
     memory = [process.memory for process in processes]
     percent = [process.utilization for process in processes]
     return Use(
@@ -257,25 +247,9 @@ def use_of(processes: Sequence[GpuProcess], *, is_complete: bool) -> Use:
     )
 
 
-def holder_use(group: Sequence[HeldShare], memory: int | None, use: Use) -> HolderUse:
-    """What one container holds of a device with this much memory, and its use."""
-    first = group[0].allocation
-    cores, given = given_to(group, memory)
-    return HolderUse(
-        owner=first.owner,
-        pod_uid=first.pod_uid,
-        allocations=tuple(dict.fromkeys(each.allocation.id for each in group)),
-        devices=tuple(each.device for each in group),
-        cores=cores,
-        memory=given,
-        use=use,
-    )
-
-
-def other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> OtherUse:
-    """What the processes of one place use that holds nothing of the device."""
+def _other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> OtherUse:
     identity = processes[0].identity
-    use = use_of(processes, is_complete=True)
+    use = _sum_use(processes, is_complete=True)
     if identity is None:
         return OtherUse(where="unknown", owner=None, pod_uid="", container_id="", cgroup="", use=use)
     owner = owners.get(identity.pod_uid)
@@ -339,10 +313,16 @@ class ExcessWatch(msgspec.Struct, frozen=True, kw_only=True):
         for row in shares.devices:
             for holder in row.holders:
                 key = (row.device, holder.allocations)
-                rows[key] = count_measurements(self.rows.get(key, 0), holder)
+                before = self.rows.get(key, 0)
+                if holder.memory is None:
+                    rows[key] = 0
+                elif holder.use.memory is None:
+                    rows[key] = before
+                else:
+                    rows[key] = before + 1 if holder.use.memory > holder.memory else 0
                 if rows[key] >= SAMPLES:
                     lasting.append(Excess(row.device, holder))
-                    if self.rows.get(key, 0) < SAMPLES:
+                    if before < SAMPLES:
                         begun.append(lasting[-1])
         return ExcessWatch(
             time=shares.time,
@@ -350,12 +330,3 @@ class ExcessWatch(msgspec.Struct, frozen=True, kw_only=True):
             lasting=tuple(lasting),
             begun=tuple(begun),
         )
-
-
-def count_measurements(before: int, holder: HolderUse) -> int:
-    """Measurements in a row, after one more."""
-    if holder.memory is None:
-        return 0
-    if holder.use.memory is None:
-        return before
-    return before + 1 if holder.use.memory > holder.memory else 0

@@ -64,10 +64,7 @@ def placement_of(cgroups: str) -> CgroupPlacement:
 
 
 def container_name_of(mounts: str, pod_uid: str) -> ContainerName:
-    """
-    The name of the container of this pod that has these mounts, by the text of its /proc/<pid>/mountinfo; empty where they
-    do not show it. The fourth field of a line is the path of what is mounted, on its file system.
-    """
+    """The container of this pod with these mounts (/proc/<pid>/mountinfo, whose fourth field is the source)."""
     for line in mounts.splitlines():
         fields = line.split(" ", 4)
         found = _MOUNTED.search(fields[3]) if len(fields) == 5 else None

@@ -17,92 +17,49 @@ instances and not by cores, so nothing of it can be allocated here. Source: gpu-
 node), display.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-
-import msgspec
+from typing import Any
 
 from topoalign.core.model.holdings import Amount
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.gaia.evaluators import tree_root
 from topoalign.core.sharing.gaia.pcie_tree import GaiaTreeNode, GpuTree, build_free_tree
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
-from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares, Use
+from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares
 
 MIB = 1 << 20
 LABELS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "CPU", 50: "SYS"}
 """Level -> how a node of the tree is called."""
 
 
-class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container uses of one GPU; the fields are those of Gaia's message."""
-
-    id: str = ""
-    """PCI bus id as NVML writes it: `00000000:07:00.0`."""
-    card_idx: str = ""
-    """NVML's index."""
-    gpu: float = 0.0
-    """Percent of the last second."""
-    mem: float = 0.0
-    """MiB in use."""
-    pids: tuple[int, ...] = ()
-    device_mem: float = 0.0
-    """MiB of the GPU."""
-
-
-class ContainerGpus(msgspec.Struct, frozen=True):
-    """The GPUs of a container."""
-
-    dev: tuple[DeviceInfo, ...]
-
-
-class DisplayedContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container was given."""
-
-    gpu: float = 0.0
-    """Cards."""
-    mem: float = 0.0
-    """MiB."""
-
-
-class ContainerStat(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod."""
-
-    stat: dict[str, ContainerGpus] = {}
-    """By name of the container, as `spec`."""
-    project: str = ""
-    """Its namespace."""
-    user: str = ""
-    """Gaia takes it and the next one from the pod's manifest, which is not known on the node: always empty."""
-    cluster: str = ""
-    spec: dict[str, DisplayedContainer] = {}
-
-
-class Usages(msgspec.Struct, frozen=True):
-    """All pods that hold something, by UID."""
-
-    usage: dict[str, ContainerStat] = {}
-
-
 def graph_of(state: NodeState, shares: NodeShares) -> str:
     """The tree of a node's GPUs as text, each line with its end."""
     gpus = state.hardware.gpus
-    rows = rows_by_gpu(shares)
-    cards = [to_shared_gpu(state, gpu, rows.get(gpu.id, [])) for gpu in gpus]
+    rows = defaultdict[str, list[DeviceShares]](list)  # of a GPU, its row and those of its instances
+    for row in shares.devices:
+        rows[row.card].append(row)
+    cards = [_to_shared_gpu(state, gpu, rows[gpu.id]) for gpu in gpus]
     tree = build_free_tree(tree_root(state.hardware), cards)
     divided = partitioning_by_gpu(state)
     texts = [
-        gpu_text(gpu, remaining_amount(gpu, card, divided[gpu.id], healthy=healthy), rows.get(gpu.id, ()))
+        _gpu_text(gpu, _remaining_amount(gpu, card, divided[gpu.id], healthy=healthy), rows[gpu.id])
         for gpu, card, healthy in zip(gpus, cards, (state.health_of(gpu.id).usable for gpu in gpus), strict=True)
     ]
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
-    lines += (render_line(tree, node, depth, texts) for node, depth in walk_with_depth(tree, tree.root))
+    for node, depth in _walk_with_depth(tree, tree.root):
+        text = texts[node.members[0]]
+        if node.children:
+            amounts = "pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0"
+            text = f"{LABELS[node.level]} (aval: {tree.available(node)}, {amounts})"
+        lines.append(f"{'|   ' * depth}|---{text}\n")
     return "".join(lines)
 
 
-def walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterator[tuple[GaiaTreeNode, int]]:
-    """All nodes below one with their depth, each before those below it."""
+def _walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterator[tuple[GaiaTreeNode, int]]:
     order = sorted(
         node.children,
         key=lambda child: (
@@ -113,22 +70,12 @@ def walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Iterat
     )
     for child in order:
         yield child, depth
-        yield from walk_with_depth(tree, child, depth + 1)
+        yield from _walk_with_depth(tree, child, depth + 1)
 
 
-def render_line(tree: GpuTree, node: GaiaTreeNode, depth: int, texts: Sequence[str]) -> str:
-    """The line of one node. `texts`: of the GPUs."""
-    indent = "|   " * depth + "|---"
-    if node.children:
-        amounts = "pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0"
-        return f"{indent}{LABELS[node.level]} (aval: {tree.available(node)}, {amounts})\n"
-    (at,) = node.members
-    return f"{indent}{texts[at]}\n"
-
-
-def gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
-    """A GPU, its processes and what is left of it."""
-    processes = [process for row in rows for use in sum_uses(row) for process in use.processes]
+def _gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
+    uses = [use for row in rows for use in (*(each.use for each in row.holders), *(each.use for each in row.others))]
+    processes = [process for use in uses for process in use.processes]
     pids = " ".join(str(pid) for pid in sorted({process.pid for process in processes}))
     used = sum(process.memory or 0 for process in processes)
     return (
@@ -137,8 +84,8 @@ def gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
     )
 
 
-def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning, *, healthy: bool) -> Amount:
-    """What of a GPU may be given now. Of one in slices of time all, because a slice is no amount; in MIG mode nothing."""
+def _remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning, *, healthy: bool) -> Amount:
+    # of a GPU in slices of time all, because a slice is no amount; in MIG mode nothing
     if gpu.mig is not None or not healthy:
         return Amount(cores=0, memory=0)
     if division.left.whole or division.offered.slices:
@@ -146,22 +93,15 @@ def remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning, *, he
     return Amount(cores=division.left.cores, memory=division.left.memory)
 
 
-def sum_uses(row: DeviceShares) -> Iterator[Use]:
-    """The sum of all use of a GPU or an instance."""
-    yield from (holder.use for holder in row.holders)
-    yield from (other.use for other in row.others)
-
-
-def to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
-    """A GPU with what is held of it."""
+def _to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
     holders = [holder for row in rows for holder in row.holders]
-    is_whole = bool(gpu.mig) or any(holder.cores == WHOLE_GPU_CORES for holder in holders)
+    is_whole = bool(gpu.mig) or any(holder.cores == CORES for holder in holders)
     return SharedGpu(
         device=gpu.id,
         index=gpu.index,
         minor=gpu.index if gpu.minor is None else gpu.minor,
         model=gpu.name,
-        offered=Amount(cores=WHOLE_GPU_CORES, memory=gpu.memory or 0),
+        offered=Amount(cores=CORES, memory=gpu.memory or 0),
         held=Amount(
             cores=sum(holder.cores or 0 for holder in holders), memory=sum(holder.memory or 0 for holder in holders)
         ),
@@ -170,45 +110,38 @@ def to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> S
     )
 
 
-def usages_of(hardware: Topology, shares: NodeShares) -> Usages:
-    """Which pod uses how much of which GPU. A pod of which the UID or a container is not known yet is left out."""
-    found: dict[str, tuple[str, dict[str, list[tuple[DeviceInfo, HolderUse]]]]] = {}
+def usages_of(hardware: Topology, shares: NodeShares) -> dict[str, dict[str, Any]]:
+    """
+    UID -> which GPUs a pod has and what it uses of them, with the fields of Gaia's message ContainerStat. A pod of which the
+    UID or a container is not known yet is left out. Memory is in MiB, utilization in percent of the last second.
+    """
+    pods: dict[str, dict[str, Any]] = {}
+    given = defaultdict[tuple[str, str], list[HolderUse]](list)
     for row in shares.devices:
+        gpu = hardware.gpu_by_id[row.card]
         for holder in row.holders:
-            if holder.pod_uid and holder.owner is not None:
-                _, containers = found.setdefault(holder.pod_uid, (holder.owner.namespace, {}))
-                shown = device_info(hardware.gpu_by_id[row.card], row, holder), holder
-                containers.setdefault(holder.owner.container, []).append(shown)
-    return Usages(
-        {
-            uid: ContainerStat(
-                stat={name: ContainerGpus(tuple(info for info, _ in held)) for name, held in containers.items()},
-                project=namespace,
-                spec={name: spec_of([holder for _, holder in held]) for name, held in containers.items()},
+            if not holder.pod_uid or holder.owner is None:
+                continue
+            name = holder.owner.container
+            # Gaia takes `user` and `cluster` from the pod's manifest, which is not known on the node
+            new = {"stat": {}, "project": holder.owner.namespace, "user": "", "cluster": "", "spec": {}}
+            pod = pods.setdefault(holder.pod_uid, new)
+            pod["stat"].setdefault(name, {"dev": []})["dev"].append(
+                {
+                    "id": bus_id(gpu.pci),
+                    "card_idx": str(gpu.index),
+                    "gpu": float(holder.use.utilization or 0),
+                    "mem": float((holder.use.memory or 0) // MIB),
+                    "pids": [process.pid for process in holder.use.processes],
+                    "device_mem": float((row.memory or 0) // MIB),
+                }
             )
-            for uid, (namespace, containers) in found.items()
-        }
-    )
-
-
-def device_info(gpu: Gpu, row: DeviceShares, holder: HolderUse) -> DeviceInfo:
-    """What a container uses of a GPU, or of an instance on it."""
-    return DeviceInfo(
-        id=bus_id(gpu.pci),
-        card_idx=str(gpu.index),
-        gpu=float(holder.use.utilization or 0),
-        mem=float((holder.use.memory or 0) // MIB),
-        pids=tuple(process.pid for process in holder.use.processes),
-        device_mem=float((row.memory or 0) // MIB),
-    )
-
-
-def spec_of(held: Sequence[HolderUse]) -> DisplayedContainer:
-    """What a container was given, in all."""
-    return DisplayedContainer(
-        gpu=sum(holder.cores or 0 for holder in held) / WHOLE_GPU_CORES,
-        mem=float(sum(holder.memory or 0 for holder in held) // MIB),
-    )
+            given[holder.pod_uid, name].append(holder)
+    for (uid, container), holders in given.items():
+        cores = sum(holder.cores or 0 for holder in holders)
+        memory = sum(holder.memory or 0 for holder in holders)
+        pods[uid]["spec"][container] = {"gpu": cores / CORES, "mem": float(memory // MIB)}
+    return pods
 
 
 def bus_id(pci: str | None) -> str:
@@ -217,11 +150,3 @@ def bus_id(pci: str | None) -> str:
         return ""
     domain, _, rest = pci.partition(":")
     return f"{domain:0>8}:{rest}".upper()
-
-
-def rows_by_gpu(shares: NodeShares) -> dict[str, list[DeviceShares]]:
-    """GPU -> its row, and those of its instances."""
-    rows: dict[str, list[DeviceShares]] = {}
-    for row in shares.devices:
-        rows.setdefault(row.card, []).append(row)
-    return rows

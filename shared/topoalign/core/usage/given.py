@@ -40,15 +40,15 @@ def all_held(state: NodeState) -> list[HeldShare]:
             allocation,
             device,
             state.ownership.holding(allocation.instances.get(device, device)),
-            amount_by_slot(state.hardware, allocation, device),
+            _amount_by_slot(state.hardware, allocation, device),
         )
         for allocation in state.allocations.values()
         for device in sorted(allocation.device_ids)
     ]
 
 
-def amount_by_slot(hardware: Topology, allocation: Allocation, device: DeviceID) -> Amount | None:
-    """What an allocation holds by a slot: as it is recorded, or else an equal part. None: the device is no slot."""
+def _amount_by_slot(hardware: Topology, allocation: Allocation, device: DeviceID) -> Amount | None:
+    # as it is recorded, or else an equal part; None: the device is no slot
     gpu = base_of(device)
     if gpu == device or unit_kind(device) is not None or gpu not in offers_in_slots(hardware):
         return None
@@ -56,23 +56,17 @@ def amount_by_slot(hardware: Topology, allocation: Allocation, device: DeviceID)
 
 
 def has_amounts(state: NodeState) -> bool:
-    """
-    Whether somebody holds an amount of memory of a GPU: units, or a slot that has become no MIG instance. All other parts
-    have no amount, or end where the hardware does.
-    """
+    """Whether somebody holds an amount of memory of a GPU: units, or a slot that is no MIG instance."""
     return any(
         device not in allocation.instances
-        and (unit_kind(device) is not None or amount_by_slot(state.hardware, allocation, device) is not None)
+        and (unit_kind(device) is not None or _amount_by_slot(state.hardware, allocation, device) is not None)
         for allocation in state.allocations.values()
         for device in allocation.device_ids
     )
 
 
 def given_to(group: Sequence[HeldShare], memory: int | None) -> tuple[int | None, int | None]:
-    """
-    Cores and bytes that one container was given of a device with this much memory. None: it has time slices, which are no
-    amount, or the memory of the device is not known.
-    """
+    """Cores and bytes that a container was given of a device with this much memory. None: time slices."""
     parts = [each.holding.part for each in group]
     if any(isinstance(part, Whole | Instance) for part in parts):
         return WHOLE_DEVICE, memory

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import combinations, count
 
-import msgspec
+from msgspec.structs import replace
 
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
 from topoalign.machines import pcie
 
@@ -115,6 +114,10 @@ def build_machine(
     slots = list(_slots(roots))
     gpus = tuple(_build_gpu(i, slot, model, cpus) for i, slot in enumerate(s for s in slots if s.device is GPU))
     nics = tuple(_build_nic(i, slot, model) for i, slot in enumerate(s for s in slots if s.device is NIC))
+    chains = {slot.address: slot.chain for slot in slots}
+    bonded = {(gpus[a].id, gpus[b].id): bond for (a, b), bond in (nvlinks or {}).items()}
+    devices: list[Gpu | Nic] = [*gpus, *nics]
+    links = pcie.link_devices(devices, {each.id: chains[each.pci or ""] for each in devices}, one_node=False)
     count_of_nodes = board.sockets * board.nodes_per_socket
     return Topology(
         cpus=cpus,
@@ -125,19 +128,8 @@ def build_machine(
         bridges=pcie.collect_bridges(slot.chain for slot in slots),
         gpus=gpus,
         nics=nics,
-        links=build_links(gpus, nics, {slot.address: slot.chain for slot in slots}, nvlinks or {}),
+        links=tuple(replace(link, fabric_links=bonded.get((link.a, link.b), 0)) for link in links),
     )
-
-
-def build_links(
-    gpus: tuple[Gpu, ...], nics: tuple[Nic, ...], chains: Mapping[str, pcie.Chain], nvlinks: NVLinks
-) -> tuple[Link, ...]:
-    """PCIe classes by where the devices sit, and the NVLinks on top."""
-    attached = [pcie.Attached(gpu.id, chains[gpu.pci or ""], gpu.numa_affinity) for gpu in gpus]
-    attached += [pcie.Attached(nic.id, chains[nic.pci or ""], nic.numa_affinity) for nic in nics]
-    bonded = {(gpus[a].id, gpus[b].id): bond for (a, b), bond in nvlinks.items()}
-    found = pcie.link_devices(attached, one_node=False)
-    return tuple(msgspec.structs.replace(link, fabric_links=bonded.get((link.a, link.b), 0)) for link in found)
 
 
 def _build_cpus(board: Board) -> tuple[Cpu, ...]:

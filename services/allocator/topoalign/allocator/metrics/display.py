@@ -49,8 +49,7 @@ class Display(Servicer, display.GpuDisplayBase):
 
     async def print_usages(self, message: display.Empty) -> display.UsageResponse:
         """Answers PrintUsages."""
-        usages = await self._usages()
-        return display.UsageResponse(usage={uid: pod_message(pod) for uid, pod in usages.usage.items()})
+        return display.UsageResponse.from_dict(await self._usages())
 
     async def version(self, message: display.Empty) -> display.VersionResponse:
         """Answers Version."""
@@ -105,29 +104,6 @@ class Display(Servicer, display.GpuDisplayBase):
         shares = await self._shares()
         return gaia_display.graph_of(self._state(), shares)
 
-    async def _usages(self) -> gaia_display.Usages:
+    async def _usages(self) -> dict[str, object]:
         shares = await self._shares()
-        return gaia_display.usages_of(self._state().hardware, shares)
-
-
-def pod_message(pod: gaia_display.ContainerStat) -> display.ContainerStat:
-    """A pod as its message."""
-    return display.ContainerStat(
-        stat={
-            name: display.Devices(dev=[device_message(each) for each in held.dev]) for name, held in pod.stat.items()
-        },
-        project=pod.project,
-        spec={name: display.Spec(gpu=spec.gpu, mem=spec.mem) for name, spec in pod.spec.items()},
-    )
-
-
-def device_message(device: gaia_display.DeviceInfo) -> display.DeviceInfo:
-    """The message of one GPU of a container."""
-    return display.DeviceInfo(
-        id=device.id,
-        card_idx=device.card_idx,
-        gpu=device.gpu,
-        mem=device.mem,
-        pids=list(device.pids),
-        device_mem=device.device_mem,
-    )
+        return {"usage": gaia_display.usages_of(self._state().hardware, shares)}

@@ -41,20 +41,27 @@ def degraded_gpus(topology: Topology) -> Mapping[DeviceID, str]:
     for gpu in topology.gpus:
         if gpu.mig is None:
             models.setdefault(gpu.name, []).append(gpu)
-    fewer = {gpu: finding for peers in models.values() for gpu, finding in fewer_links(topology, peers)}
-    findings = {gpu.id: (fewer.get(gpu.id), fabric_finding(gpu)) for gpu in topology.gpus}
-    return {gpu: ", and ".join(filter(None, both)) for gpu, both in findings.items() if any(both)}
+    fewer = {gpu: finding for peers in models.values() for gpu, finding in _fewer_links(topology, peers)}
+    findings = {}
+    for gpu in topology.gpus:
+        found = [fewer[gpu.id]] if gpu.id in fewer else []
+        if gpu.fabric_state:  # a later version may publish an unknown state
+            unknown = f"the state of its NVLink fabric is {clean(gpu.fabric_state, 40)}"
+            found.append(FABRIC_FINDINGS.get(gpu.fabric_state, unknown))
+        if found:
+            findings[gpu.id] = ", and ".join(found)
+    return findings
 
 
-def fewer_links(topology: Topology, peers: Sequence[Gpu]) -> Iterator[tuple[DeviceID, str]]:
-    """The GPUs among `peers`, all of one model, that have lost links, with the finding."""
+def _fewer_links(topology: Topology, peers: Sequence[Gpu]) -> Iterator[tuple[DeviceID, str]]:
+    # `peers`: all GPUs of one model
     up = {gpu.id: links_to_switch(topology)[gpu.id] for gpu in peers}
     if any(up.values()):
         degraded = {gpu for gpu, count in up.items() if count < max(up.values())}
     else:
         pairs = links_of_pairs(topology)
         up = {gpu.id: sum(pairs[gpu.id]) for gpu in peers}
-        degraded = lost_direct_links(peers, up)
+        degraded = _lost_direct_links(peers, up)
     most = max(up.values())
     for gpu, count in up.items():
         if gpu in degraded:
@@ -62,18 +69,11 @@ def fewer_links(topology: Topology, peers: Sequence[Gpu]) -> Iterator[tuple[Devi
             yield gpu, f"{count} of {most} {name}s are up" if count else f"it has no {name}, its peers have {most}"
 
 
-def lost_direct_links(peers: Sequence[Gpu], up: Mapping[DeviceID, int]) -> set[DeviceID]:
-    """The degraded GPUs of a machine without a switch. `up`: GPU -> its links that are up."""
+def _lost_direct_links(peers: Sequence[Gpu], up: Mapping[DeviceID, int]) -> set[DeviceID]:
+    # without a switch; `up`: GPU -> its links that are up
     if not any(up[gpu.id] and not gpu.links_down for gpu in peers):
         return set()
     partly = [gpu for gpu in peers if 0 < up[gpu.id] < max(up.values()) and gpu.links_down]
     other_ends = sum(gpu.links_down for gpu in partly)
     wholly = [gpu for gpu in peers if not up[gpu.id] and 0 < gpu.links_down <= other_ends]
     return {gpu.id for gpu in (*partly, *wholly)}
-
-
-def fabric_finding(gpu: Gpu) -> str | None:
-    """What is wrong with the fabric of a GPU; None if nothing is. A later version may publish an unknown state."""
-    if not gpu.fabric_state:
-        return None
-    return FABRIC_FINDINGS.get(gpu.fabric_state, f"the state of its NVLink fabric is {clean(gpu.fabric_state, 40)}")

@@ -1,6 +1,6 @@
 """Describes which of a node's hardware the device plugin offers to the kubelet. `holdings` parses the ids."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -9,10 +9,7 @@ from topoalign.core.model.holdings import UnitKind, handed_out
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 Kind = Literal["gpu", "nic", "part", "unit", "slot", "other"]
-"""
-Whole GPUs; whole NICs; shares, MIG instances, virtual functions or a mixture; units of GPUs; slots of GPUs; devices of
-another's plugin.
-"""
+"""Whole GPUs, whole NICs, shares and other parts, units of GPUs, slots of GPUs, devices of other plugins."""
 
 Limiter = Literal["none", "vcuda", "hami-core"]
 """Nothing, Gaia's library, HAMi's library."""
@@ -118,20 +115,3 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     def handed_out(self, base: DeviceID) -> Iterator[DeviceID]:
         """The ids under which one of the devices is handed out."""
         return handed_out(base, self.replicas, self.unit)
-
-
-def by_base(offered: Iterable[Offer]) -> Mapping[DeviceID, tuple[Offer, ...]]:
-    """Device as handed out, without the number of a share -> its offers."""
-    found: dict[DeviceID, tuple[Offer, ...]] = {}
-    for offer in offered:
-        for base in offer.devices:
-            found[base] = (*found.get(base, ()), offer)
-    return found
-
-
-def group_offers(offered: Iterable[Offer]) -> Mapping[ResourceName, tuple[Offer, ...]]:
-    """Resource -> its offers."""
-    found: dict[ResourceName, tuple[Offer, ...]] = {}
-    for offer in offered:
-        found[offer.resource] = (*found.get(offer.resource, ()), offer)
-    return found

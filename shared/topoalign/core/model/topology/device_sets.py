@@ -31,10 +31,7 @@ class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
 
     @cached_property
     def unlisted_nodes(self) -> dict[DeviceID, tuple[int, ...]]:
-        """
-        Device without the number of a share that is listed without topology -> the NUMA nodes of its GPU, where
-        `Topology.devices` knows them.
-        """
+        """Device that is listed without topology, without the number of a share -> the NUMA nodes of its GPU."""
         return {}
 
     @cached_property

@@ -80,11 +80,7 @@ def free_placements(profile: MigProfile, taken: Collection[MigPlacement]) -> tup
 def find_place(
     profiles: Iterable[MigProfile], taken: Collection[MigPlacement], memory: int
 ) -> tuple[MigProfile, MigPlacement] | None:
-    """
-    The smallest profile with so many bytes that has a free place, and the place; None: there is none.
-
-    Smallest by memory, then by compute slices, then in the driver's order (HAMi 4707fb02).
-    """
+    """Finds the smallest profile with so many bytes that has a free place, and the place (HAMi 4707fb02)."""
     enough = [each for each in profiles if each.memory >= memory]
     for profile in sorted(enough, key=lambda each: (each.memory, each.slices)):
         place = free_mig_placement(profile, taken)
@@ -94,13 +90,9 @@ def find_place(
 
 
 def free_mig_placement(profile: MigProfile, taken: Collection[MigPlacement]) -> MigPlacement | None:
-    """
-    Finds the placement of an instance of this profile next to those that are `taken`; None: none is free.
-
-    Profiles of one and three compute slices take the highest free start and all others the lowest, so that both ends fill up
-    and large instances keep their places: on an A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2 (HAMi 4707fb02
-    ).
-    """
+    """Finds the placement of an instance of this profile next to those that are `taken` (HAMi 4707fb02). None: no room."""
+    # Profiles of one and three compute slices take the highest free start and all others the lowest, so that both ends fill
+    # up and large instances keep their places: on an A100 of 40 GiB 3g, 2g, 1g and 1g start at 4, 0, 3 and 2.
     free = free_placements(profile, taken)
     if not free:
         return None

@@ -17,7 +17,7 @@ from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.derived_tables import Viewed
 from topoalign.core.model.topology.device_links import Link
-from topoalign.core.model.topology.device_offers import Kind, Offer, by_base, group_offers
+from topoalign.core.model.topology.device_offers import Kind, Offer
 from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.model.topology.mig import MigDevice, MigProfile
 
@@ -216,12 +216,19 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def offers_of(self) -> Mapping[ResourceName, tuple[Offer, ...]]:
         """Resource -> its offers, for the resources that topoalign offers."""
-        return group_offers(self.offered)
+        found: dict[ResourceName, tuple[Offer, ...]] = {}
+        for offer in self.offered:
+            found[offer.resource] = (*found.get(offer.resource, ()), offer)
+        return found
 
     @cached_property
     def offers_by_base(self) -> Mapping[DeviceID, tuple[Offer, ...]]:
         """Device as handed out, without the number of a share -> the offer it belongs to; two of a GPU in units."""
-        return by_base(self.offered)
+        found: dict[DeviceID, tuple[Offer, ...]] = {}
+        for offer in self.offered:
+            for base in offer.devices:
+                found[base] = (*found.get(base, ()), offer)
+        return found
 
     @cached_property
     def has_units(self) -> bool:

@@ -15,7 +15,7 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, is_hugepages
 from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.degraded import FABRIC_FINDINGS
 from topoalign.core.model.topology.mig import MigPlacement
-from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, Topology
 
 MOST_CPUS = 8_192
 """The most that Linux can be built for (x86 MAXSMP, NR_CPUS 8192)."""
@@ -27,10 +27,7 @@ MOST_NICS = 256
 MOST_BRIDGES = 4_096
 MOST_OTHERS = 65_536
 MOST_HANDED_OUT = 50_000
-"""
-Each takes 70 bytes at most in what is listed to the kubelet, whose gRPC takes no message above 4 MiB; some room is left for
-what containers hold though it is offered no more.
-"""
+"""Each takes 70 bytes at most in what is listed to the kubelet, whose gRPC takes no message above 4 MiB."""
 DEVICE_NODE = re.compile(r"/dev/(?:kfd|dri/(?:card|renderD)[0-9]{1,4}|accel/accel[0-9]{1,4})")
 """The device nodes of GPUs that a container may get: the kernel's classes drm and accel, and AMD's kfd."""
 LARGEST_MEMORY = 1 << 60
@@ -53,11 +50,7 @@ def validate(topology: Topology) -> None:
 
 
 def check_bounds(topology: Topology) -> None:
-    """
-    Checks sizes alone, as every receiver of a topology must before it works with it. Raises InvalidField.
-
-    Unusual hardware is no reason to refuse a node's announcement; a mask or a list of gigabytes would be.
-    """
+    """Checks sizes alone, which every receiver of a topology must: unusual hardware passes. Raises InvalidField."""
     for path, ids in (
         ("nodes", topology.node_ids),
         ("cpus", tuple(cpu.node for cpu in topology.cpus)),
@@ -78,19 +71,16 @@ def _nodes(topology: Topology) -> None:
     _count("nodes", len(topology.nodes), MOST_NODES)
     _ascending("nodes", "id", topology.node_ids)
     for i, node in enumerate(topology.nodes):
-        _check_memory(f"nodes[{i}]", node)
-
-
-def _check_memory(path: str, node: NumaNode) -> None:
-    _bytes(f"{path}.memory", node.memory)
-    for resource, amount in node.hugepages.items():
-        if not is_hugepages(resource):
-            _wrong(f"{path}.hugepages", f"{quoted([resource])} is no hugepages resource", "name it as `hugepages-2Mi`")
-        _bytes(f"{path}.hugepages.{resource}", amount)
-    if node.memory is not None and sum(node.hugepages.values()) > node.memory:
-        _wrong(
-            f"{path}.memory", "is less than its hugepages, which it includes", "give all memory of the node, in bytes"
-        )
+        path = f"nodes[{i}]"
+        _bytes(f"{path}.memory", node.memory)
+        for resource, amount in node.hugepages.items():
+            if not is_hugepages(resource):
+                remedy = "name it as `hugepages-2Mi`"
+                _wrong(f"{path}.hugepages", f"{quoted([resource])} is no hugepages resource", remedy)
+            _bytes(f"{path}.hugepages.{resource}", amount)
+        if node.memory is not None and sum(node.hugepages.values()) > node.memory:
+            finding = "is less than its hugepages, which it includes"
+            _wrong(f"{path}.memory", finding, "give all memory of the node, in bytes")
 
 
 def _check_cpus(cpus: Sequence[Cpu], unknown_nodes: Iterable[int]) -> None:
@@ -159,12 +149,12 @@ def _check_gpus(gpus: Sequence[Gpu], nodes: set[int]) -> None:
             _check_id(f"{path}.cpu_affinity", cpu)
         if gpu.memory_node is not None and gpu.memory_node not in nodes:
             _wrong(f"{path}.memory_node", f"there is no NUMA node {gpu.memory_node}", "name a node of `nodes`")
-        check_fabric_links(path, gpu)
-        check_mig(path, gpu, LARGEST_MEMORY)
+        _check_fabric(path, gpu)
+        _check_mig(path, gpu)
 
 
 def _check_device_nodes(gpus: Sequence[Gpu]) -> None:
-    """A forged topology could otherwise give a disk of the host to a container."""
+    # a forged topology could otherwise give a disk of the host to a container
     for i, gpu in enumerate(gpus):
         for node in gpu.device_nodes:
             if not DEVICE_NODE.fullmatch(node):
@@ -231,10 +221,7 @@ def _others(topology: Topology) -> None:
 
 
 def _offers(topology: Topology) -> None:
-    """
-    Each device is offered once, as a whole, in time slices, in slots, or in units of both kinds, and not together with
-    its parts; one message to the kubelet can name them all.
-    """
+    """Each device is offered once, whole, in slices, in slots or in units, and not together with its parts."""
     known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.cards}
     wholes = {
         topology.cards[base] for offer in topology.offers or () for base in offer.devices if base in topology.cards
@@ -310,65 +297,45 @@ def _wrong(field: str, finding: str, remedy: str) -> NoReturn:
     raise InvalidField(field, finding, remedy)
 
 
-# Checks of what a topology contains about MIG: unique names and instances, and sizes that a GPU can have.
-
-
 MOST_PROFILES = 64
 """NVML counts 18."""
 MOST_SLICES = 64
 """Of a GPU, and as many places has a profile: eight times what GPUs have."""
-
-
-def check_mig(path: str, gpu: Gpu, most_memory: int) -> None:
-    """Raises InvalidField for a GPU at this path whose instances or profiles cannot be so."""
-    check_once(f"{path}.mig", [instance.uuid for instance in gpu.mig or ()])
-    for i, instance in enumerate(gpu.mig or ()):
-        if instance.placement is not None:
-            check_mig_placement(f"{path}.mig[{i}].placement", instance.placement)
-    profiles = gpu.mig_profiles
-    where = f"{path}.mig_profiles"
-    if len(profiles) > MOST_PROFILES:
-        raise InvalidField(where, f"{len(profiles)} of them", f"a GPU has at most {MOST_PROFILES}")
-    check_once(where, [profile.name for profile in profiles])
-    for i, profile in enumerate(profiles):
-        if not (
-            0 <= profile.memory <= most_memory and 0 <= profile.slices <= MOST_SLICES and 0 <= profile.cores <= 100
-        ):
-            finding = f"{quoted([profile.name])} has a size that no instance has"
-            raise InvalidField(f"{where}[{i}]", finding, "give bytes, compute slices and hundredths of the GPU")
-        if not 1 <= len(profile.name) <= 128 or not profile.name.isprintable():
-            raise InvalidField(f"{where}[{i}].name", f"{quoted([profile.name])} is no name", "write it as 1g.10gb")
-        if len(profile.placements) > MOST_SLICES:
-            raise InvalidField(f"{where}[{i}].placements", "too many", f"a profile has at most {MOST_SLICES}")
-        for place, placement in enumerate(profile.placements):
-            check_mig_placement(f"{where}[{i}].placements[{place}]", placement)
-
-
-def check_mig_placement(path: str, placement: MigPlacement) -> None:
-    """Raises InvalidField for slices that no GPU has."""
-    if not (placement.start >= 0 and placement.size >= 1 and placement.start + placement.size <= MOST_SLICES):
-        finding = f"{placement.size} slices from {placement.start} on"
-        raise InvalidField(path, finding, f"name slices of 0 to {MOST_SLICES - 1}, one at least")
-
-
-def check_once(path: str, names: list[str]) -> None:
-    """Raises InvalidField for a name that is there twice."""
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidField(path, f"{quoted(sorted(twice))} is there twice", "name each once")
-
-
-# Checks of the fabric links of one GPU: numbers that a GPU can have, and a fabric state that is known.
-
-
 MOST_FABRIC_LINKS = 999
 
 
-def check_fabric_links(path: str, gpu: Gpu) -> None:
-    """Raises InvalidField for a GPU at this path whose links or fabric state cannot be so."""
+def _check_mig(path: str, gpu: Gpu) -> None:
+    _once(f"{path}.mig", (instance.uuid for instance in gpu.mig or ()))
+    for i, instance in enumerate(gpu.mig or ()):
+        if instance.placement is not None:
+            _check_placement(f"{path}.mig[{i}].placement", instance.placement)
+    where = f"{path}.mig_profiles"
+    if len(gpu.mig_profiles) > MOST_PROFILES:
+        _wrong(where, f"{len(gpu.mig_profiles)} of them", f"a GPU has at most {MOST_PROFILES}")
+    _once(where, (profile.name for profile in gpu.mig_profiles))
+    for i, profile in enumerate(gpu.mig_profiles):
+        has_size = 0 <= profile.slices <= MOST_SLICES and 0 <= profile.cores <= 100
+        if not (has_size and 0 <= profile.memory <= LARGEST_MEMORY):
+            finding = f"{quoted([profile.name])} has a size that no instance has"
+            _wrong(f"{where}[{i}]", finding, "give bytes, compute slices and hundredths of the GPU")
+        if not 1 <= len(profile.name) <= 128 or not profile.name.isprintable():
+            _wrong(f"{where}[{i}].name", f"{quoted([profile.name])} is no name", "write it as 1g.10gb")
+        if len(profile.placements) > MOST_SLICES:
+            _wrong(f"{where}[{i}].placements", "too many", f"a profile has at most {MOST_SLICES}")
+        for place, placement in enumerate(profile.placements):
+            _check_placement(f"{where}[{i}].placements[{place}]", placement)
+
+
+def _check_placement(path: str, placement: MigPlacement) -> None:
+    if not (placement.start >= 0 and placement.size >= 1 and placement.start + placement.size <= MOST_SLICES):
+        finding = f"{placement.size} slices from {placement.start} on"
+        _wrong(path, finding, f"name slices of 0 to {MOST_SLICES - 1}, one at least")
+
+
+def _check_fabric(path: str, gpu: Gpu) -> None:
     for name, count in (("switch_links", gpu.switch_links), ("links_down", gpu.links_down)):
         if not 0 <= count <= MOST_FABRIC_LINKS:
-            raise InvalidField(f"{path}.{name}", f"{count} is no number of links", f"give 0 to {MOST_FABRIC_LINKS}")
+            _wrong(f"{path}.{name}", f"{count} is no number of links", f"give 0 to {MOST_FABRIC_LINKS}")
     if gpu.fabric_state and gpu.fabric_state not in FABRIC_FINDINGS:
         finding = f"{quoted([gpu.fabric_state])} is no state"
-        remedy = f"give one of {', '.join(FABRIC_FINDINGS)}"
-        raise InvalidField(f"{path}.fabric_state", finding, remedy)
+        _wrong(f"{path}.fabric_state", finding, f"give one of {', '.join(FABRIC_FINDINGS)}")

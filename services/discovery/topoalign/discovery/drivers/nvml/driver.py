@@ -10,7 +10,7 @@ values, as unhealthy; if not, it is a finding. NVML is reopened at growing inter
 """
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -22,7 +22,7 @@ import msgspec
 from topoalign.core.model.errors import DriverFault, InvalidField, quoted
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.core.model.topology.device_links import NVML_LEVEL, Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.ports import Clock, Inventory, Listener
@@ -65,6 +65,7 @@ The shortest time between two openings while a GPU fails. Opening wakes every GP
 events of the other GPUs are not received. Doubled each time after the second, up to `LONGEST_REOPEN_SECONDS`.
 """
 LONGEST_REOPEN_SECONDS = 960.0
+REMEDY = "run nvidia-smi on the node; after an update of the driver, restart what uses it"
 CONNECTIONS_SECONDS = 60.0
 """After this time the links between the same GPUs are read again."""
 
@@ -155,7 +156,7 @@ class NvmlDriver:
                 use for uuid, (_, device) in devices.items() for use in read_gpu_use(self._nvml, device, uuid, now)
             )
         except CallFailed as error:
-            raise nvml_fault(error) from error
+            raise DriverFault(f"NVML does not work: {error}", REMEDY) from error
 
     def _read(self, steps: CallProgress) -> Inventory:
         steps("a reading of /sys")
@@ -173,20 +174,45 @@ class NvmlDriver:
             self._connect({uuid: device for uuid, (_, device) in devices.items()}, judged)
         except CallFailed as error:
             self._reopen = True
-            raise nvml_fault(error) from error
-        findings += unreported_gpus(files, {each.gpu.pci for each in judged.values()}, len(devices) + len(findings))
-        inventory = msgspec.structs.replace(
-            combine_sources(files, judged, self._connections, findings), nameless=self._nameless
-        )
+            raise DriverFault(f"NVML does not work: {error}", REMEDY) from error
+        addresses_read = {each.gpu.pci for each in judged.values()}
+        silent = [gpu.pci for gpu in files.gpus if gpu.pci is not None and gpu.pci not in addresses_read]
+        reported = len(devices) + len(findings)
+        if silent and reported < len(files.gpus):
+            findings += (
+                f"NVML reports {reported} of the {len(files.gpus)} GPUs in /sys: {quoted(silent)} left out, because"
+                " another driver has them, or they are hidden from this service",
+            )
+        inventory = self._combine(files, judged, findings)
         self._last |= {gpu.id: gpu for gpu in inventory.topology.gpus}
         self._answering = frozenset(uuid for uuid, each in judged.items() if each.answers)
         self._reopen = addresses != self._addresses or self._is_reopen_due()
         return inventory
 
+    def _combine(self, files: Topology, judged: Mapping[DeviceID, Judged], findings: tuple[str, ...]) -> Inventory:
+        nvlinks = self._connections.nvlinks
+        gpus = tuple(
+            msgspec.structs.replace(
+                each.gpu, switch_links=nvlinks.to_switch.get(uuid, 0), links_down=nvlinks.down.get(uuid, 0)
+            )
+            for uuid, each in judged.items()
+        )
+        links = _combine_links(files, gpus, self._connections)
+        topology = msgspec.structs.replace(files, gpus=gpus, links=links)
+        try:
+            validate(topology)
+        except InvalidField as error:
+            raise DriverFault(f"NVML reports an impossible machine: {error.finding}", error.remedy) from error
+        health: dict[DeviceID, DeviceHealth] = {uuid: each.health for uuid, each in judged.items()}
+        return Inventory(
+            topology=topology,
+            health=health | {nic.id: nic_health(nic) for nic in files.nics},
+            findings=(*findings, *(f for each in judged.values() for f in each.findings), *nvlinks.findings),
+            awaiting_reset=frozenset(uuid for uuid, each in judged.items() if each.awaits_reset),
+            nameless=self._nameless,
+        )
+
     def _is_reopen_due(self) -> bool:
-        """
-        Whether a GPU fails, and NVML was opened long enough ago to open it again, which shows GPUs that have come back.
-        """
         self._tries *= self._failing
         pause = backoff_seconds(self._tries, REOPEN_SECONDS, LONGEST_REOPEN_SECONDS)
         anew = self._failing and self._clock.monotonic() - self._opened >= pause
@@ -194,18 +220,16 @@ class NvmlDriver:
         return anew
 
     def _note_failure(self, error: CallFailed) -> None:
-        """Notes the failure of one GPU. Raises the error if it concerns all GPUs."""
         if error.code in OF_THE_LIBRARY:
             raise error
         self._failing |= error.code != NO_PERMISSION  # opening NVML again gives no rights
 
     def _devices(self) -> tuple[dict[DeviceID, tuple[int, Handle]], tuple[str, ...]]:
-        """Returns uuid -> index and handle, and findings about GPUs that do not report a uuid."""
         devices: dict[DeviceID, tuple[int, Handle]] = {}
         findings = []
-        for index in range(self._nvml.count()):
+        for index in range(int(self._nvml.ask("nvmlDeviceGetCount"))):
             try:
-                device = self._nvml.handle(index)
+                device = self._nvml.ask("nvmlDeviceGetHandleByIndex", index)
                 uuid = self._nvml.uuid(device)
                 if not _UUID.fullmatch(uuid) or uuid in devices:
                     raise CallFailed("nvmlDeviceGetUUID", UNKNOWN, f"{quoted([uuid])} names no device, or two")
@@ -232,7 +256,6 @@ class NvmlDriver:
             )
 
     def _connect(self, devices: Mapping[DeviceID, Handle], judged: Mapping[DeviceID, Judged]) -> None:
-        """Reads the links between these GPUs if they may have changed."""
         of = tuple((uuid, each.gpu.index, each.gpu.pci) for uuid, each in judged.items())
         had = self._connections
         now = self._clock.monotonic()
@@ -245,7 +268,9 @@ class NvmlDriver:
         for uuid, device in devices.items():
             try:
                 ends[uuid] = read_ends(self._nvml, device)
-                levels |= {(uuid, peer): self._nvml.level(device, devices[peer]) for peer in ends if peer != uuid}
+                for peer in ends.keys() - {uuid}:
+                    level = self._nvml.maybe("nvmlDeviceGetTopologyCommonAncestor", device, devices[peer])
+                    levels[uuid, peer] = NVML_LEVEL.get(level)
             except CallFailed as error:
                 self._note_failure(error)
                 failing.append(f"the connections of {uuid} cannot be read: {error}")
@@ -264,46 +289,8 @@ class NvmlDriver:
         )
 
 
-def nvml_fault(error: CallFailed) -> DriverFault:
-    """Returns the fault for a call that fails for all GPUs."""
-    return DriverFault(
-        f"NVML does not work: {error}",
-        "run nvidia-smi on the node; after an update of the driver, restart what uses it",
-    )
-
-
-def unreported_gpus(files: Topology, addresses: Set[str | None], count: int) -> tuple[str, ...]:
-    """Returns a finding if NVML reports fewer GPUs (`count` in all, at `addresses`) than the machine has."""
-    silent = [gpu.pci for gpu in files.gpus if gpu.pci is not None and gpu.pci not in addresses]
-    if count >= len(files.gpus) or not silent:
-        return ()
-    return (
-        f"NVML reports {count} of the {len(files.gpus)} GPUs in /sys: {quoted(silent)} left out, because another driver"
-        " has them, or they are hidden from this service",
-    )
-
-
-def combine_sources(
-    files: Topology, judged: Mapping[DeviceID, Judged], connections: Connections, findings: tuple[str, ...]
-) -> Inventory:
-    """Returns the machine of the files with NVML's GPUs instead of theirs. Raises DriverFault for an impossible machine."""
-    gpus = tuple(connections.nvlinks.add_nvlink_counts(each.gpu) for each in judged.values())
-    topology = msgspec.structs.replace(files, gpus=gpus, links=combine_links(files, gpus, connections))
-    try:
-        validate(topology)
-    except InvalidField as error:
-        raise DriverFault(f"NVML reports an impossible machine: {error.finding}", error.remedy) from error
-    health: dict[DeviceID, DeviceHealth] = {uuid: each.health for uuid, each in judged.items()}
-    return Inventory(
-        topology=topology,
-        health=health | {nic.id: nic_health(nic) for nic in files.nics},
-        findings=(*findings, *(f for each in judged.values() for f in each.findings), *connections.nvlinks.findings),
-        awaiting_reset=frozenset(uuid for uuid, each in judged.items() if each.awaits_reset),
-    )
-
-
-def combine_links(files: Topology, gpus: tuple[Gpu, ...], connections: Connections) -> tuple[Link, ...]:
-    """Returns the links. The PCIe class of a pair of GPUs is NVML's if it reports one; all others are those of the files."""
+def _combine_links(files: Topology, gpus: tuple[Gpu, ...], connections: Connections) -> tuple[Link, ...]:
+    # the PCIe class of a pair of GPUs is NVML's if it reports one; all others are those of the files
     by_address = {gpu.pci: gpu.id for gpu in files.gpus}
     in_files = {gpu.id: by_address.get(gpu.pci, gpu.id) for gpu in gpus} | {nic.id: nic.id for nic in files.nics}
     links = []

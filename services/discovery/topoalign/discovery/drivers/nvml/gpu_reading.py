@@ -14,9 +14,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from msgspec.structs import replace
-
-from topoalign.core.model.errors import quoted
+from topoalign.core.model.errors import clean, quoted
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile
@@ -33,6 +31,7 @@ from topoalign.discovery.drivers.nvml.nvml_library import (
     CallFailed,
     Handle,
     Library,
+    sysfs_address,
 )
 from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
 
@@ -46,6 +45,8 @@ from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
 #
 # Reading is one pass per GPU and not per pair; on a slow driver the difference is half a second.
 
+NEAREST_NODE = 0
+"""NVML_AFFINITY_SCOPE_NODE."""
 
 GPU_KIND = 0
 NPU_KIND = 1
@@ -78,23 +79,19 @@ class NvLinkTable:
     down: Mapping[DeviceID, int] = field(default_factory=dict)
     """GPU -> its links that are not up."""
 
-    def add_nvlink_counts(self, gpu: Gpu) -> Gpu:
-        """Adds the numbers of its NVLinks to a GPU."""
-        return replace(gpu, switch_links=self.to_switch.get(gpu.id, 0), links_down=self.down.get(gpu.id, 0))
-
 
 def read_ends(nvml: Library, device: Handle) -> list[End]:
-    """
-    Reads the NVLinks of a GPU. Raises CallFailed.
-
-    NVML answers "invalid argument" or "not supported" for a link that the GPU does not have, so such a link is not down.
-    """
+    """Reads the NVLinks of a GPU. NVML reports an error for one that the GPU does not have. Raises CallFailed."""
     count = nvml.fields(device, (NVLINK_COUNT,)).get(NVLINK_COUNT, MOST_NVLINKS)
     ends = []
     for link in range(min(count, MOST_NVLINKS)):
-        if (enabled := nvml.nvlink_enabled(device, link)) is not None:
-            up = enabled and End(nvml.nvlink_remote(device, link), nvml.nvlink_remote_kind(device, link))
-            ends.append(up or DOWN)
+        state = nvml.number("nvmlDeviceGetNvLinkState", device, link)
+        if state is not None and state != 1:
+            ends.append(DOWN)
+        elif state is not None:
+            remote = nvml.maybe("nvmlDeviceGetNvLinkRemotePciInfo", device, link)
+            kind = nvml.number("nvmlDeviceGetNvLinkRemoteDeviceType", device, link)
+            ends.append(End(sysfs_address(remote), kind))
     return ends
 
 
@@ -126,9 +123,8 @@ def pair_ends(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceI
 
 # What a GPU in MIG mode can be divided into, and where its instances are.
 #
-# NVML counts the profiles of all architectures; a GPU has some of them. NVML reports possible and actual placements to
-# privileged users only. For other users there are no profiles, and no instance has a placement. With drivers that do not
-# name profiles there are none either.
+# NVML counts the profiles of all architectures; a GPU has some of them. Only privileged users get placements: for others
+# there are no profiles, and no instance has a placement. Drivers that do not name profiles have none either.
 #
 # Source: nvidia-ml-py 13.615.71, nvmlGpuInstanceProfileInfo_v2_t; HAMi 4707fb02 for the cores of a profile.
 
@@ -148,20 +144,20 @@ class InstanceSlices(Structure):
     _fields_ = (("start", c_uint), ("size", c_uint))
 
 
-def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[MigProfile, ...]:
-    """
-    Reads the profiles of a GPU with this much memory (bytes), in NVML's order. Empty: not reported. Raises CallFailed.
-    """
+def _read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[MigProfile, ...]:
     asked = (nvml.maybe("nvmlDeviceGetGpuInstanceProfileInfo", device, kind) for kind in range(KINDS))
     infos = [info for info in asked if info is not None]
     whole = max((int(info.multiprocessorCount) for info in infos), default=0)
     found: dict[str, MigProfile] = {}
     for info in infos:
-        places = read_placements(nvml, device, info.id)
+        slots = (InstanceSlices * MOST_PLACEMENTS)()
+        count = c_uint(MOST_PLACEMENTS)
+        answer = nvml.maybe("nvmlDeviceGetGpuInstancePossiblePlacements", device, info.id, slots, byref(count))
+        places = () if answer is None else tuple(MigPlacement(start=s.start, size=s.size) for s in slots[: count.value])
         memory = int(info.memorySizeMB) << 20
         slices = int(info.sliceCount)
         named = NAMED.search(info.name)
-        name = named[0] if named else make_profile_name(slices, slices, memory, total)
+        name = named[0] if named else _make_profile_name(slices, slices, memory, total)
         if not places or name in found:
             continue
         cores = -(-int(info.multiprocessorCount) * 100 // whole) if whole else 0
@@ -169,18 +165,7 @@ def read_profiles(nvml: Library, device: Handle, total: int | None) -> tuple[Mig
     return tuple(found.values())
 
 
-def read_placements(nvml: Library, device: Handle, profile: int) -> tuple[MigPlacement, ...]:
-    """Reads the possible placements of the profile with this id of NVML. Empty: not reported. Raises CallFailed."""
-    places = (InstanceSlices * MOST_PLACEMENTS)()
-    count = c_uint(MOST_PLACEMENTS)
-    call = "nvmlDeviceGetGpuInstancePossiblePlacements"
-    if nvml.maybe(call, device, profile, places, byref(count)) is None:
-        return ()
-    return tuple(MigPlacement(start=place.start, size=place.size) for place in places[: count.value])
-
-
-def read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlacement | None:
-    """Reads the slices of the GPU instance with this id. None: not reported. Raises CallFailed."""
+def _read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlacement | None:
     try:
         instance = nvml.maybe("nvmlDeviceGetGpuInstanceById", device, gpu_instance)
         info = None if instance is None else nvml.maybe("nvmlGpuInstanceGetInfo", instance)
@@ -191,12 +176,10 @@ def read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlace
     return None if info is None else MigPlacement(start=info.placement.start, size=info.placement.size)
 
 
-def make_profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
+def _make_profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
     """
     Returns the name of a profile that the driver does not name: `1g.10gb`, or `1c.2g.20gb` for a compute instance that is
-    smaller than its GPU instance. `memory`, `total`: bytes of the instance and of the GPU.
-
-    NVIDIA names the memory by eighths of the whole, rounded up (go-nvlib, mig_profile).
+    smaller than its GPU instance. Memory is named by eighths of the whole, rounded up (go-nvlib, mig_profile).
     """
     gib = 1 << 30
     whole = -(-(total or memory) // gib)
@@ -218,8 +201,8 @@ CONFIGURED = 1
 """The largest value of the field INCORRECT_CONFIGURATION that is no error; 0 is not supported."""
 
 
-def joined_fabric(info: Any) -> Fabric | None:
-    """Returns the NVLink domain of a GPU. None: no domain, or one within the node, whose cluster is all zeros."""
+def _joined_fabric(info: Any) -> Fabric | None:
+    # the cluster of a domain within the node is all zeros
     if info is None or info.state != COMPLETED or info.status != 0 or not any(info.clusterUuid):
         return None
     return Fabric(cluster=str(UUID(bytes=bytes(info.clusterUuid))), clique=int(info.cliqueId))
@@ -252,7 +235,7 @@ RESETS = {1, 2, 4}
 """Recovery actions that end with a reset."""
 
 MOST_READS = 4
-"""Attempts to read the MIG instances of a GPU. If they change during each attempt, the last one counts."""
+"""Attempts to read the MIG instances of a GPU. If they change during each, the last one counts."""
 _INSTANCE = re.compile(r"[A-Za-z0-9_.:/-]{1,96}")
 
 
@@ -272,32 +255,31 @@ Profiles = dict[DeviceID, tuple[MigProfile, ...]]
 
 
 def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: Topology, profiles: Profiles) -> Judged:
-    """
-    Reads a GPU without its NVLinks. `profiles`: the known ones, to which those of this GPU are added. Raises CallFailed if
-    the GPU fails.
-    """
-    address = nvml.pci(device)
+    """Reads a GPU without its NVLinks, and adds its profiles to the known ones. Raises CallFailed."""
+    address = sysfs_address(nvml.maybe("nvmlDeviceGetPciInfo", device))
     seen = next((gpu for gpu in files.gpus if address is not None and gpu.pci == address), Gpu(id=uuid, index=index))
     nodes = set(files.node_ids)
     cpus = {cpu.id for cpu in files.cpus}
-    memory = nvml.memory(device)
-    memory_node = nvml.memory_node(device)
-    mig, mig_findings = read_mig(nvml, device, memory) if nvml.mig_enabled(device) else (None, ())
+    size = nvml.maybe("nvmlDeviceGetMemoryInfo", device)
+    memory = None if size is None else int(size.total)
+    memory_node = nvml.number("nvmlDeviceGetNumaNodeId", device)
+    mig, mig_findings = _read_mig(nvml, device, memory) if nvml.mig_enabled(device) else (None, ())
     if mig is not None and uuid not in profiles:
-        profiles[uuid] = read_profiles(nvml, device, memory)
+        profiles[uuid] = _read_profiles(nvml, device, memory)
     fabric = nvml.fabric(device)
     gpu = Gpu(
         id=uuid,
         index=index,
-        name=nvml.name(device),
-        minor=nvml.minor(device),
+        name=clean(nvml.maybe("nvmlDeviceGetName", device) or ""),
+        minor=nvml.number("nvmlDeviceGetMinorNumber", device),
         pci=address,
         bridge=seen.bridge,
         memory=memory if memory is not None and memory <= LARGEST_MEMORY else seen.memory,
-        cpu_affinity=keep_known_ids(cpus, nvml.cpu_affinity(device, max(cpus, default=0))) or seen.cpu_affinity,
-        numa_affinity=seen.numa_affinity or keep_known_ids(nodes, nvml.memory_affinity(device, max(nodes, default=0))),
+        cpu_affinity=_read_affinity(nvml, cpus, "nvmlDeviceGetCpuAffinity", device) or seen.cpu_affinity,
+        numa_affinity=seen.numa_affinity
+        or _read_affinity(nvml, nodes, "nvmlDeviceGetMemoryAffinity", device, NEAREST_NODE),
         memory_node=memory_node if memory_node in nodes else seen.memory_node,
-        fabric=joined_fabric(fabric),
+        fabric=_joined_fabric(fabric),
         fabric_state=fabric_state(fabric),
         mig=mig,
         mig_profiles=profiles[uuid] if mig is not None else (),
@@ -306,9 +288,12 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
     return Judged(gpu, health, (*mig_findings, *findings), awaits_reset)
 
 
-def keep_known_ids(known: Collection[int], ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the ids that the machine has."""
-    return tuple(i for i in ids if i in known)
+def _read_affinity(
+    nvml: Library, known: Collection[int], function: str, device: Handle, *scope: int
+) -> tuple[int, ...]:
+    """Reads a mask of 64-bit words, the lowest first; of the ids in it those that the machine has. Raises CallFailed."""
+    words = nvml.maybe(function, device, max(known, default=0) // 64 + 1, *scope)
+    return () if words is None else tuple(i for i in sorted(known) if words[i // 64] >> i % 64 & 1)
 
 
 def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tuple[str, ...], bool]:
@@ -320,36 +305,27 @@ def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tupl
     findings = (f"GPU {index} has memory rows to remap at its next reset",) if fields.get(REMAPPING_PENDING) else ()
     action = fields.get(RECOVERY_ACTION, 0)
     if action:
-        return (
-            unhealthy(RECOVERY.get(action, f"the driver asks for recovery action {action}")),
-            findings,
-            action in RESETS,
-        )
+        reason = RECOVERY.get(action, f"the driver asks for recovery action {action}")
+        return unhealthy(reason), findings, action in RESETS
     if fields.get(REMAPPING_FAILED):
         return unhealthy("a defective memory row could not be remapped"), findings, False
     return HEALTHY, findings, False
 
 
-def read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
-    """
-    Reads the MIG instances of a GPU with this much memory, and findings about them. Raises CallFailed.
-
-    NVML may renumber the instances when one is destroyed, and handles may then name other instances (nvml.h,
-    nvmlDeviceGetMigDeviceHandleByIndex). If the instances change during a reading, they are read again, at most `MOST_READS`
-    times.
-    """
-    uuids = uuid_by_index(nvml, device)
+def _read_mig(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
+    # NVML may renumber the instances when one is destroyed, and handles may then name other instances (nvml.h,
+    # nvmlDeviceGetMigDeviceHandleByIndex). So they are read again if they have changed meanwhile.
+    uuids = _uuid_by_index(nvml, device)
     for _ in range(MOST_READS):
-        found = read_instances(nvml, device, total)
+        found = _read_instances(nvml, device, total)
         before = uuids
-        uuids = uuid_by_index(nvml, device)
+        uuids = _uuid_by_index(nvml, device)
         if uuids == before:
             break
     return found
 
 
-def uuid_by_index(nvml: Library, device: Handle) -> dict[int, str]:
-    """Reads the uuids of the MIG instances of a GPU, by index. Instances without one are left out. Raises CallFailed."""
+def _uuid_by_index(nvml: Library, device: Handle) -> dict[int, str]:
     found = {}
     for index, handle in nvml.mig_handles(device).items():
         try:
@@ -360,13 +336,12 @@ def uuid_by_index(nvml: Library, device: Handle) -> dict[int, str]:
     return found
 
 
-def read_instances(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
-    """Reads the MIG instances once."""
+def _read_instances(nvml: Library, device: Handle, total: int | None) -> tuple[tuple[MigDevice, ...], tuple[str, ...]]:
     instances: list[MigDevice] = []
     findings = []
     for index, handle in nvml.mig_handles(device).items():
         try:
-            instance = read_instance(nvml, device, index, handle, total)
+            instance = _read_instance(nvml, device, index, handle, total)
             if not _INSTANCE.fullmatch(instance.uuid) or instance.uuid in {other.uuid for other in instances}:
                 findings.append(f"a MIG instance is left out: {quoted([instance.uuid])} names no device, or two")
             else:
@@ -378,17 +353,18 @@ def read_instances(nvml: Library, device: Handle, total: int | None) -> tuple[tu
     return tuple(sorted(instances, key=lambda mig: (mig.gpu_instance, mig.compute_instance))), tuple(findings)
 
 
-def read_instance(nvml: Library, device: Handle, index: int, handle: Handle, total: int | None) -> MigDevice:
-    """Reads one MIG instance. `total`: bytes of the whole GPU's memory. Raises CallFailed."""
-    size = nvml.mig_size(handle)
-    gpu_instance, compute_instance = nvml.mig_ids(handle)
-    named = NAMED.search(size.name)
+def _read_instance(nvml: Library, device: Handle, index: int, handle: Handle, total: int | None) -> MigDevice:
+    size = nvml.ask("nvmlDeviceGetAttributes", handle)
+    memory = int(size.memorySizeMB) << 20
+    named = NAMED.search(nvml.maybe("nvmlDeviceGetName", handle) or "")
+    slices = int(size.gpuInstanceSliceCount), int(size.computeInstanceSliceCount)
+    gpu_instance = int(nvml.ask("nvmlDeviceGetGpuInstanceId", handle))
     return MigDevice(
         uuid=DeviceID(nvml.uuid(handle)),
-        profile=named[0] if named else make_profile_name(size.gpu_slices, size.compute_slices, size.memory, total),
+        profile=named[0] if named else _make_profile_name(*slices, memory, total),
         gpu_instance=gpu_instance,
-        compute_instance=compute_instance,
-        memory=size.memory,
+        compute_instance=int(nvml.ask("nvmlDeviceGetComputeInstanceId", handle)),
+        memory=memory,
         index=index,
-        placement=read_placement(nvml, device, gpu_instance),
+        placement=_read_placement(nvml, device, gpu_instance),
     )

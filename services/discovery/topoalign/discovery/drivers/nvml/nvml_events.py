@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import structlog
@@ -36,7 +36,6 @@ from topoalign.discovery.drivers.nvml.nvml_library import (
     CallFailed,
     Handle,
     Library,
-    NvmlEvent,
     address_of,
 )
 from topoalign.runtime.clock import backoff_seconds
@@ -51,6 +50,9 @@ KINDS: Final = {
     0x8000: Occurrence.CHANGED,  # the driver asks for another recovery action than before
 }
 """nvmlEventType…, as bits."""
+
+WHOLE_GPU = 0xFFFFFFFF
+"""In place of the ids of a MIG instance."""
 
 NO_EVENTS = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
 """Codes of a wait that mean: this driver or user has no events."""
@@ -164,7 +166,7 @@ class EventSets:
 
     def _register(self, gpus: frozenset[DeviceID]) -> None:
         """Registers the GPUs in a new set; meanwhile the old set receives events. Raises CallFailed if it fails for all."""
-        events = self._nvml.event_set()
+        events = self._nvml.maybe("nvmlEventSetCreate")
         try:
             names, silent = self._register_gpus(gpus, events) if events is not None else ({}, frozenset[DeviceID]())
         except CallFailed:
@@ -192,15 +194,16 @@ class EventSets:
     def _register_gpus(
         self, gpus: frozenset[DeviceID], events: Handle
     ) -> tuple[dict[int | None, DeviceID], frozenset[DeviceID]]:
-        """Registers GPUs. Returns the registered ones by the addresses of their handles, and those that failed."""
+        # the registered GPUs by the addresses of their handles, and those that failed
         names: dict[int | None, DeviceID] = {}
         without_events: set[DeviceID] = set()
         errors: list[CallFailed] = []
-        for index in range(self._nvml.count()):
+        for index in range(int(self._nvml.ask("nvmlDeviceGetCount"))):
             try:
-                device = self._nvml.handle(index)
+                device = self._nvml.ask("nvmlDeviceGetHandleByIndex", index)
                 uuid = DeviceID(self._nvml.uuid(device))
-                kinds = self._nvml.event_kinds(device) & sum(KINDS) if uuid in gpus else 0
+                reported = self._nvml.number("nvmlDeviceGetSupportedEventTypes", device) if uuid in gpus else None
+                kinds = (reported or 0) & sum(KINDS)
                 if kinds and self._nvml.register(device, kinds, events):
                     names[address_of(device)] = uuid
                 else:
@@ -222,24 +225,21 @@ class EventSets:
         event = self._nvml.wait(self._set, int(WAIT_SECONDS * 1000))
         return self._decode(event) if event is not None else None
 
-    def _decode(self, event: NvmlEvent) -> HardwareEvent | None:
-        """Decodes an event; None for a kind that was not requested."""
-        kind = KINDS.get(event.kind)
-        if kind is None:
+    def _decode(self, event: Any) -> HardwareEvent | None:
+        kind = KINDS.get(int(event.eventType))
+        if kind is None:  # it was not requested
             return None
+        gpu = self._names.get(address_of(event.device))
+        if gpu is None:
+            with suppress(CallFailed):
+                gpu = DeviceID(self._nvml.uuid(event.device))
         return HardwareEvent(
             kind=kind,
-            gpu=self._names.get(address_of(event.device)) or self._name(event),
-            xid=event.data if kind is Occurrence.XID else None,
-            gpu_instance=event.gpu_instance,
-            compute_instance=event.compute_instance,
+            gpu=gpu,
+            xid=int(event.eventData) if kind is Occurrence.XID else None,
+            gpu_instance=None if event.gpuInstanceId == WHOLE_GPU else int(event.gpuInstanceId),
+            compute_instance=None if event.computeInstanceId == WHOLE_GPU else int(event.computeInstanceId),
         )
-
-    def _name(self, event: NvmlEvent) -> DeviceID | None:
-        try:
-            return DeviceID(self._nvml.uuid(event.device))
-        except CallFailed:
-            return None
 
     def close(self) -> None:
         """Close NVML here; `wait` needs new registrations after that."""

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import byref, c_void_p, cast
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from topoalign.core.model.errors import DriverFault, clean
-from topoalign.core.model.topology.device_links import NVML_LEVEL, PcieClass
 from topoalign.runtime.driver_thread import CallProgress
 
 # Return codes of NVML calls (nvmlReturn_t, as in nvidia-ml-py 13.615.71), and whether a code concerns one GPU or all.
@@ -61,8 +60,6 @@ Handle = Any
 
 INIT_WITHOUT_GPUS = 1
 """NVML_INIT_FLAG_NO_GPUS: NVML opens also on a node whose only GPU is lost."""
-NEAREST_NODE = 0
-"""NVML_AFFINITY_SCOPE_NODE."""
 MOST_NVLINKS = 36
 """NVML_NVLINK_MAX_LINKS: used if the driver does not report the number of links."""
 
@@ -72,8 +69,6 @@ REMAPPING_FAILED = 145
 RECOVERY_ACTION = 230
 """NVML_FI_DEV_…, for `fields`."""
 
-WHOLE_GPU = 0xFFFFFFFF
-"""In place of the ids of a MIG instance."""
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Of the union nvmlValue_t, by nvmlValueType_t."""
 
@@ -84,28 +79,6 @@ class CallFailed(Exception):
     def __init__(self, call: str, code: int, meaning: str) -> None:
         super().__init__(f"{call}: {clean(meaning, 200)}")
         self.code = code
-
-
-class MigInstance(NamedTuple):
-    """The size of a MIG instance as NVML reports it."""
-
-    name: str
-    gpu_slices: int
-    compute_slices: int
-    memory: int
-    """Bytes."""
-
-
-class NvmlEvent(NamedTuple):
-    """An event of an event set."""
-
-    device: Handle
-    kind: int
-    """One bit of those asked for."""
-    data: int
-    """Of an XID event the XID, 999 if it is not known."""
-    gpu_instance: int | None
-    compute_instance: int | None
 
 
 class Library:
@@ -139,47 +112,9 @@ class Library:
             with suppress(CallFailed):
                 self._call(pynvml, "nvmlShutdown")
 
-    def count(self) -> int:
-        """The number of GPUs."""
-        return int(self.ask("nvmlDeviceGetCount"))
-
-    def handle(self, index: int) -> Handle:
-        """The handle of the GPU with this NVML index."""
-        return self.ask("nvmlDeviceGetHandleByIndex", index)
-
     def uuid(self, device: Handle) -> str:
         """The uuid of a GPU or MIG instance."""
         return str(self.ask("nvmlDeviceGetUUID", device))
-
-    def name(self, device: Handle) -> str:
-        """The product name; "" if it is not reported."""
-        return clean(self.maybe("nvmlDeviceGetName", device) or "")
-
-    def minor(self, device: Handle) -> int | None:
-        """The number in /dev/nvidia<minor>."""
-        return self._number("nvmlDeviceGetMinorNumber", device)
-
-    def pci(self, device: Handle) -> str | None:
-        """As sysfs writes addresses."""
-        info = self.maybe("nvmlDeviceGetPciInfo", device)
-        return None if info is None else sysfs_address(info.busId)
-
-    def memory(self, device: Handle) -> int | None:
-        """Bytes."""
-        info = self.maybe("nvmlDeviceGetMemoryInfo", device)
-        return None if info is None else int(info.total)
-
-    def cpu_affinity(self, device: Handle, largest: int) -> tuple[int, ...]:
-        """The nearest CPUs up to this id; empty if not reported."""
-        return ids_in(self.maybe("nvmlDeviceGetCpuAffinity", device, largest // 64 + 1))
-
-    def memory_affinity(self, device: Handle, largest: int) -> tuple[int, ...]:
-        """The nearest NUMA nodes up to this id; empty if not reported."""
-        return ids_in(self.maybe("nvmlDeviceGetMemoryAffinity", device, largest // 64 + 1, NEAREST_NODE))
-
-    def memory_node(self, device: Handle) -> int | None:
-        """The NUMA node that the GPU's own memory is, on coherent platforms."""
-        return self._number("nvmlDeviceGetNumaNodeId", device)
 
     def fields(self, device: Handle, wanted: Sequence[int]) -> dict[int, int]:
         """Reads these fields; those that the GPU does not have are left out."""
@@ -202,24 +137,6 @@ class Library:
                 return None
         return info
 
-    def level(self, a: Handle, b: Handle) -> PcieClass | None:
-        """The PCIe class of a pair of GPUs."""
-        return NVML_LEVEL.get(self.maybe("nvmlDeviceGetTopologyCommonAncestor", a, b))
-
-    def nvlink_enabled(self, device: Handle, link: int) -> bool | None:
-        """Whether a link is enabled; None where the GPU has no such link."""
-        state = self._number("nvmlDeviceGetNvLinkState", device, link)
-        return None if state is None else state == 1
-
-    def nvlink_remote(self, device: Handle, link: int) -> str | None:
-        """PCI address at the other end."""
-        info = self.maybe("nvmlDeviceGetNvLinkRemotePciInfo", device, link)
-        return None if info is None else sysfs_address(info.busId)
-
-    def nvlink_remote_kind(self, device: Handle, link: int) -> int | None:
-        """nvmlIntNvLinkDeviceType_t: 0 GPU, 1 NPU, 2 switch, 255 unknown."""
-        return self._number("nvmlDeviceGetNvLinkRemoteDeviceType", device, link)
-
     def mig_enabled(self, device: Handle) -> bool:
         """Whether MIG mode is on now."""
         modes = self.maybe("nvmlDeviceGetMigMode", device)
@@ -228,37 +145,13 @@ class Library:
     def mig_handles(self, device: Handle) -> dict[int, Handle]:
         """Handles of MIG instances by their index on the GPU, which may have gaps."""
         handles = {}
-        for slot in range(self._number("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
+        for slot in range(self.number("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
             try:
                 handles[slot] = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot)
             except CallFailed as error:
                 if error.code not in {NOT_FOUND, *UNREPORTED}:
                     raise
         return handles
-
-    def mig_ids(self, instance: Handle) -> tuple[int, int]:
-        """Of the GPU instance and the compute instance."""
-        gpu = "nvmlDeviceGetGpuInstanceId"
-        compute = "nvmlDeviceGetComputeInstanceId"
-        return int(self.ask(gpu, instance)), int(self.ask(compute, instance))
-
-    def mig_size(self, instance: Handle) -> MigInstance:
-        """The slices and the memory, in bytes, of a MIG instance."""
-        size = self.ask("nvmlDeviceGetAttributes", instance)
-        return MigInstance(
-            name=self.name(instance),
-            gpu_slices=int(size.gpuInstanceSliceCount),
-            compute_slices=int(size.computeInstanceSliceCount),
-            memory=int(size.memorySizeMB) << 20,
-        )
-
-    def event_kinds(self, device: Handle) -> int:
-        """The kinds of events that a GPU can report, as bits; 0 where it reports none."""
-        return self._number("nvmlDeviceGetSupportedEventTypes", device) or 0
-
-    def event_set(self) -> Handle | None:
-        """A new set to wait on; None where the driver has no events."""
-        return self.maybe("nvmlEventSetCreate")
 
     def register(self, device: Handle, kinds: int, events: Handle) -> bool:
         """Adds a GPU's events of these kinds to a set. Returns False if the GPU does not report any."""
@@ -270,23 +163,22 @@ class Library:
             raise
         return True
 
-    def wait(self, events: Handle, milliseconds: int) -> NvmlEvent | None:
-        """The next event of a set, None if there is none for so long. Raises CallFailed."""
+    def wait(self, events: Handle, milliseconds: int) -> Any:
+        """The next nvmlEventData_t of a set, None if there is none for so long. Raises CallFailed."""
         try:
-            data = self.ask("nvmlEventSetWait_v2", events, milliseconds)
+            return self.ask("nvmlEventSetWait_v2", events, milliseconds)
         except CallFailed as error:
             if error.code == TIMEOUT:
                 return None
             raise
-        gpu, compute = (None if i == WHOLE_GPU else int(i) for i in (data.gpuInstanceId, data.computeInstanceId))
-        return NvmlEvent(data.device, int(data.eventType), int(data.eventData), gpu, compute)
 
     def free(self, events: Handle) -> None:
         """Frees a set. Never fails, because NVML may no longer answer."""
         with suppress(CallFailed):
             self.ask("nvmlEventSetFree", events)
 
-    def _number(self, function: str, *arguments: object) -> int | None:
+    def number(self, function: str, *arguments: object) -> int | None:
+        """As `maybe`, for a number."""
         value = self.maybe(function, *arguments)
         return None if value is None else int(value)
 
@@ -321,16 +213,12 @@ def address_of(device: Handle) -> int | None:
     return cast(device, c_void_p).value
 
 
-def sysfs_address(bus_id: bytes | str) -> str | None:
-    """Converts `00000000:1B:00.0` to the form of sysfs, `0000:1b:00.0`. None if it is no address."""
+def sysfs_address(info: Any) -> str | None:
+    """The `00000000:1B:00.0` of an nvmlPciInfo_t in the form of sysfs, `0000:1b:00.0`. None: not reported."""
+    bus_id = info.busId if info is not None else ""
     text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id
     domain, colon, rest = text.lower().partition(":")
     try:
         return f"{int(domain, 16):04x}:{rest}" if colon else None
     except ValueError:
         return None
-
-
-def ids_in(words: Sequence[int] | None) -> tuple[int, ...]:
-    """The bits that are set in a mask of 64-bit words, the lowest word first."""
-    return tuple(64 * i + bit for i, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)

@@ -43,6 +43,8 @@ LEAST_PER_COMMA = 16
 class TooManyNodes(InvalidField):
     """Raised for a call with more nodes than a cluster has."""
 
+    code = "InvalidField"
+
     def __init__(self, field: str) -> None:
         super().__init__(field, f"more than {MOST_NODES} nodes", "send those of the cluster, as kube-scheduler does")
 
