@@ -157,10 +157,7 @@ class Fold:
         return True
 
     def _confirm_by_snapshot(self, believed: Believed, event: LedgerFact) -> bool:
-        """
-        Folds a snapshot that confirms an unconfirmed node. Returns whether this event is one. As long as the allocator has
-        not answered, any later snapshot is.
-        """
+        """Folds a snapshot that confirms an unconfirmed node; any later one until the allocator has answered."""
         had = believed.state
         confirmed = believed.confirmed
         place = (event.epoch, event.seq)
@@ -236,10 +233,7 @@ class Fold:
         self.duplicate_agents[event.node] = STEADY
 
     def mark_unconfirmed(self, node: NodeName, confirmed: Place | None) -> None:
-        """
-        Marks a node of which a false fact was believed. `confirmed`: epoch and seq that its allocator confirms, if
-        known.
-        """
+        """A false fact of the node was believed. `confirmed`: epoch and seq that its allocator confirms, if known."""
         believed = self.of(node)
         believed.unconfirmed = True
         believed.confirmed = confirmed

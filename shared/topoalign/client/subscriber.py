@@ -295,11 +295,7 @@ class Client:
     async def _end_after(
         self, received: Received | None, stream: Stream, subject: str, position: int, newest: int
     ) -> int | None:
-        """
-        The position where the past ends now, if the stream went back after `position`, else None.
-
-        A stream has gone back if a position comes a second time, or if the past does not come and is shorter than it was.
-        """
+        """The end of the past if the stream went back (a position came twice, or the past is shorter now), else None."""
         back = received is not None and received.position <= position
         if not back and (received is not None or position >= newest):
             return None
@@ -310,8 +306,8 @@ class Client:
         self, messages: AsyncIterator[Received], position: int, newest: int, *, patient: bool = True
     ) -> Sequence[Received | None]:
         """
-        The next message after `position`, or several of the past, which are already there. Returns `[None]` when it is time
-        to request again what did not come. `patient`: wait without limit once the past has come.
+        The next message after `position`, or several of the past. `[None]`: it is time to request again what did not come.
+        `patient`: wait without limit once the past has come.
         """
         if patient and position >= newest:
             return [await anext(messages)]

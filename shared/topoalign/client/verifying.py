@@ -239,10 +239,7 @@ class Verifier:
 
 
 async def writer_position_of(bus: Bus, node: NodeName, within: float) -> WriterPosition:
-    """
-    The position that the allocator of a node confirms; an empty one if it refuses the question. Raises Unavailable if it
-    does not answer within so many seconds.
-    """
+    """The position that a node's allocator confirms; an empty one if it refuses. Raises Unavailable without an answer."""
     question = msgspec.json.encode(AliveRequest(node=node))
     try:
         answer = await bus.ask(wire.admission_subject(node, "alive"), question, within)

@@ -43,9 +43,7 @@ class Base(NamedTuple):
 def gpu_bases(
     topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: Findings
 ) -> list[Base]:
-    """
-    Lists whole GPUs and MIG instances in the hardware's order; `before` are those offered under the same configuration.
-    """
+    """Whole GPUs and MIG instances in the hardware's order. `before`: offered under the same configuration."""
     resources = configuration.resources
     strategy = configuration.flags.mig_strategy
     gpus = list(chosen_gpus(topology, resources.gpus, findings))

@@ -257,9 +257,7 @@ MOST_CLIENTS = 48
 
 
 def check_mps(found: Configuration) -> None:
-    """
-    Raises InvalidField for what MPS cannot share, as NVIDIA's device plugin v0.20.0 does, and for a second strategy.
-    """
+    """Raises InvalidField for what MPS cannot share (NVIDIA's device plugin v0.20.0), and for a second strategy."""
     mps = found.sharing.mps
     if not mps.resources:
         return
@@ -415,10 +413,7 @@ def check_slot_limiter(found: Configuration) -> None:
 
 
 def check_slot_resources(sharing: SharingSection, others: Collection[str]) -> None:
-    """
-    Raises InvalidField for a resource of amounts that is another one as well. `others`: all that GPUs and NICs may be
-    offered as, but MIG instances.
-    """
+    """Raises InvalidField for a resource of amounts that is another one, too. `others`: of GPUs and NICs."""
     if sharing.slots is None:
         return
     seen = {*others, sharing.slots.name}

@@ -51,10 +51,7 @@ class Wrapped(NamedTuple):
 
 
 def configurations(raw: bytes, path: Path) -> list[Wrapped]:
-    """
-    The configurations in a file, in its order, at least one. Raises InvalidDocument for a file that cannot be read, and
-    InvalidField for an object of Kubernetes that holds none.
-    """
+    """The configurations in a file, at least one, in its order. Raises InvalidDocument, and InvalidField for none."""
     parts = configuration_file.mappings_in(raw, str(path))
     found = files(parts, str(path))
     if found:

@@ -68,9 +68,7 @@ class ConfigurationFile:
                 await self.look(asked=True)
 
     async def look(self, *, asked: bool = False) -> bool:
-        """
-        Reads the file. Returns whether another configuration came into use. Logs a known refusal again only if `asked`.
-        """
+        """Reads the file. Returns whether another configuration came into use. `asked`: logs a known refusal again."""
         if self.path is None:
             return False
         async with self._looking:
@@ -130,10 +128,7 @@ def file_named(environment: Mapping[str, str]) -> Path | None:
 
 
 def read_first(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Loaded]:
-    """
-    The file, what it holds and what that means. Raises as `content` and `parse_configuration`; a wrong field's file is
-    named.
-    """
+    """The file, its content and its configuration. Raises as `content_of` and `parse_configuration`."""
     path = file_named(environment)
     content = content_of(path) if path is not None else b""
     try:

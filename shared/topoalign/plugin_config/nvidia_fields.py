@@ -146,10 +146,7 @@ def rename_fields(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_nvidia_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """
-    The document without the fields that are only NVIDIA's, and of those that have no effect why. Raises InvalidField for one
-    that cannot be met.
-    """
+    """The document without NVIDIA's own fields, and why some have no effect. Raises InvalidField for an unmet one."""
     strategy = value_at(document, "flags.plugin.deviceListStrategy")
     if isinstance(strategy, str):
         document = with_value(document, "flags.plugin.deviceListStrategy", [strategy])

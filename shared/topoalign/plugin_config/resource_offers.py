@@ -167,10 +167,7 @@ def offer_units(topology: Topology, gpus: Sequence[Base], sharing: SharingSectio
 
 
 def offer_slots(topology: Topology, gpus: Sequence[Base], configuration: Configuration, findings: Findings) -> Terms:
-    """
-    Device of the resource that is in slots -> how it is offered: not at all where it has no slots (`why_no_slots`), for its
-    resource has slots alone.
-    """
+    """Device of the resource that is in slots -> how it is offered; not at all where it has no slots (`why_no_slots`)."""
     sharing = configuration.sharing
     strategy = configuration.flags.mig_strategy
     slots = sharing.slots

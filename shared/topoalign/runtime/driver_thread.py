@@ -60,10 +60,7 @@ class DriverThread:
         self._under_way: tuple[CallProgress, Future[Any]] | None = None
 
     async def run(self, work: Callable[[CallProgress], T]) -> T:
-        """
-        The work's result. Raises what it raises, and DriverFault if a call of it, or of earlier work, does not end, or where
-        there is no thread or no memory for it.
-        """
+        """The work's result. Raises what it raises, and DriverFault for a call that does not end, or without a thread."""
         while self._under_way is not None:
             await self._outlast(*self._under_way)
         steps = CallProgress(self._clock)

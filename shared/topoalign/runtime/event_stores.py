@@ -169,8 +169,8 @@ def store_of(message: Message) -> Stream:
 
 def store_of_batch(messages: Sequence[Message]) -> Stream:
     """
-    The stream that stores these messages as one atomic batch. Raises BusRefused as `store_of` does, and if it is not one
-    stream that takes batches, if there are too many or none, or two have the same subject.
+    The stream that stores these messages as one atomic batch. Raises BusRefused unless it is one stream that takes batches,
+    and the messages are few enough and each of another subject.
     """
     streams = {store_of(message) for message in messages}
     subjects = {message.subject for message in messages}
@@ -286,10 +286,7 @@ def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) ->
 
 
 def store_error(what: str, refusal: StoreRefusal) -> BusRefused | BusUnavailable:
-    """
-    The error for NATS' answer. 503 without a full store comes from a cluster that elects a leader, and passes by
-    itself.
-    """
+    """The error for NATS' answer. A cluster that elects a leader answers 503, which passes by itself."""
     text = clean(refusal.description or f"error {refusal.code}", 200)
     if refusal.code in (408, 503) and refusal.err_code not in (10023, NO_JETSTREAM):
         return BusUnavailable(f"{what}: NATS reports {text!r} ({refusal.err_code})")

@@ -55,8 +55,7 @@ class HttpServer(uvicorn.Server):
     """
     uvicorn as one task among others: the runner handles signals, and the start is reported.
 
-    After `stop`, it ends as soon as all answers are sent. uvicorn's own server checks ten times a second whether it is to
-    end, so it needs at least a tenth of a second.
+    After `stop` it ends as soon as all answers are sent. uvicorn's own server looks ten times a second whether it is to end.
     """
 
     def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
@@ -181,11 +180,7 @@ async def exit_when_cancelled(server: HttpServer) -> None:
 
 
 def listen_on_port(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.socket:
-    """
-    A listening TCP socket; port 0 picks a free one. `settings`: how the names of the settings of host and port begin.
-
-    Raises AddressInUse if the address cannot be used.
-    """
+    """A listening TCP socket; port 0: any. `settings`: how the names of its settings begin. Raises AddressInUse."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         dual = family is socket.AF_INET6  # `::` is every address, those of IPv4 too

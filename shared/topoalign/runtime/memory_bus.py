@@ -43,10 +43,7 @@ class Log:
         """Subject -> its newest message that is kept."""
 
     def append(self, message: Message) -> int:
-        """
-        Store a message and return its position, or that of an equal message with its id.
-        Raises IdTaken if another message has the id.
-        """
+        """Stores a message. Returns its position, or that of an equal message with its id. Raises IdTaken."""
         name = message.headers.get("Nats-Msg-Id")
         if name is not None and name in self._ids:
             position = self._ids[name]
@@ -65,8 +62,8 @@ class Log:
 
     def check_expected(self, message: Message, expected: int) -> int | None:
         """
-        None if the newest message of the subject has this position, so that this one may be stored. If this message was
-        stored after it: where. Else raises BusConflict.
+        None: the newest message of the subject has this position. Else the position of this message, if it was stored after
+        that. Raises BusConflict.
         """
         newest = self.newest.get(message.subject)
         if (newest.position if newest is not None else 0) == expected:

@@ -173,10 +173,7 @@ def format_list_block(name: str, entries: Iterable[str]) -> Iterator[str]:
 
 
 def format_service_export(subject: str, to: Iterable[str] = (), *, stream: bool = False) -> str:
-    """
-    Formats the export of a subject whose requests this account answers. `to`: the accounts that may import it; none
-    stands for all.
-    """
+    """The export of a subject whose requests this account answers. `to`: who may import it; empty: all."""
     allowed = f", accounts: {json.dumps([*to])}" if to else ""
     return f"{{ service: {json.dumps(subject)}{', response_type: stream' if stream else ''}{allowed} }}"
 

@@ -63,10 +63,8 @@ async def run_services(
     Runs these services until SIGTERM, SIGINT or cancellation; calls `ready` once all of them serve.
 
     `bus` None connects to NATS by the settings. `signals` False is for services that are a part of a program
-    (`runtime.shutdown`): only cancellation ends them, and SIGHUP then does not read files again.
-
-    Raises InvalidField, NotFound for a service that is not installed, ServiceFailed for one that does not start,
-    AddressInUse, StoppedUnasked for what ends although no signal came, and whatever error ended a service.
+    (`runtime.shutdown`): only cancellation ends them. Raises InvalidField, NotFound for a service that is not installed,
+    ServiceFailed, AddressInUse, StoppedUnasked, and whatever error ended a service.
     """
     await serve_all(load_services(names), environment, bus=bus, ready=ready, signals=signals)
 
@@ -181,9 +179,7 @@ async def start_service(tasks: TaskGroup, name: str, serve: Serve, context: Cont
 
 @contextmanager
 def reload_on_signal(reload: Reload) -> Iterator[None]:
-    """
-    Handles SIGHUP as a request to reload, until the end: a SIGHUP together with SIGTERM must not end the process early.
-    """
+    """Handles SIGHUP as a request to reload, until the end: together with SIGTERM it must not end the process early."""
     loop = asyncio.get_running_loop()
 
     def asked(number: int, frame: FrameType | None) -> None:

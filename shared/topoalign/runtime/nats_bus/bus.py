@@ -174,11 +174,7 @@ class NatsBus:
         return self._connection
 
     async def keep_connected(self, strict: bool) -> None:
-        """
-        Runs as long as the bus. `strict` raises BusRefused for as long as there was no connection yet.
-
-        Later a refusal is treated like a loss, since a server may be set up again at any time: logged once, and tried again.
-        """
+        """Runs as long as the bus. `strict` raises BusRefused for as long as there was no connection yet."""
         failures = 0
         logged: set[str] = set()
         """Findings since the last connection. If a name has several addresses, their findings alternate."""
@@ -303,10 +299,8 @@ NAME = "topoalign-stores"
 
 async def apply_stores(url: str, access: Access = Access(), replicas: int | None = None) -> list[str]:  # noqa: B008  # frozen
     """
-    The administrative step: creates missing stores at a server and changes those that differ. Returns a line for each
-    change.
-
-    Raises the errors of `event_stores.create_or_change_stores` and `open_connection`.
+    The administrative step: creates missing stores and changes those that differ. Returns a line for each change. Raises as
+    `event_stores.create_or_change_stores` and `open_connection`.
     """
     connection = await open_connection(split_addresses(url), NAME, access)
     try:

@@ -136,10 +136,7 @@ class NatsConnection:
         headers: Mapping[str, str] | None = None,
         accept: Accept = anything,
     ) -> Delivered:
-        """
-        The first answer that `accept` takes. Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused without
-        permission or for its size.
-        """
+        """The answer to a question. Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused."""
         if not self.fits(body, headers):
             raise BusRefused(
                 f"a message of {len(body)} bytes on {clean(subject, 200)} is more than the server's "
@@ -206,10 +203,7 @@ class NatsConnection:
     async def subscribe(
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
     ) -> Subscription:
-        """
-        Subscribes to a subject; of the subscribers of one queue one gets each message. Raises BusUnavailable, and BusRefused
-        without the permission.
-        """
+        """Subscribes; one subscriber of a queue gets each message. Raises BusUnavailable, BusRefused."""
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
             return await self.client.subscribe(subject, queue=queue, cb=callback)
 
@@ -328,11 +322,8 @@ class NatsConnection:
 
 async def open_connection(urls: Sequence[str], name: str, access: Access, inbox: str = "") -> NatsConnection:
     """
-    Connects to one of the servers, in any order, and checks its version. `inbox`: prefix of the subjects on which answers
-    come; default: `_INBOX_<name>`.
-
-    Raises InvalidField for unusable credential files, BusRefused for wrong credentials or an old server, BusUnavailable
-    if none can be reached.
+    Connects to one of the servers, in any order, and checks its version. `inbox`: prefix of the reply subjects. Raises
+    InvalidField for unusable credential files, BusRefused for wrong ones or an old server, BusUnavailable.
     """
     options = access.options()
     tls = access.tls(urls)
