@@ -121,15 +121,10 @@ class ConfigurationFile:
             log.info(event, file=str(self.path or ""), variables=variables, findings=findings)
 
 
-def file_named(environment: Mapping[str, str]) -> Path | None:
-    """Ours goes before NVIDIA's. None where neither names one."""
-    name = environment.get(VARIABLE) or environment.get(nvidia_fields.FILE)
-    return Path(name) if name else None
-
-
 def read_first(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Loaded]:
     """The file, its content and its configuration. Raises as `content_of` and `parse_configuration`."""
-    path = file_named(environment)
+    name = environment.get(VARIABLE) or environment.get(nvidia_fields.FILE)
+    path = Path(name) if name else None
     content = content_of(path) if path is not None else b""
     try:
         return path, content, parse_configuration(content, path, environment)

@@ -129,20 +129,20 @@ def apply_variables(document: dict[str, Any], environment: Mapping[str, str]) ->
     return document, origins
 
 
-def other_names(document: dict[str, Any]) -> dict[str, str]:
-    """The fields that a document has under another name, and that name."""
-    return {new: old for old, new in OTHER_NAMES.items() if value_at(document, old) is not None}
-
-
-def rename_fields(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with each field under its newest name. Raises InvalidField if two names of a field differ in value."""
+def rename_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """
+    The document with each field under its newest name, and newest -> older name of those that had another one. Raises
+    InvalidField if two names of a field differ in value.
+    """
+    older: dict[str, str] = {}
     for old, new in OTHER_NAMES.items():
         value = value_at(document, old)
         if value is not None:
             if value_at(document, new) not in (None, value):
                 raise InvalidField(old, f"another name of {new}, which has another value", "keep one of them")
             document = with_value(drop_field(document, old), new, value)
-    return document
+            older[new] = old
+    return document, older
 
 
 def resolve_nvidia_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
