@@ -15,7 +15,6 @@ import anyio
 import nats.errors
 import structlog
 from anyio.abc import TaskStatus
-from nats.aio.msg import Msg
 
 from topoalign.core import wire
 from topoalign.core.model.errors import (
@@ -242,26 +241,19 @@ async def answer_requests(connection: NatsConnection, endpoint: Endpoint, *, tas
     Requests are answered in this task, because the library cancels its own tasks in a way that task groups inside an
     endpoint would take for their own end.
     """
-    send, receive = anyio.create_memory_object_stream[Msg](0)
-
-    async def take(request: Msg) -> None:
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # nobody answers any more
-            await send.send(request)
-
-    with send, receive:
-        subscription = await connection.subscribe(endpoint.subject, take, QUEUE)
-        try:
-            task_status.started()
-            async for request in receive:
-                if OF_A_STORE.isdisjoint(request.headers or {}):
-                    reply = await reply_to(endpoint, request.data)
-                    with (
-                        suppress(nats.errors.Error, OSError, ValueError),
-                        contain_cancellation(),
-                    ):  # no answer is wanted any more
-                        await request.respond(reply)
-        finally:
-            await connection.unsubscribe(subscription)
+    subscription = await connection.subscribe(endpoint.subject, QUEUE)
+    try:
+        task_status.started()
+        async for request in subscription.messages:
+            if OF_A_STORE.isdisjoint(request.headers or {}):
+                reply = await reply_to(endpoint, request.data)
+                with (
+                    suppress(nats.errors.Error, OSError, ValueError),
+                    contain_cancellation(),
+                ):  # else no answer is wanted
+                    await request.respond(reply)
+    finally:
+        await connection.unsubscribe(subscription)
 
 
 @asynccontextmanager

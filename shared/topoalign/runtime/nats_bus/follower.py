@@ -115,7 +115,7 @@ class FollowerReading:
             if self._is_behind:
                 await self.end_news()
             if self._beyond[0] and self._requested == self._batch:
-                await self.read_ahead()
+                await self.request(*self._beyond)
             while self._arrived:
                 received = self.take(self._arrived.popleft())
                 if received is not None:
@@ -153,11 +153,6 @@ class FollowerReading:
         self._reply = b".%d" % self._batch
         self._reading = True
         self._before = 0
-
-    async def read_ahead(self) -> None:
-        """Requests the messages after the batch that has arrived."""
-        waiting, last = self._beyond
-        await self.request(waiting, last)
 
     async def request(self, waiting: int, after: int) -> None:
         """Requests the next batch: the messages after this position, of which so many wait."""

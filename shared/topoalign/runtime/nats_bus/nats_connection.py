@@ -14,14 +14,13 @@ import asyncio
 import random
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from secrets import token_hex
 
 import anyio
 import nats.errors
 import structlog
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
@@ -200,19 +199,16 @@ class NatsConnection:
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
             await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
 
-    async def subscribe(
-        self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
-    ) -> Subscription:
+    async def subscribe(self, subject: str, queue: str = "") -> Subscription:
         """Subscribes; one subscriber of a queue gets each message. Raises BusUnavailable, BusRefused."""
         with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
-            return await self.client.subscribe(subject, queue=queue, cb=callback)
+            return await self.client.subscribe(subject, queue=queue)
 
     async def take(self, subject: str, take: Callable[[Delivered], None]) -> Subscription:
         """Subscribe to a subject; `take` is called with each message as it comes. Raises as `subscribe` does."""
-        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
-            subscription = await self.client.subscribe(subject)
-            self.client.deliver(subscription, take)
-            return subscription
+        subscription = await self.subscribe(subject)
+        self.client.deliver(subscription, take)
+        return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Ends a subscription, if the server can still be reached. Never raises and never takes longer than a second."""
