@@ -31,7 +31,7 @@ from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.nats_bus.access import Access, hide_credentials, split_addresses
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import NatsFollower
-from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
+from topoalign.runtime.nats_bus.nats_connection import CONNECT_SECONDS, NatsConnection, open_connection
 from topoalign.runtime.nats_bus.nats_library import contain_cancellation
 from topoalign.runtime.nats_bus.publication import publish_atomic, publish_many, publish_one
 from topoalign.runtime.nats_bus.selftest import SelfTest
@@ -150,7 +150,7 @@ class NatsBus:
                 async with background() as tasks:
                     for endpoint in endpoints:
                         await tasks.start(answer_requests, connection, endpoint)
-                    with connection.translated(service):
+                    with connection.waiting(service, CONNECT_SECONDS):
                         await connection.client.flush()
                     if not started:
                         started = True

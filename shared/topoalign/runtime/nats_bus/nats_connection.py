@@ -142,7 +142,7 @@ class NatsConnection:
                 f"max_payload of {self.client.max_payload}",
                 "raise `max_payload` of nats-server to its default of 1 MiB, or publish less",
             )
-        with self.waiting(subject, seconds), self.translated(subject):
+        with self.waiting(subject, seconds):
             answer = await (await self.ask(subject, body, headers, accept))
             if answer.status[0] == NO_RESPONDERS:
                 raise nats.errors.NoRespondersError
@@ -196,12 +196,12 @@ class NatsConnection:
 
     async def send(self, subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         """Sends without waiting for anything. Raises BusUnavailable if the connection is known to be gone."""
-        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
+        with self.waiting(subject, CONNECT_SECONDS):
             await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
 
     async def subscribe(self, subject: str, queue: str = "") -> Subscription:
         """Subscribes; one subscriber of a queue gets each message. Raises BusUnavailable, BusRefused."""
-        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
+        with self.waiting(subject, CONNECT_SECONDS):
             return await self.client.subscribe(subject, queue=queue)
 
     async def take(self, subject: str, take: Callable[[Delivered], None]) -> Subscription:
@@ -222,30 +222,28 @@ class NatsConnection:
                 await subscription.unsubscribe()
 
     @contextmanager
-    def translated(self, subject: str) -> Iterator[None]:
-        """Turn errors of the library into NobodyAnswers, BusRefused or BusUnavailable, with the subject."""
-        try:
-            with contain_cancellation():
-                yield
-        except nats.errors.NoRespondersError as error:
-            raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}") from error
-        except nats.errors.BadSubjectError as error:
-            raise BusRefused(f"{clean(subject, 200)!r} is not a subject", "see the subjects of topoalign") from error
-        except (nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"{clean(subject, 200)}: {clean(str(error), 200)}") from error
-
-    @contextmanager
     def waiting(self, subject: str, seconds: float) -> Iterator[None]:
-        """Cancels the block after this time, at the loss of the connection, or if its subject turns out to be forbidden."""
+        """
+        Cancels the block after this time, at the loss of the connection, or if its subject turns out to be forbidden. Raises
+        BusUnavailable or BusRefused then, and NobodyAnswers, BusRefused or BusUnavailable for an error of the library.
+        """
         if self.lost.is_set():
             raise BusUnavailable(f"the connection to {self.url} is lost: {self.reason}")
-        with anyio.move_on_after(seconds) as scope:
-            wait = Wait(subject, scope)
-            self._waits.add(wait)
-            try:
-                yield
-            finally:
-                self._waits.discard(wait)
+        name = clean(subject, 200)
+        try:
+            with anyio.move_on_after(seconds) as scope, contain_cancellation():
+                wait = Wait(subject, scope)
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except nats.errors.NoRespondersError as error:
+            raise NobodyAnswers(f"nobody answers on {name}") from error
+        except nats.errors.BadSubjectError as error:
+            raise BusRefused(f"{name!r} is not a subject", "see the subjects of topoalign") from error
+        except (nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"{name}: {clean(str(error), 200)}") from error
         if scope.cancelled_caught or wait.violation:
             raise self.verdict(wait, seconds)
 

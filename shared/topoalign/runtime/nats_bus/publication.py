@@ -135,11 +135,7 @@ async def publish_pipelined(
     if sent:
         subject = sent[0].subject
         try:
-            with (
-                suppress(BusUnavailable, BusRefused),
-                connection.waiting(subject, seconds),
-                connection.translated(subject),
-            ):
+            with suppress(BusUnavailable, BusRefused), connection.waiting(subject, seconds):
                 for message in sent:
                     answers.append(await connection.ask(message.subject, message.body, message.headers))
                 await asyncio.wait(answers)
