@@ -49,25 +49,6 @@ MOST_WAITING = 1_000
 """Waiting messages above which a subscriber that was up to date counts as slow: some ten thousand are read in a second."""
 
 
-class Backlog:
-    """How far one client is behind its streams."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[Stream, int] = {}
-        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
-        self._slow: set[Stream] = set()
-
-    def note(self, stream: Stream, received: Received, *, up_to_date: bool) -> None:
-        """Logs once when a subscriber that was up to date has fallen behind, and once when it has caught up."""
-        self.waiting[stream] = received.waiting
-        if received.waiting > MOST_WAITING and up_to_date and stream not in self._slow:
-            self._slow.add(stream)
-            log.warning("slow subscriber: nothing is lost, all is late", stream=stream, waiting=received.waiting)
-        elif not received.waiting and stream in self._slow:
-            self._slow.discard(stream)
-            log.info("subscriber has caught up", stream=stream, position=received.position)
-
-
 LONGEST_HEADER = 300
 """Characters of one header that a dead letter keeps: it must fit where the message itself has."""
 
@@ -81,28 +62,6 @@ KNOWN_HEADERS = (
     "traceparent",
 )
 """The headers that a dead letter keeps of its message: those that events have."""
-
-
-class DeadLetters:
-    """Puts messages that one client cannot decode on the dead-letter stream, with the reason."""
-
-    def __init__(self, bus: Bus, clock: Clock, name: str, counts: Counts) -> None:
-        """`name`: of the client; the letters carry it."""
-        self._bus = bus
-        self._clock = clock
-        self._name = name
-        self._counts = counts
-
-    async def put(self, stream: Stream, received: Received, error: TopoalignError) -> None:
-        """Counts a message of this stream and publishes its letter once, if the bus is there."""
-        self._counts.undecodable += 1
-        log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
-        letter = dead_letter(self._name, received.message, error, self._clock.wall())
-        name = f"deadletter.{wire.encode_node_token(self._name)}.{stream}.{received.position}"
-        try:
-            await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
-        except Unavailable as unavailable:
-            log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)
 
 
 def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:
@@ -152,18 +111,15 @@ class Client:
         self._clock: Clock = clock or SystemClock()
         self._bodies = bodies
         self._usage = usage
-        self._backlog = Backlog()
+        self.waiting: dict[Stream, int] = {}
+        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
+        self._slow: set[Stream] = set()
         self._turns = TaskTurns(self._clock)
         self._shapes = Shapes()
-        self._letters = DeadLetters(bus, self._clock, name, self.counts)
+        self._name = name
         self._healer = Healer(bus, self._clock)
         self._verifier = Verifier(bus, self._clock, self.counts, self._healer.heal)
         self.kept = KeptNodes(self._healer.forget, self._verifier.forget)
-
-    @property
-    def waiting(self) -> Mapping[Stream, int]:
-        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
-        return self._backlog.waiting
 
     @property
     def unsettled(self) -> Unsettled:
@@ -332,7 +288,7 @@ class Client:
 
     async def _decode(self, stream: Stream, received: Received) -> Delivery | None:
         """Decodes a message; None for an event of a later version, and for one that cannot be decoded."""
-        self._backlog.note(stream, received, up_to_date=not self.unread.get(stream))
+        self._note_backlog(stream, received)
         await self._turns.give()
         try:
             event = wire.decode_event(received.message)
@@ -340,7 +296,7 @@ class Client:
             self.counts.unknown += 1
             return None
         except Undecodable as error:
-            await self._letters.put(stream, received, error)
+            await self._put_aside(stream, received, error)
             return None
         self.kept.note(event.node)
         if isinstance(event, TopologyDiscovered):
@@ -356,8 +312,29 @@ class Client:
         try:
             return fold.apply(delivery.event)
         except Contradiction as error:
-            await self._letters.put(Stream.ALLOCATIONS, received, error)
+            await self._put_aside(Stream.ALLOCATIONS, received, error)
             return False
+
+    def _note_backlog(self, stream: Stream, received: Received) -> None:
+        """Logs once when a subscriber that was up to date has fallen behind, and once when it has caught up."""
+        self.waiting[stream] = received.waiting
+        if received.waiting > MOST_WAITING and not self.unread.get(stream) and stream not in self._slow:
+            self._slow.add(stream)
+            log.warning("slow subscriber: nothing is lost, all is late", stream=stream, waiting=received.waiting)
+        elif not received.waiting and stream in self._slow:
+            self._slow.discard(stream)
+            log.info("subscriber has caught up", stream=stream, position=received.position)
+
+    async def _put_aside(self, stream: Stream, received: Received, error: TopoalignError) -> None:
+        """Counts a message that cannot be used, and puts it once on the dead-letter stream, if the bus is there."""
+        self.counts.undecodable += 1
+        log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
+        letter = dead_letter(self._name, received.message, error, self._clock.wall())
+        name = f"deadletter.{wire.encode_node_token(self._name)}.{stream}.{received.position}"
+        try:
+            await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
+        except Unavailable as unavailable:
+            log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)
 
 
 @asynccontextmanager
