@@ -20,11 +20,6 @@ FILE = "CONFIG_FILE"
 """Names the file for that plugin."""
 
 
-def keep_text(value: str) -> object:
-    """The value of a variable, unchanged."""
-    return value
-
-
 def parse_boolean(value: str) -> object:
     """Parses a boolean as Go's strconv.ParseBool; any other text stays text, and is refused later."""
     return True if value in TRUE else False if value in FALSE else value
@@ -44,7 +39,7 @@ class NvidiaVariable(NamedTuple):
     """A variable of NVIDIA's plugin: the field it stands for, and how its text becomes a value of it."""
 
     field: str
-    read: Callable[[str], Any] = keep_text
+    read: Callable[[str], Any] = str
 
 
 VARIABLES: Mapping[str, NvidiaVariable] = {
