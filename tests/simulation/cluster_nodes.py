@@ -151,7 +151,7 @@ class Node:
 
     def reserved(self) -> tuple[Reservation, ...]:
         """What is reserved on the node, as the newest message of the stream says."""
-        newest = self.world.bus._logs[Stream.RESERVATIONS].newest(wire.reservation_subject(self.name))
+        newest = self.world.bus._logs[Stream.RESERVATIONS].newest.get(wire.reservation_subject(self.name))
         event = wire.decode_event(newest.message) if newest is not None else None
         return event.reservations if isinstance(event, ReservationsChanged) else ()
 
