@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import ceil, floor, sqrt
 
-from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.model.topology.model import Cpu
 
 
@@ -22,7 +22,7 @@ class Rig:
 
     @property
     def topology(self) -> CpuTopology:
-        return cpu_topology(self.rows)
+        return CpuTopology(self.rows)
 
     def units(self, kind: str, rows: Iterable[Cpu] | None = None) -> list[int]:
         return sorted({getattr(row, kind) for row in (self.rows if rows is None else rows)})

@@ -36,10 +36,8 @@ _SUPPORTED = "give the output of `nvidia-smi topo -m`, lstopo's XML, a sysfs tre
 
 def load_machine(source: str) -> Machine:
     """
-    Loads the machine with this name in the catalogue, or from the file or folder with this name, or from stdin (`-`).
-
-    Raises NotFound for a name that is neither, InvalidMachine (with line and column where there are any) for a file that
-    cannot be read, InvalidField for a wrong value in a JSON document.
+    Loads the machine with this name in the catalogue, or from the file or folder with this name, or from stdin (`-`). Raises
+    NotFound for a name that is neither, InvalidMachine for a file that cannot be read, InvalidField for a wrong JSON value.
     """
     from topoalign.machines import catalogue
 

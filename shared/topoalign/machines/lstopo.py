@@ -75,13 +75,10 @@ class Cores:
         )
 
     def numa_nodes(self) -> tuple[NumaNode, ...]:
-        """
-        All NUMA nodes, by id. A machine without any has node 0 with all its memory.
-
-        hwloc writes no `local_memory` for a node that has none, so where other nodes have some, this one has 0.
-        """
+        """All NUMA nodes, by id. A machine without any has node 0 with all its memory."""
         if not self.nodes:
             return (_parse_node(0, self._machine, None),)
+        # hwloc writes no `local_memory` for a node that has none, so where other nodes have some, this one has 0
         default_memory = 0 if any(element.get("local_memory") for element in self.nodes.values()) else None
         return tuple(_parse_node(node, element, default_memory) for node, element in sorted(self.nodes.items()))
 

@@ -9,8 +9,7 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.ports import Clock, Driver, Inventory
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_record import RecordFile
-from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
-from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
+from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver, SysfsDriver
 from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.metrics import DiscoveryMetrics
 from topoalign.discovery.offering import NodeOffering

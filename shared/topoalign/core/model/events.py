@@ -156,10 +156,7 @@ class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     kubelet: KubeletObserved | None = None
     """What predictions depend on. None: not read yet."""
     exceeding: tuple[MemoryExcess, ...] = ()
-    """
-    Containers that use more memory of a GPU than they were given. It is announced when an excess begins and when it has
-    ended: not with every measurement.
-    """
+    """Containers that use more memory of a GPU than they were given; announced as an excess begins and ends."""
 
 
 class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):
@@ -183,10 +180,7 @@ class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBoun
     displaced: tuple[Displaced, ...] = ()
     """As `Allocation.displaced`, which this replaces: announced again without those that have ended."""
     as_reserved: bool = False
-    """
-    Whether its slots hold what was reserved for it. If so, `Allocation.reserved_for` and `Allocation.denied` are empty from
-    then on.
-    """
+    """Whether its slots hold what was reserved for it, which empties `Allocation.reserved_for` and `.denied`."""
 
 
 class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationReleased"):

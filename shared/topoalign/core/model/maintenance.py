@@ -32,9 +32,6 @@ class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class TrustRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
-    Confirms to an allocator whose journal was damaged that what it has recovered is all that is held; answered with the
-    doubt that this ends, or with nothing where there was none.
-    """
+    """Confirms that a damaged journal has recovered all that is held; answered with the doubt that this ends."""
 
     node: NodeName

@@ -86,10 +86,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def qos(self) -> Qos:
-        """
-        The QoS class as Kubernetes derives it: from the pod-level CPU and memory if there are pod-level resources, otherwise
-        from those of all containers (ComputePodQOS of Kubernetes v1.36).
-        """
+        """The QoS class, by pod-level CPU and memory or those of all containers (ComputePodQOS, Kubernetes v1.36)."""
         whole: tuple[ContainerRequest | PodLevelResources, ...] = (*self.init_containers, *self.containers)
         parts = (self.resources,) if self.has_pod_level_resources else whole
         if not any(part.requests.get(r) or part.limits.get(r) for part in parts for r in (CPU, MEMORY)):
@@ -282,10 +279,7 @@ class AnnounceRequest(NodeRequest, frozen=True, kw_only=True):
 
 
 class AliveRequest(NodeRequest, frozen=True, kw_only=True):
-    """
-    Asks discovery or the allocator whether it is alive. Discovery answers with the (epoch, revision) of the newest
-    topology and health, the allocator with its `WriterPosition`.
-    """
+    """Asks a service whether it is alive; answered with (epoch, revision) of each reading, or a `WriterPosition`."""
 
 
 class PublishedRequest(NodeRequest, frozen=True, kw_only=True):

@@ -23,10 +23,7 @@ MEMORY_BLOCK = 256 * 1024 * 1024
 
 
 class Slots(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """
-    What a container with slots of GPUs may ask for besides: resources that no device plugin lists and no kubelet sees. One
-    value applies to each of its GPUs.
-    """
+    """Resources that containers with slots may ask for; no plugin lists them, and a value is for each GPU."""
 
     memory: ResourceName = ResourceName("nvidia.com/gpumem")
     """MiB of each GPU."""
@@ -80,10 +77,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     them, which `sharing` gives, or the hardware, as with slots that become MIG instances.
     """
     slots: Slots | None = None
-    """
-    The shares are slots: a container holds an amount of cores and memory of each GPU of which it has one, an equal part if
-    it is not known which. None: they are no slots.
-    """
+    """The shares are slots, by which containers hold amounts of a GPU, an equal part if unknown. None: no slots."""
     most: int | None = None
     """The largest number that a container may ask for. None: as many as there are."""
     packing: Literal["distributed", "packed"] = "distributed"
@@ -101,10 +95,8 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def limited_by(self) -> LimitedBy | None:
-        """
-        What limits containers to their amounts, MPS included. In an event MPS is a value of `sharing` that every earlier
-        version reads; as a value of `limiter` it would make the event unreadable for them.
-        """
+        """What limits containers to their amounts, MPS included, which an event gives in `sharing`."""
+        # as a value of `limiter` it would make the event unreadable for earlier versions
         return "mps" if self.by_amounts and self.sharing == "mps" else self.limiter
 
     @property

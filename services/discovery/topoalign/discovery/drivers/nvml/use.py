@@ -37,11 +37,7 @@ NO_SAMPLES = {0, NOT_FOUND}
 
 
 def read_gpu_use(nvml: Library, device: Handle, uuid: DeviceID, now: float) -> tuple[DeviceUse, ...]:
-    """
-    Reads the use of a GPU, followed by that of its MIG instances. `now`: wall seconds, as in the driver's samples.
-
-    Raises CallFailed if NVML as a whole fails. An error of one device is its `failure`.
-    """
+    """Reads the use of a GPU and of its MIG instances; `now`: wall seconds. Raises CallFailed if all of NVML fails."""
     try:
         if not nvml.mig_enabled(device):
             return (device_use(nvml, device, uuid, utilization_by_pid(nvml, device, now)),)
