@@ -21,7 +21,6 @@ from topoalign.machines.catalogue.build import (
     Switch,
     all_pairs,
     build_machine,
-    pcie_switch,
 )
 
 QUAD = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2}
@@ -33,7 +32,7 @@ HYBRID_CUBE_MESH = {**QUAD, **{(a + 4, b + 4): nvlinks for (a, b), nvlinks in QU
 
 def dgx1_volta() -> Topology:
     """8 V100 in a hybrid cube mesh; each of four PLX switches carries two GPUs and a NIC."""
-    pairs = (pcie_switch(GPU, GPU, NIC), pcie_switch(GPU, GPU, NIC))
+    pairs = (Switch(GPU, GPU, NIC), Switch(GPU, GPU, NIC))
     return build_machine(
         Board(sockets=2, cores=20, threads=2, memory=256 * GIB),
         (HostBridge(0, pairs), HostBridge(1, pairs)),
@@ -44,7 +43,7 @@ def dgx1_volta() -> Topology:
 
 def dgx2() -> Topology:
     """16 V100, all of them on NVSwitch; pairs of GPUs share a switch and a NIC, two pairs a switch above."""
-    four = (pcie_switch(pcie_switch(GPU, GPU, NIC), pcie_switch(GPU, GPU, NIC)),)
+    four = (Switch(Switch(GPU, GPU, NIC), Switch(GPU, GPU, NIC)),)
     topology = build_machine(
         Board(sockets=2, cores=24, threads=2, memory=768 * GIB),
         (HostBridge(0, four), HostBridge(0, four), HostBridge(1, four), HostBridge(1, four)),
@@ -57,7 +56,7 @@ def dgx2() -> Topology:
 def dgx_a100() -> Topology:
     """8 A100 on NVSwitch, two EPYC 7742 with four NUMA nodes each, of which GPUs are near to four: 3, 1, 7 and 5."""
     # each device is behind a switch of its own, so the nearest are PXB; NICs 8 and 9 are for storage
-    quarter = (pcie_switch(pcie_switch(GPU), pcie_switch(GPU), pcie_switch(NIC), pcie_switch(NIC)),)
+    quarter = (Switch(Switch(GPU), Switch(GPU), Switch(NIC), Switch(NIC)),)
     topology = build_machine(
         Board(
             sockets=2,
@@ -74,7 +73,7 @@ def dgx_a100() -> Topology:
             HostBridge(1, quarter),
             HostBridge(7, quarter),
             HostBridge(5, quarter),
-            HostBridge(4, (pcie_switch(NIC, NIC),)),
+            HostBridge(4, (Switch(NIC, NIC),)),
         ),
         Model(name="NVIDIA A100-SXM4-40GB", memory=40_960 * MIB, rate=200 * GBIT),
         all_pairs(8, 12),
@@ -94,7 +93,7 @@ def hgx_b200(of_gpu_0: int = 18) -> Topology:
 
 
 def _hgx(model: Model, hugepages: Mapping[ResourceName, int], of_gpu_0: int = 18) -> Topology:
-    own = (pcie_switch(GPU, NIC),)
+    own = (Switch(GPU, NIC),)
     topology = build_machine(
         Board(sockets=2, cores=56, threads=2, memory=1024 * GIB, hugepages=hugepages),
         (*[HostBridge(0, own)] * 4, *[HostBridge(1, own)] * 4, HostBridge(0, (NIC,)), HostBridge(1, (NIC,))),
@@ -116,7 +115,7 @@ GB200_NEAR = ((0, *range(3, 10), *range(11, 18)), (1, *range(19, 26), *range(27,
 def gb200_tray() -> Topology:
     """4 GB200 of an NVL72: two Grace CPUs, 34 NUMA nodes, and NVLinks that go on to the other trays."""
     nic = (NIC,)
-    nics = (pcie_switch(NIC, NIC),)
+    nics = (Switch(NIC, NIC),)
     gpu = (GPU,)
     domains: dict[int, tuple[Switch | PcieDevice, ...]] = {0x0: nic, 0x2: nic, 0x6: nics, 0x8: gpu, 0x9: gpu}
     roots = tuple(
@@ -168,7 +167,7 @@ def _on_nvswitch(topology: Topology, nvlinks: int) -> Topology:
 
 def two_socket_8xpcie() -> Topology:
     """8 PCIe GPUs without NVLink: two pairs a socket, a switch to each pair, and a NIC on a root port of its own."""
-    half = (pcie_switch(GPU, GPU), pcie_switch(GPU, GPU), NIC)
+    half = (Switch(GPU, GPU), Switch(GPU, GPU), NIC)
     return build_machine(
         Board(sockets=2, cores=18, threads=2, memory=64_345 * MIB),
         (HostBridge(0, half), HostBridge(1, half)),
@@ -196,7 +195,7 @@ def nvlink_pairs() -> Topology:
 
 def l40s_8x() -> Topology:
     """8 L40S without NVLink: two pairs a socket, a switch to each pair, and a NIC on a root port of its own."""
-    half = (pcie_switch(GPU, GPU), pcie_switch(GPU, GPU), NIC)
+    half = (Switch(GPU, GPU), Switch(GPU, GPU), NIC)
     return build_machine(
         Board(sockets=2, cores=32, threads=2, memory=512 * GIB),
         (HostBridge(0, half), HostBridge(1, half)),
